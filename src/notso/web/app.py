@@ -74,7 +74,7 @@ from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.upkeep import give_back, purge
-from notso.web.values.errors import StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import QuotaError, StorageDamagedError, StorageError, StorageFullError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
@@ -199,6 +199,7 @@ def create_app(
     app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(Problem, _show_problem)
     app.add_exception_handler(StorageError, _show_problem)
+    app.add_exception_handler(QuotaError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
     app.add_exception_handler(RequestValidationError, _show_problem)
     app.add_exception_handler(ClientDisconnect, _disconnected)
@@ -250,7 +251,7 @@ def _parts(
     exchange = exchange_at(settings.valkey_url)
     counters = counters_at(settings.valkey_url)  # of keys; addresses, of which there may be very many, have their own
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
-    requests.at_end += [ways.accounts.note] if ways.accounts is not None else []
+    requests.quotas = ways.accounts
     shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
@@ -370,6 +371,8 @@ def _problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case QuotaError():
+            return Problem(429, str(error), retry_after_seconds=error.retry_after_seconds)
         case StorageFullError():
             return Problem(507, str(error))
         case StorageDamagedError():

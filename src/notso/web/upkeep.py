@@ -40,7 +40,7 @@ async def purge(shared: Shared, turns: Turns) -> None:
 async def _throw_away_lapsed(shared: Shared, turns: Turns) -> None:
     before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
     for owner, chat_id in await shared.store.lapsed(before_ms):
-        turns.stop_chat(chat_id)
+        turns.stop_chat(owner, chat_id)
         await shared.store.trash_chat(owner, chat_id)
 
 

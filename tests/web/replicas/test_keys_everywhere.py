@@ -64,13 +64,13 @@ def test_a_key_counts_everywhere_at_once_and_a_revoked_one_nowhere(
 
 def test_a_quota_counts_what_was_used_at_another_server(servers: Callable[..., list[Any]], book: KeyBook) -> None:
     first, second = servers(2)
-    (secret, key), (other, another) = book.add("ann", tokens_per_day=1), book.add("bob", requests_per_day=1)
+    (secret, key), (other, another) = book.add("ann", tokens_per_day=25), book.add("bob", requests_per_day=1)
     assert asked(first, other).status_code == asked(first, secret).status_code == 200
     for each in (key, another):
         owner = owner_of_key(each.id)
         second.wait(lambda owner=owner: second.on_loop(lambda: second.shared.accounts.used_today(owner)).tokens > 0)
     refused = asked(second, secret)
-    assert refused.status_code == 429 and "of its 1 tokens" in refused.json()["error"]["message"]
+    assert refused.status_code == 429 and "of its 25 tokens" in refused.json()["error"]["message"]
     assert "of its 1 requests" in asked(second, other).json()["error"]["message"]
 
 

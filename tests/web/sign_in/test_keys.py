@@ -138,12 +138,12 @@ def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> No
 
 
 def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book: KeyBook) -> None:
-    secret, key = book.add("ann", tokens_per_day=1)
+    secret, key = book.add("ann", tokens_per_day=25)
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     accounts = server.shared.accounts
     assert asked(server, secret).status_code == 200
     refused = asked(server, secret)
-    assert refused.status_code == 429 and "of its 1 tokens" in refused.json()["error"]["message"]
+    assert refused.status_code == 429 and "of its 25 tokens" in refused.json()["error"]["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
     server.on_loop(accounts.flush)
     assert asked(server, secret).status_code == 429
@@ -219,6 +219,25 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
     for path, offered in (("/", "Fetch SmolLM3-3B"), ("/settings", 'href="/backup"'), ("/models", "/models/download")):
         shown = [offered in server.client.get(path, headers=bearer(key)).text for key in (ann, operator)]
         assert shown == [False, True], path
+
+
+def test_only_an_operator_says_how_long_a_model_stays(start: Start, book: KeyBook) -> None:
+    ann, operator = book.add("ann")[0], book.add("olga", is_operator=True)[0]
+    engine = ScriptedEngine()
+    server = start(engine, sign_in=MANY).ready()
+
+    def kept(key: str, **body: Any) -> httpx.Response:
+        answer: httpx.Response = server.client.post("/api/chat", json=body | {"stream": False}, headers=bearer(key))
+        return answer
+
+    refused = kept(ann, keep_alive=0)
+    assert refused.status_code == 403 and "operator" in refused.json()["error"]
+    for body in (BODY | {"keep_alive": 0}, BODY | {"keep_alive": "1ms"}, {"keep_alive": "1ms"}, {"keep_alive": -1}):
+        answer = kept(ann, **body)
+        assert answer.status_code == 200 and answer.headers["x-notso-ignored"] == "keep_alive", body
+        assert server.shared.engine.default.keep_alive_s is None and not engine.closed
+    assert kept(operator, keep_alive=0).json()["done_reason"] == "unload"
+    server.wait(lambda: engine.closed)
 
 
 def contexts(server: Any) -> Any:

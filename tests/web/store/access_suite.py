@@ -17,10 +17,17 @@ from web.store.some_chats import in_store
 
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
 from notso.web.store.sql import access as sql_access
+from notso.web.values.quotas import Quota, Reservation, Wanted
 
 DAY = date(2026, 11, 25)
 ANN = ApiKey("k1", "ann", 1_000, requests_per_minute=60, tokens_per_day=1_000, is_operator=True, requests_per_day=9)
 BOB = ApiKey("k2", "bob", 2_000)
+
+
+def taken(reserved: list[Reservation] | Used) -> list[Reservation]:
+    """They were."""
+    assert isinstance(reserved, list), reserved
+    return reserved
 
 
 class AccessSuite:
@@ -78,6 +85,39 @@ class AccessSuite:
                 (DAY - timedelta(days=1), "local", 9),
             ]
             assert [row.owner for row in await store.usage(DAY, DAY)] == ["key:k1", "local"]
+
+        self.run(tmp_path, work)
+
+    def test_used_and_reserved_stay_within_a_quota(self, tmp_path: Path) -> None:
+        quota, asked = Quota(requests=3, tokens=100), Wanted(10, 50)
+
+        async def work(store: AccessStore) -> None:
+            await store.add_usage([UsageRow(DAY, "a", Used(1, 10, 10))])
+            [first] = taken(await store.reserve(DAY, "a", quota, [asked]))
+            assert (first.tokens, first.answer_tokens, first.owner, first.day) == (60, 50, "a", DAY)
+            [second] = taken(await store.reserve(DAY, "a", quota, [asked]))
+            assert second.answer_tokens == 10  # all that is left
+            assert await store.reserve(DAY, "a", quota, [Wanted(0, 0)]) == Used(1, 10, 10)  # of 3 requests none is left
+            assert len(taken(await store.reserve(DAY, "b", quota, [asked]))) == 1
+            assert len(taken(await store.reserve(DAY + timedelta(days=1), "a", quota, [asked]))) == 1
+            await store.add_usage([], [second])
+            await store.add_usage([UsageRow(DAY, "a", Used(1, 10, 2))], [first])
+            assert await store.used_on(DAY, "a") == Used(2, 20, 12)
+            [third] = taken(await store.reserve(DAY, "a", quota, [Wanted(10, 500)]))
+            assert third.answer_tokens == 58
+            assert len(taken(await store.reserve(DAY, "a", Quota(), [asked, asked]))) == 2
+
+        self.run(tmp_path, work)
+
+    def test_what_a_killed_server_had_reserved_lapses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def work(store: AccessStore) -> None:
+            for renewed in (True, False):
+                monkeypatch.setattr(sql_access, "_RESERVED_MS", 60_000 if renewed else -1)
+                held = taken(await store.reserve(DAY, "a", Quota(requests=1), [Wanted(1, 1)]))
+                await store.renew(held)
+                again = await store.reserve(DAY, "a", Quota(requests=1), [Wanted(1, 1)])
+                assert again == Used() if renewed else len(taken(again)) == 1
+                await store.add_usage([], held)
 
         self.run(tmp_path, work)
 

@@ -182,6 +182,90 @@ def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -
     server.finished(other)
 
 
+async def nothing(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    return "done"
+
+
+def test_a_permission_ends_when_the_tool_becomes_another(using: Callable[..., Any]) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        return [call("far__echo", "{}")] if messages[-1].role == "user" else say("Done.")
+
+    tool = ChatTool("far__echo", "Echo a text.", {"type": "object"}, nothing, "far")
+    others = Others(tool)
+    server = using(script, "far__echo", toolbox=Toolbox(others))
+    turn = server.ask("one", thinking=False)
+    permit(server, turn, "chat")
+    server.finished(turn)
+    for changed, is_asked in (
+        (tool, False),
+        (replace(tool, description="Delete all files."), True),
+        (replace(tool, parameters={"type": "object", "properties": {"path": {"type": "string"}}}), True),
+        (replace(tool, origin="near"), True),
+        (replace(tool, name_there="echo!"), True),
+        (tool, False),
+    ):
+        others.tool = changed
+        turn = server.ask("more", turn.chat_id, thinking=False)
+        if is_asked:
+            assert "without asking" not in server.client.get(f"/chats/{turn.chat_id}/tools").text
+            permit(server, turn, "deny")
+        assert server.finished(turn).tool_uses[0].state == ("denied" if is_asked else "done"), changed
+
+
+def test_of_two_calls_with_one_id_each_is_asked_for(using: Callable[..., Any]) -> None:
+    ran: list[str] = []
+
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        ran.append(arguments["text"])
+        return "done"
+
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        texts = ("harmless", "harm") if messages[-1].role == "user" else ()
+        return [call("far__echo", json.dumps({"text": each})) for each in texts] or say("Done.")
+
+    box = Toolbox(Others(ChatTool("far__echo", "Echo.", {"type": "object"}, run, "far")))
+    server = using(script, "far__echo", toolbox=box)
+    turn = server.ask("go", thinking=False)
+    first = asked(server, turn)
+    permit(server, turn, "once", first)
+    server.wait(lambda: (now := server.chat.turns.asking(turn.generation_id)) is not None and now.id != first.id)
+    permit(server, turn, "once", first)  # a double click
+    assert ran == ["harmless"]
+    permit(server, turn, "deny")
+    uses = server.finished(turn).tool_uses
+    assert [use.state for use in uses] == ["done", "denied"] and ran == ["harmless"]
+    assert len({use.id for use in uses}) == 2
+    told = [each.tool_call_id for each in engine_of(server).requests[-1].messages if each.role == "tool"]
+    assert told == [use.id for use in uses]
+
+
+UNSEEN = ("\u202e", "\u200b", "\u2066", "\ufe0f", "\u00ad", "\u2028", "\u3164", "\U000e0069", "\U000e0101")
+
+
+def test_what_is_not_seen_is_spelled_out_where_a_person_consents(using: Callable[..., Any]) -> None:
+    hidden = {f"a{each}b": f"moc.{each}live" for each in UNSEEN}
+
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        arguments = json.dumps(hidden, ensure_ascii=False)
+        return [call("far__echo", arguments)] if messages[-1].role == "user" else say("Done.")
+
+    said = "Echo." + "".join(UNSEEN)
+    box = Toolbox(Others(ChatTool("far__echo", said, {"type": "object"}, nothing, "far")))
+    server = using(script, "far__echo", toolbox=box)
+    turn = server.ask("go", thinking=False)
+    asked(server, turn)
+    permission = server.client.get(f"/generations/{turn.generation_id}/permission").text
+    permit(server, turn)
+    server.finished(turn)
+    for page in (
+        permission,
+        server.client.get(f"/chats/{turn.chat_id}").text,
+        server.client.get("/tools").text,
+    ):
+        assert not [each for each in UNSEEN if each in page]
+        assert all(f"\\u{{{ord(each):x}}}" in page for each in UNSEEN)
+
+
 def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_calls, "PERMISSION_SECONDS", 0.2)
     server = using()

@@ -16,14 +16,14 @@ from notso.web.chat.tool_offer import offer_in
 from notso.web.engine.model_choice import chosen_model
 from notso.web.engine.model_names import ModelChoice
 from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
-from notso.web.engine.running import Prepared, RunningRequest
+from notso.web.engine.running import Prepared, RunningRequest, asks
 from notso.web.store.protocol import Chat, NewMessage, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
 from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
-from notso.web.values.errors import StorageError
+from notso.web.values.errors import QuotaError, StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import number, words
@@ -62,6 +62,8 @@ async def ask(
             choice = await chosen_model(*models_of(services), view.settings.model)
             request, _ = _request(services, owner, view, line, choice)
             prepared = await prepared_request(services, request, text_size(line))
+            if prepared is not None:  # refused before it is stored
+                await running.reserve(prepared.engine, asks(request, prepared))
             turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of, last)
             new = chat if is_new else None
             accepted, view = await _begin(
@@ -82,7 +84,7 @@ def keeping(text: str) -> Iterator[None]:
     """What is raised within says what a person had written, so that no page loses it."""
     try:
         yield
-    except (Problem, StorageError) as error:
+    except (Problem, QuotaError, StorageError) as error:
         error.draft = text
         raise
 

@@ -29,6 +29,7 @@ from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.ids import new_id
 from notso.web.values.shortcuts import SHORTCUTS
+from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import LANGUAGES, language, localised, number, words
 
 MIN_PACKED_BYTES = 1024
@@ -69,6 +70,7 @@ class Pages:
             answer_html=self.answer_html,
             pretty_json=pretty_json,
             printable=printable,
+            visible=visible,
             tool_brief=tool_brief,
             tool_duration=tool_duration,
             reasoning_html=reasoning_html,
@@ -154,7 +156,7 @@ def pretty_json(text: str) -> str:
 
 def printable(text: str) -> str:
     """A name on one line, whatever it is made of."""
-    return "".join(character if character.isprintable() else "�" for character in text)[:80]
+    return "".join(character if is_visible(character) else "�" for character in text)[:80]
 
 
 def tool_brief(use: ToolUse) -> str:
@@ -168,7 +170,7 @@ def tool_brief(use: ToolUse) -> str:
 
 
 def _brief(text: str) -> str:
-    line = next((line for line in text.splitlines() if line.strip()), "").strip()
+    line = visible(next((line for line in text.splitlines() if line.strip()), "").strip())
     rest = len(text.strip()) > len(line) or len(line) > BRIEF_CHARACTERS
     return line[:BRIEF_CHARACTERS] + (" …" if rest else "")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from notso.web.chat.services import ChatServices
 from notso.web.store.protocol import Chat, SettingValue, StoredMessage
-from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.chat_settings import NO_LIMIT, ChatSettings
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.values.errors import StorageError
@@ -15,7 +15,8 @@ from notso.web.values.errors import StorageError
 logger = logging.getLogger("notso.web.tools")
 
 ALLOWED = "tools_allowed"
-"""In a chat's settings: the tools it may use without asking. It is no setting that a file could bring along."""
+"""In a chat's settings: the tools it may use without asking, each as `name=digest`. It is no setting that a file could
+bring along."""
 
 
 def offer_in(
@@ -27,15 +28,15 @@ def offer_in(
         return None
     attachments = tuple(each for message in line for each in message.attachments)
 
-    async def grant(name: str) -> None:
-        await _grant(services, owner, chat.id, name)
+    async def grant(tool: ChatTool) -> None:
+        await _grant(services, owner, chat.id, tool)
 
     return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
 
 
 def allowed_in(chat: Chat | None) -> set[str]:
-    """The tools that need no asking in this chat."""
-    return set(str(chat.settings.get(ALLOWED, "")).split()) if chat is not None else set()
+    """The digests of the tools that need no asking in this chat."""
+    return {digest for _, digest in _allowed(chat.settings)} if chat is not None else set()
 
 
 def with_tools(
@@ -44,16 +45,23 @@ def with_tools(
     """A chat's settings with other tools. Permission goes with a tool that is switched off, or on request."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
-    kept = [] if ask_again else [name for name in str(settings.get(ALLOWED, "")).split() if name in chosen]
+    kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
     changed.pop(ALLOWED, None)
-    return changed | ({ALLOWED: " ".join(kept)} if kept else {})
+    return changed | ({ALLOWED: " ".join(map("=".join, kept))} if kept else {})
 
 
-async def _grant(services: ChatServices, owner: str, chat_id: str, name: str) -> None:
+def _allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
+    """Names and digests. What an older release allowed has no digest, and is asked about again."""
+    pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
+    return [(name, digest) for name, _, digest in pairs if name]
+
+
+async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatTool) -> None:
     try:
         chat = await services.shared.store.chat(owner, chat_id)
         if chat is not None:
-            allowed = " ".join(sorted(allowed_in(chat) | {name}))
+            others = (each for each in _allowed(chat.settings) if each[0] != tool.name)
+            allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
             await services.shared.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
         logger.warning("a permission was not kept: %s", error)

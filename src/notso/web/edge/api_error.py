@@ -12,7 +12,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.errors import QuotaError, StorageError, StorageFullError
 from notso.web.values.problems import Problem
 
 OLLAMA_PREFIX = "/api/"
@@ -103,6 +103,8 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(400, "template_error", str(error), param="messages")
         case OutOfMemoryError():
             return ApiError(507, "out_of_memory", str(error))
+        case QuotaError():
+            return ApiError(429, "rate_limited", str(error), retry_after_seconds=error.retry_after_seconds)
         case StorageFullError():
             return ApiError(507, "disk_full", str(error))
         case StorageError():

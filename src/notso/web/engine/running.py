@@ -7,14 +7,16 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from notso.web.engine.host import EngineHost
-from notso.web.engine.port import ChatEngine, Event, FinishReason, Generation, Request, Usage
+from notso.web.engine.port import ChatEngine, EngineError, Event, FinishReason, Generation, Request, Usage
+from notso.web.engine.quotas import Quotas, Submission, Submissions, wanted_of
 from notso.web.engine.served_model import ServedModel
+from notso.web.values.quotas import Reservation, Wanted
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
-"""Submits to an engine. It may take its time and raise ModelError."""
+"""Submits to an engine. It may take its time and raise ModelError. Submissions, where the owner may have a quota."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
 
@@ -70,6 +72,9 @@ class RunningRequest:
         self._wanted = False
         self._readers: set[asyncio.Event] = set()
         self._context = contextvars.copy_context()
+        self._reserved: list[Reservation] = []
+        self._within: tuple[Submissions, Submissions] | None = None
+        self._submitting = False
 
     @property
     def finished(self) -> bool:
@@ -108,17 +113,52 @@ class RunningRequest:
 
     async def begin(self, ask: Ask, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
         """Ask the engine of `model` (see `load`), by what runs that off the loop. Where it was stopped meanwhile, there
-        are no events. Raises what `ask` raises, and ModelError where no model can answer."""
+        are no events. Raises what `ask` raises, ModelError where no model can answer, and what `reserve` raises."""
         try:
+            off_loop = off_loop or self._among.host.off_loop
             engine = await self.load(model)
             if engine is not None and not self._stopped:
-                await (off_loop or self._among.host.off_loop)(lambda: self._submit(engine, ask))
+                ask = await self.reserve(engine, ask, off_loop)
+            if engine is not None and not self._stopped:
+                self._submitting = True
+                await off_loop(lambda: self._submit(engine, ask))
         except BaseException:
+            self._submitting = False
             self.close()
             raise
+        self._submitting = False
+        self._release_unbegun()
         self._started = True
         for generation in self._generations:
             generation.subscribe(self._notify)
+
+    async def reserve(self, engine: ChatEngine, ask: Ask, off_loop: OffLoop | None = None) -> Ask:
+        """Hold of the owner's quota what `ask` may use, until it was used or this is closed; what comes back asks for
+        no more than is held. Once for the same `ask`. Raises QuotaError, StorageError and ModelError."""
+        quotas = self._among.quotas
+        if quotas is None or not quotas.has_quota(self.owner):
+            return ask
+        if not isinstance(ask, Submissions):
+            raise EngineError("what this request costs cannot be known")
+        if self._within is not None and self._within[0] == ask:
+            return self._within[1]
+        self._release_unbegun()
+        wanted: list[Wanted] = []
+        await (off_loop or self._among.host.off_loop)(
+            lambda: wanted.extend(wanted_of(engine, each) for each in ask.each)
+        )
+        reserved = await quotas.reserve(self.owner, wanted)
+        if self._stopped:
+            quotas.release(reserved)
+            return ask
+        self._reserved = reserved
+        pairs = zip(ask.each, wanted, reserved, strict=True)
+        cut = [
+            each if held.answer_tokens >= most.answer_tokens else each.cut_to(held.answer_tokens)
+            for each, most, held in pairs
+        ]
+        self._within = ask, Submissions(tuple(cut))
+        return self._within[1]
 
     async def events(
         self, *, pace_s: float = 0.0, silence_s: float | None = None
@@ -181,7 +221,16 @@ class RunningRequest:
         self._wanted = True
         self.stop()
         self._notify_ends()
+        if not self._submitting:
+            self._release_unbegun()
         self._give_back()
+
+    def _release_unbegun(self) -> None:
+        """What is held for choices that the engine never got."""
+        begun = len(self._generations)
+        unbegun, self._reserved = self._reserved[begun:], self._reserved[:begun]
+        if unbegun and self._among.quotas is not None:
+            self._among.quotas.release(unbegun)
 
     def _give_back(self) -> None:
         served, self._served = self._served, None
@@ -222,6 +271,9 @@ class RunningRequest:
                 events = generation.read()
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
+                if self._among.quotas is not None:
+                    held = self._reserved[number] if number < len(self._reserved) else None
+                    self._among.quotas.ended(self.owner, usage, held)
                 for told in self._among.at_end:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
@@ -235,6 +287,7 @@ class RunningRequests:
         self.host = host
         self.wakes = Wakes()
         self.at_end: list[Callable[[str, Usage | None], None]] = []  # told of each generation's owner and cost
+        self.quotas: Quotas | None = None  # asked before each begins, and told of its end
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._one_less = asyncio.Event()
@@ -257,6 +310,10 @@ class RunningRequests:
         request = RunningRequest(self, name, owner, choices, on_end)
         self._open[request] = counts
         return request
+
+    async def may_read(self, owner: str, prompt_tokens: int) -> bool:
+        """Whether so long a prompt may be read for that owner before it is asked for."""
+        return self.quotas is None or not self.quotas.has_quota(owner) or await self.quotas.allows(owner, prompt_tokens)
 
     def discard(self, request: RunningRequest) -> None:
         """It has ended, one way or another."""
@@ -293,12 +350,9 @@ def prepare(engine: ChatEngine, request: Request) -> Prepared:
     return Prepared(engine, request, engine.prepare(request.messages, request.params, request.options))
 
 
-def asks(request: Request, prepared: Prepared | None = None) -> Ask:
+def asks(request: Request, prepared: Prepared | None = None) -> Submissions:
     """What submits one request; as it was prepared, where the engine and the request are still those."""
-
-    def ask(engine: ChatEngine) -> list[Generation]:
-        if prepared is not None and prepared.engine is engine and prepared.request == request:
-            return [prepared.begin()]
-        return [engine.submit(request.messages, request.params, request.options)]
-
-    return ask
+    submission = Submission(request.messages, request.params, request.options)
+    if prepared is not None and prepared.request == request:
+        submission = replace(submission, engine=prepared.engine, begin=prepared.begin)
+    return Submissions((submission,))

@@ -98,8 +98,8 @@ class TurnRelay:
     def _do(self, body: Body) -> None:
         """What a person asked another replica for. Of what does not run here nothing more is said."""
         method, (name, *more) = body["method"], body["arguments"]
-        if method == "stop_chat":
-            self._turns.stop_chat_here(name)
+        if method == "stop_chat" and more:
+            self._turns.stop_chat_here(more[0], name)
         elif name in self._turns.generations:
             if method == "stop":
                 self._turns.stop(name)

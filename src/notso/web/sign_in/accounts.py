@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from fastapi import Request
@@ -20,11 +20,18 @@ from notso.web.edge.errors import is_api
 from notso.web.edge.rate_limit import Counters
 from notso.web.engine.port import Usage
 from notso.web.store.access import AccessStore, AuditEntry, UsageRow, Used
-from notso.web.values.errors import StorageError
+from notso.web.values.errors import QuotaError, StorageError
 from notso.web.values.problems import Problem
+from notso.web.values.quotas import Quota, Reservation, Wanted
 from notso.web.values.wording import number, words
 
 FLUSH_SECONDS = 5.0
+PATIENCE_SECONDS = 10.0
+"""So long a request waits for what others have reserved and may give back."""
+LOOK_SECONDS = 0.5
+"""What another server gives back is looked for so often."""
+RETRY_SECONDS = 5
+RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
 """Owners and days whose usage waits to be written; where the store fails for so long, more is not counted."""
 AUDIT_RATES = {"showed a wrong key": RateLimitItemPerMinute(20), "reached its quota": RateLimitItemPerHour(1)}
@@ -52,8 +59,8 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """`counters` count the requests of keys, for all servers where those are shared. `clock` gives seconds since 1970.
 
-    Usage is written every few seconds, and that of who has a quota at the end of each request: other servers over the
-    same store know of it then.
+    Usage is written every few seconds. What an owner with a quota may use is reserved in the store before a request
+    begins and ended there with what it used, in one transaction: no sum over servers of one store exceeds a quota.
     """
 
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
@@ -61,7 +68,12 @@ class Accounts:
         self._counters = counters
         self._clock = clock
         self._pending: dict[tuple[date, str], Used] = {}
-        self._with_quota: set[str] = set()
+        self._quotas: dict[str, Quota] = {}
+        self._turns: dict[str, asyncio.Lock] = {}  # who waits for what is reserved, in order
+        self._reserved: dict[str, Reservation] = {}
+        self._ended: dict[str, Reservation] = {}
+        self._renewed = 0.0
+        self._freed = asyncio.Event()
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -79,33 +91,122 @@ class Accounts:
                     await self._due.wait()
             self._due.clear()
             await self.flush()
+            await self._renew()
 
     def today(self) -> date:
         """The day, UTC."""
         return datetime.fromtimestamp(self._clock(), UTC).date()
 
-    def note(self, owner: str, usage: Usage | None) -> None:
-        """A request to the model has ended."""
-        key = (self.today(), owner)
-        if key not in self._pending and len(self._pending) >= MAX_PENDING:
-            return
+    def has_quota(self, owner: str) -> bool:
+        """Whether requests of that owner are held to one."""
+        return owner in self._quotas
+
+    async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
+        """Hold what these requests may use. Where it is others that hold what is left, wait for what they give back.
+        Raises QuotaError and StorageError."""
+        turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline):
+                await turn.acquire()
+        except TimeoutError:
+            reserved = await self._try(owner, wanted)
+        else:
+            try:
+                while True:
+                    self._freed.clear()
+                    reserved = await self._try(owner, wanted)
+                    if reserved is not None or clock() >= deadline:
+                        break
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(min(deadline, clock() + LOOK_SECONDS)):
+                            await self._freed.wait()
+            finally:
+                turn.release()
+        if reserved is None:
+            message = words["error_key_held"].format(seconds=RETRY_SECONDS)
+            raise QuotaError(message, retry_after_seconds=RETRY_SECONDS)
+        return reserved
+
+    async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
+        """None where what is left is held by others. Raises QuotaError where it is not enough without them."""
+        quota, day = self._quotas[owner], self.today()
+        asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))
+        try:
+            found = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._give_back)  # nobody waits for it any more
+            raise
+        if isinstance(found, list):
+            self._reserved |= {each.id: each for each in found}
+            return found
+        for wording, amount, least, limit in (
+            (words["error_key_quota"], found.tokens, sum(map(_least, wanted)), quota.tokens),
+            (words["error_key_requests"], found.requests, len(wanted), quota.requests),
+        ):
+            if limit and amount + least > limit:
+                message = wording.format(used=number(amount), limit=number(limit))
+                raise QuotaError(message, retry_after_seconds=self._until_tomorrow())
+        return None
+
+    def _give_back(self, asked: asyncio.Future[list[Reservation] | Used]) -> None:
+        if not asked.cancelled() and asked.exception() is None and isinstance(found := asked.result(), list):
+            self.release(found)
+
+    async def allows(self, owner: str, prompt_tokens: int) -> bool:
+        """Whether a prompt of that length and a token of answer would still fit."""
+        quota = self._quotas[owner]
+        try:
+            used = await self.used_today(owner)
+        except StorageError:
+            return False
+        too_long = quota.tokens and used.tokens + prompt_tokens >= quota.tokens
+        return not too_long and (not quota.requests or used.requests < quota.requests)
+
+    def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None:
+        """A request to the model has ended; what was reserved counts for the day on which it was."""
+        key = (reservation.day if reservation is not None else self.today(), owner)
         tokens = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
-        self._pending[key] = self._pending.get(key, Used()) + Used(1, *tokens)
-        if owner in self._with_quota:
-            self._due.set()
+        if key in self._pending or len(self._pending) < MAX_PENDING:
+            self._pending[key] = self._pending.get(key, Used()) + Used(1, *tokens)
+        if reservation is not None:
+            self.release([reservation])
+
+    def release(self, reservations: Sequence[Reservation]) -> None:
+        """What is held for them is given back."""
+        self._ended |= {each.id: each for each in reservations}
+        self._due.set()
 
     async def flush(self) -> None:
         """Write what has come together; where that fails it is tried again."""
         async with self._writing:
             taken, self._pending = self._pending, {}
-            if not taken:
+            ended, self._ended = self._ended, {}
+            if not taken and not ended:
                 return
+            rows = [UsageRow(day, owner, used) for (day, owner), used in taken.items()]
             try:
-                await self.store.add_usage([UsageRow(day, owner, used) for (day, owner), used in taken.items()])
+                await self.store.add_usage(rows, list(ended.values()))
             except StorageError as error:
                 _log.warning("usage cannot be written yet: %s", error)
                 for key, used in taken.items():
                     self._pending[key] = self._pending.get(key, Used()) + used
+                self._ended |= ended
+                return
+            for each in ended:
+                self._reserved.pop(each, None)
+            self._freed.set()
+
+    async def _renew(self) -> None:
+        """What is still running is held on."""
+        now = time.monotonic()
+        if not self._reserved or now - self._renewed < RENEW_SECONDS:
+            return
+        self._renewed = now
+        try:
+            await self.store.renew(list(self._reserved.values()))
+        except StorageError as error:
+            _log.warning("what is reserved of quotas cannot be renewed: %s", error)
 
     async def close(self) -> None:
         """Write what is left, and let go of the store."""
@@ -123,6 +224,8 @@ class Accounts:
     async def __call__(self, request: Request, caller: Caller) -> None:
         """The gate: what a key may not do any more is refused, what is audited is written down. Raises Problem (429),
         and StorageError where a quota cannot be looked up."""
+        if caller.tokens_per_day or caller.requests_per_day:
+            self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
         if (action := AUDITED.get(asked_of(request))) is not None:
             await self.audit(caller.owner, action, request)
         if not caller.key_id or not _asks_the_model(request):
@@ -137,7 +240,6 @@ class Accounts:
             await self._refuse_beyond_quota(request, caller)
 
     async def _refuse_beyond_quota(self, request: Request, caller: Caller) -> None:
-        self._with_quota.add(caller.owner)
         today = await self.used_today(caller.owner)
         for wording, used, limit in (
             (words["error_key_quota"], today.tokens, caller.tokens_per_day),
@@ -163,6 +265,11 @@ class Accounts:
         now = datetime.fromtimestamp(self._clock(), UTC)
         midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
         return math.ceil((midnight - now).total_seconds())
+
+
+def _least(wanted: Wanted) -> int:
+    """Fewer tokens are no answer."""
+    return wanted.prompt_tokens + min(1, wanted.answer_tokens)
 
 
 def _asks_the_model(request: Request) -> bool:

@@ -6,11 +6,16 @@ conversations that is damaged or elsewhere locks nobody out. `tests/web/store/ac
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Protocol
 
+from notso.web.values.quotas import Quota, Reservation, Wanted
+
 MAX_KEYS = 10_000
+RESERVED_SECONDS = 120.0
+"""So long a reservation holds unless it is renewed: a server that was killed holds nothing for ever."""
 AUDIT_ENTRIES = 10_000
 """Kept at least: the oldest of more are dropped."""
 
@@ -92,8 +97,16 @@ class AccessStore(Protocol):
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
         """The key of that name counts no more; None where none does."""
 
-    async def add_usage(self, rows: list[UsageRow]) -> None:
-        """Add to what is there for the same days and owners, all or nothing."""
+    async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
+        """Add to what is there for the same days and owners, and end these reservations, all or nothing."""
+
+    async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
+        """Hold what these requests may use, for RESERVED_SECONDS: each its prompt and, at most, the answer it wants,
+        and less where less is left. Used and reserved never exceed the quota, however many processes reserve at once.
+        Where it is not enough nothing is held, and what comes back is what is used, without what others hold."""
+
+    async def renew(self, reservations: Collection[Reservation]) -> None:
+        """Hold them for RESERVED_SECONDS from now on. One that has lapsed stays so."""
 
     async def usage(self, first: date, last: date) -> list[UsageRow]:
         """Of those days, the newest first, then by owner."""

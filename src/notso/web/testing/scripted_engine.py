@@ -14,6 +14,7 @@ from notso.web.engine.port import (
     AdapterSource,
     EngineStats,
     Event,
+    FinishReason,
     InvalidRequestError,
     Message,
     ModelInfo,
@@ -162,7 +163,8 @@ class ScriptedAdapters:
 class ScriptedEngine:
     """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun, `drafts` what was to be
     prefilled before; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared
-    nothing is said. `slots` answers are written at a time, the others queue.
+    nothing is said. `slots` answers are written at a time, the others queue; with `ends_at_limit` they end at
+    max_tokens, an event a token, else they are said to their end.
     """
 
     def __init__(
@@ -175,12 +177,14 @@ class ScriptedEngine:
         is_demo: bool = True,
         slots: int = 1,
         name: str = "Scripted",
+        ends_at_limit: bool = False,
     ) -> None:
         self.script = script
         self.pace_seconds = pace_seconds
         self.failure = failure
         self.refusal = refusal
         self.slots = slots
+        self.ends_at_limit = ends_at_limit
         self.gate = threading.Event()
         self.gate.set()
         self.requests: list[Request] = []
@@ -324,11 +328,11 @@ class ScriptedEngine:
 
     def _perform(self, generation: ScriptedGeneration) -> Event:
         """Say it all but the last event."""
-        request = generation.request
+        request, params = generation.request, generation.request.params
         started = time.perf_counter()
         counts = {"reasoning": 0, "text": 0}
-        budget = request.params.thinking_budget
-        stopped = called = False
+        budget = params.thinking_budget
+        stopped = called = full = False
         length = self.count_tokens(request.messages)
         generation.put(Event("progress", progress=Progress(0, length, 0)))
         for event in self.script(request.messages, request.options.thinking):
@@ -336,6 +340,8 @@ class ScriptedEngine:
             if event.kind == "reasoning" and cut_short:
                 continue
             if stopped := self._is_stopped(generation):
+                break
+            if full := self.ends_at_limit and event.kind in counts and sum(counts.values()) == params.max_tokens:
                 break
             if event.kind in counts:
                 counts[event.kind] += 1
@@ -352,7 +358,8 @@ class ScriptedEngine:
             completion_ms=1000 * (time.perf_counter() - started),
         )
         generation.put(Event("usage", usage=usage))
-        return Event("end", finish_reason="cancelled" if stopped else "tool_calls" if called else "stop")
+        reason: FinishReason = "cancelled" if stopped else "length" if full else "tool_calls" if called else "stop"
+        return Event("end", finish_reason=reason)
 
     def _is_stopped(self, generation: ScriptedGeneration) -> bool:
         """Keep the pace. True when stopped."""

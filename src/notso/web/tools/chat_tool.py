@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,13 +28,17 @@ class Surroundings:
     ask: Ask | None = None
 
 
+CHANGED = (
+    "the tool has changed since it was offered; nothing was run, and a person is asked anew when it is called next"
+)
 Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
 """From checked arguments to the text the model reads. Raises ToolError, whose sentence the model reads instead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTool:
-    """`parameters` is the JSON schema of the arguments; `origin` names the server it comes from ('': built in).
+    """`parameters` is the JSON schema of the arguments; `origin` names the server it comes from ('': built in), and
+    `name_there` is what it calls the tool, where that is another name.
 
     After `seconds` a call is given up.
     """
@@ -43,6 +49,13 @@ class ChatTool:
     run: Run
     origin: str = ""
     seconds: float = field(default=10.0)
+    name_there: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of all that a person is told who permits it; another tool of that name has another one."""
+        told = [self.origin, self.name, self.name_there, self.description, self.parameters]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> Tool:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from notso.web.values.errors import ToolError
 from notso.web.values.problems import Problem
+from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import words
 
 QUESTION_SECONDS = 300.0
@@ -75,12 +76,6 @@ CANCELLED, DECLINED = Reply("cancel"), Reply("decline")
 Ask: TypeAlias = Callable[[Elicitation], Awaitable[Reply]]
 
 
-def plain_line(text: str, characters: int) -> str:
-    """So much of a text as one line, without what steers a terminal or turns its direction."""
-    text = text[: 2 * characters]
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:characters]
-
-
 def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
     """A question of a message and its flat schema. Raises ToolError, which says what cannot be asked."""
     properties = schema.get("properties", {})
@@ -92,7 +87,7 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())
     if sum(len(each.choices) if each.kind == "choices" else 1 for each in fields) > MAX_INPUTS:
         raise ToolError(f"at most {MAX_INPUTS} values can be ticked")
-    return Elicitation(server, plain_line(message, MAX_MESSAGE_CHARACTERS), fields)
+    return Elicitation(server, visible_line(message, MAX_MESSAGE_CHARACTERS), fields)
 
 
 def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
@@ -132,8 +127,8 @@ def _field(name: str, schema: Any, is_required: bool) -> Field:
     return Field(
         name=name,
         kind=kind,
-        title=plain_line(_text(schema.get("title")) or name, MAX_LABEL_CHARACTERS),
-        description=plain_line(_text(schema.get("description")), MAX_LABEL_CHARACTERS),
+        title=visible_line(_text(schema.get("title")) or name, MAX_LABEL_CHARACTERS),
+        description=visible_line(_text(schema.get("description")), MAX_LABEL_CHARACTERS),
         is_required=is_required,
         default=_default(kind, schema.get("default"), choices),
         choices=choices,
@@ -154,7 +149,9 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if any(not isinstance(each, str) or len(each) > MAX_CHOICE_CHARACTERS for each in values):
         raise ToolError(f"choices must be texts of at most {MAX_CHOICE_CHARACTERS} characters")
     names = [*names, *[None] * len(values)][: len(values)]
-    shown = [plain_line(_text(name) or value, MAX_CHOICE_CHARACTERS) for value, name in zip(values, names, strict=True)]
+    shown = [
+        visible_line(_text(name) or value, MAX_CHOICE_CHARACTERS) for value, name in zip(values, names, strict=True)
+    ]
     return tuple(zip(values, shown, strict=True))
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mcp import Client, MCPError
@@ -26,12 +26,13 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.tools.elicitation import Ask, plain_line, question_of
+from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
+from notso.web.tools.elicitation import Ask, question_of
 from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
 from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_process import McpProcess
 from notso.web.values.errors import ToolError
+from notso.web.values.visible_text import visible_line
 
 logger = logging.getLogger("notso.web.mcp")
 logging.getLogger("mcp").setLevel(
@@ -112,23 +113,26 @@ class McpServer:
             each.cancel()
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
+        self, tool: ChatTool, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
     ) -> str:
-        """What the tool says. Raises ToolError: it failed, or the server has gone and does not come back."""
+        """What the tool says. Raises ToolError: it failed, the server has gone and does not come back, or has come back
+        with another tool of that name."""
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.name} is not running: {self.failure}")
+        if all(each.digest != tool.digest for each in self.tools):
+            raise ToolError(CHANGED)
         try:
-            return await self._called(self._client, name, arguments, ask)
+            return await self._called(self._client, tool.name_there, arguments, ask)
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not again:
                 await self.stop()  # it did nothing of what was asked, so that may be asked again
-                return await self.call(name, arguments, ask, again=True)
+                return await self.call(tool, arguments, ask, again=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
                 self.failure = self.failure or fault or "it has ended"
                 raise ToolError(f"the server {self.entry.name} ended during the call: {self.failure}") from error
-            raise ToolError(plain_line(str(error.message), MAX_SAID_CHARACTERS)) from error
+            raise ToolError(visible_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.name} gave no result: {NO_MCP}") from error
 
@@ -190,10 +194,8 @@ class McpServer:
                 if name in tools or len(tools) == MAX_TOOLS or not _is_schema_small(tool.input_schema):
                     left_out += 1
                     continue
-                said = plain_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
-                tools[name] = ChatTool(
-                    name, said, tool.input_schema, self._caller(tool.name), self.entry.name, CALL_SECONDS
-                )
+                said = visible_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
+                tools[name] = self._tool(name, said, tool.input_schema, tool.name)
             cursor = page.next_cursor
             if not cursor or len(tools) == MAX_TOOLS:
                 break
@@ -201,11 +203,12 @@ class McpServer:
             logger.warning("MCP server %s: %d tools were left out", self.entry.name, left_out)
         return tuple(tools.values())
 
-    def _caller(self, name: str) -> Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]:
+    def _tool(self, name: str, description: str, schema: Mapping[str, Any], name_there: str) -> ChatTool:
         async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-            return await self.call(name, arguments, surroundings.ask)
+            return await self.call(tool, arguments, surroundings.ask)
 
-        return run
+        tool = ChatTool(name, description, schema, run, self.entry.name, CALL_SECONDS, name_there)
+        return tool
 
 
 class McpServers:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from notso.plugins.errors import PluginError
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import SEND_SECONDS, PluginProcess
-from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
 from notso.web.values.errors import ToolError
 from notso.web.values.plugin_call import call_plugin
+from notso.web.values.visible_text import visible_line
 
 MOST_SECONDS = 60.0
 MAX_DESCRIPTION_CHARACTERS = 600
@@ -38,22 +39,20 @@ class PluginTools:
 
 def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
     seconds = min(float(row["seconds"]), MOST_SECONDS)
-    description = str(row["description"])[:MAX_DESCRIPTION_CHARACTERS]
-    run = _caller(process, str(row["name"]), seconds)
-    # The plugin is switched off before the toolbox gives the call up.
-    return ChatTool(row["name"], description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
+    description = visible_line(str(row["description"]), MAX_DESCRIPTION_CHARACTERS)
 
-
-def _caller(
-    process: PluginProcess, name: str, seconds: float
-) -> Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]:
     async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        now = (_tool(process, each) for each in process.offer.get("tools", []) if each["name"] == tool.name)
+        if any(each.digest != tool.digest for each in now):
+            raise ToolError(CHANGED)
         texts = {each.name: each.text for each in surroundings.attachments}
         called_in = {"owner": surroundings.owner, "chat_id": surroundings.chat_id, "attachments": texts}
-        given = {"name": name, "arguments": arguments, "called_in": called_in}
+        given = {"name": tool.name, "arguments": arguments, "called_in": called_in}
         try:
-            return str(await call_plugin(process, "tool", given, f"tool {name}", seconds))
+            return str(await call_plugin(process, "tool", given, f"tool {tool.name}", seconds))
         except PluginError as error:
             raise ToolError(str(error)) from None
 
-    return run
+    # The plugin is switched off before the toolbox gives the call up.
+    tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
+    return tool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -17,6 +18,7 @@ from notso.web.values.wording import words
 PERMISSION_SECONDS = 300.0
 MAX_ROUNDS = 8  # of calls in one answer
 MAX_CALLS = 8  # in one round
+MAX_ID_CHARACTERS = 64
 
 Permission = Literal["once", "chat", "deny"]
 PERMISSIONS: tuple[str, ...] = get_args(Permission)
@@ -24,12 +26,13 @@ PERMISSIONS: tuple[str, ...] = get_args(Permission)
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """What the model may call in a turn. `granted` names the tools that need no asking; `grant` adds one for good."""
+    """What the model may call in a turn. `granted` are the digests of the tools that need no asking; `grant` adds one
+    for good."""
 
     tools: tuple[ChatTool, ...]
     surroundings: Surroundings
     granted: set[str] = field(default_factory=set)
-    grant: Callable[[str], Awaitable[None]] | None = None
+    grant: Callable[[ChatTool], Awaitable[None]] | None = None
 
     @property
     def definitions(self) -> list[Tool]:
@@ -67,9 +70,13 @@ class ToolCalls:
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
-        """A call the model has just written; it waits for the end of what the model writes."""
+        """A call the model has just written; it waits for the end of what the model writes. Of two of one id each gets
+        an id of its own: a person's word is about one of them."""
+        taken, id = {each.id for each in self.uses}, call.id
+        while id in taken:
+            id = f"{call.id[:MAX_ID_CHARACTERS]}-{secrets.token_hex(4)}"
         use = ToolUse(
-            call.id, call.name, call.arguments, "waiting", self._round, content_at=content_at, reasoning_at=reasoning_at
+            id, call.name, call.arguments, "waiting", self._round, content_at=content_at, reasoning_at=reasoning_at
         )
         self.uses.append(use)
         return use
@@ -138,8 +145,8 @@ class ToolCalls:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
             await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
             return
-        if tool.name not in self._offer.granted:
-            refusal = await self._ask(at, use, self._offer)
+        if tool.digest not in self._offer.granted:
+            refusal = await self._ask(at, use, self._offer, tool)
             if refusal:
                 await self._tell(at, replace(use, state="denied", result=refusal))
                 return
@@ -152,7 +159,7 @@ class ToolCalls:
             self._withdraw()
         await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
 
-    async def _ask(self, at: int, use: ToolUse, offer: ToolOffer) -> str:
+    async def _ask(self, at: int, use: ToolUse, offer: ToolOffer, tool: ChatTool) -> str:
         """'' for yes, or what the model is told instead of a result."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
@@ -164,9 +171,9 @@ class ToolCalls:
         finally:
             self.asking = self._answer = None
         if permission == "chat":
-            offer.granted.add(use.name)
+            offer.granted.add(tool.digest)
             if offer.grant is not None:
-                await offer.grant(use.name)
+                await offer.grant(tool)
         return words["tool_says_denied"] if permission == "deny" else ""
 
     async def _put(self, at: int, question: Elicitation) -> Reply:

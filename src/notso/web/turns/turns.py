@@ -181,15 +181,16 @@ class Turns:
             consumer.running.answer_now()
         return consumer is not None
 
-    def stop_chat(self, chat_id: str) -> None:
-        """Stop whatever runs or waits in a chat, here or elsewhere."""
-        self.not_here("stop_chat", chat_id)
-        self.stop_chat_here(chat_id)
+    def stop_chat(self, owner: str, chat_id: str) -> None:
+        """Stop whatever runs or waits in a chat of that owner, here or elsewhere."""
+        self.not_here("stop_chat", chat_id, owner)
+        self.stop_chat_here(owner, chat_id)
 
-    def stop_chat_here(self, chat_id: str) -> None:
-        """Stop whatever of a chat runs or waits in this process."""
+    def stop_chat_here(self, owner: str, chat_id: str) -> None:
+        """Stop whatever of that owner's chat runs or waits in this process."""
         for generation_id, consumer in list(self._consumers.items()):
-            if consumer.turn.message.chat_id == chat_id:
+            turn = consumer.turn
+            if turn.message.chat_id == chat_id and turn.request.options.owner == owner:
                 self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:

@@ -5,6 +5,7 @@ NotsoError
     ├── SettingsError            a setting is out of range or contradicts another
     │   └── UnsafeBindError      an address others can reach was asked for without a key
     ├── AddressInUseError        another program listens on that address
+    ├── QuotaError               what a key may use of the model is used up, or held by running requests
     ├── ToolError                a tool cannot do what it was called for; the model reads why
     └── StorageError             the conversations cannot be read or written
         ├── DataDirectoryBusyError   another notso uses that data directory
@@ -41,6 +42,16 @@ class AddressInUseError(WebError):
         super().__init__(message)
         self.host = host
         self.port = port
+
+
+class QuotaError(WebError):
+    """A key has not enough left of its quota for a request. `draft` as of a StorageError."""
+
+    draft: str = ""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ToolError(WebError):

@@ -123,9 +123,9 @@ ANSWER_NOTES: Notes = {
     "logprobs": works("log probabilities of the tokens, by the model alone, before any filter"),
     "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
     "keep_alive": works(
-        "how long the model stays loaded after this answer: seconds, or `5m`, `1h30m`; 0: it goes when nobody uses it, "
-        "which a request without messages or prompt may say alone; negative: never; left out: as the server has it "
-        "(`--keep-alive`)",
+        "how long the model stays loaded after this answer, where an operator asks (from others it is ignored): "
+        "seconds, or `5m`, `1h30m`; 0: it goes when nobody uses it, which a request without messages or prompt may say "
+        "alone; negative: never; left out: as the server has it (`--keep-alive`)",
     ),
     "truncate": hint("a prompt that does not fit is refused"),
     "shift": hint("an answer ends where the context does"),

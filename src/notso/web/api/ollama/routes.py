@@ -16,7 +16,9 @@ from notso.web.api.request_fields.field_reader import unsupported
 from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
-from notso.web.edge.access import guarded
+from notso.web.edge.access import caller_of, guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.values.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -45,6 +47,10 @@ async def _answer(
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
+    if asked.keep_alive_s is not None and not caller_of(request).is_operator:  # other people use the model too
+        if (asked.only_loads and asked.keep_alive_s == 0) or services.shared.settings.strict_fields:
+            raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
+        asked = replace(asked, keep_alive_s=None, ignored=(*asked.ignored, "keep_alive"))
     if asked.only_loads:
         choice = await chosen_model(services, asked.model)
         served = host.model(choice.model)

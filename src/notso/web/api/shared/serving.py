@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -35,7 +35,8 @@ from notso.web.engine.model_names import (
     choose,
     model_id,
 )
-from notso.web.engine.port import ChatEngine, Generation
+from notso.web.engine.port import ChatEngine
+from notso.web.engine.quotas import Submission, Submissions
 from notso.web.engine.running import RunningRequest
 
 logger = logging.getLogger("notso.web.api")
@@ -194,12 +195,11 @@ async def _response(
         options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
         options = replace(options, adapter=choice.adapter)
 
-        def submit(engine: ChatEngine) -> Iterator[Generation]:
-            return (engine.submit(prompt, params, options) for prompt, params in asked.choices)
+        ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
 
         async def begin() -> None:
             """All that can be refused is refused before the first byte."""
-            await running.begin(submit, lambda work: with_prompt(request, work))
+            await running.begin(ask, lambda work: with_prompt(request, work))
 
         if conversation is None:
             await begin()

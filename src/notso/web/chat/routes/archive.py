@@ -41,7 +41,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     done = 0
     for chat_id in chosen:
         if action == "delete":
-            services.turns.stop_chat(chat_id)
+            services.turns.stop_chat(owner, chat_id)
             trash_id = await services.shared.store.trash_chat(owner, chat_id)
             thrown += [trash_id] if trash_id is not None else []
             done += trash_id is not None

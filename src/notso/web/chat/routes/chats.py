@@ -131,7 +131,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     chat = await find_chat(services, owner, chat_id)
     fields = await read_form(request)
     current = fields.get("current", chat.id)
-    services.turns.stop_chat(chat.id)
+    services.turns.stop_chat(owner, chat.id)
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])  # another tab was quicker
@@ -207,7 +207,7 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
 async def _empty(request: Request, services: ChatServices, owner: str, chat_id: str, *, reset: bool) -> Response:
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
-    services.turns.stop_chat(chat.id)
+    services.turns.stop_chat(owner, chat.id)
     trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])

@@ -183,6 +183,7 @@ async def _estimate(request: Request, services: ChatServices, owner: str, view: 
         request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
     )
     says_something = bool(draft.content.strip() or draft.attachments)
-    if settings.speculative_prefill and says_something and not any(message.active for message in line):
+    wants_prefill = settings.speculative_prefill and says_something and not any(message.active for message in line)
+    if wants_prefill and await services.shared.requests.may_read(owner, gauge.used):
         response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options)
     return response

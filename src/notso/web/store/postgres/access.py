@@ -20,6 +20,9 @@ class PostgresAccessStore(SQLAccessStore):
     """An AccessStore over those `connections`, which others may use, too. Threads of its own use them, so that nobody's
     key waits behind conversations."""
 
+    NOW_MS = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
+    ALONE = "SELECT pg_advisory_xact_lock(hashtextextended(?, 36))"
+
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._threads = ThreadPoolExecutor(ACCESS_THREADS, thread_name_prefix="notso-access")

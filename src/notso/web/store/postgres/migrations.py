@@ -169,6 +169,17 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX chats_in_list ON chats (owner, pinned DESC, updated_ms DESC, id DESC) WHERE trash_id IS NULL;
     CREATE INDEX unread_chats ON chats (owner) WHERE unread;
     """,
+    # 5: what running requests have reserved of their quotas.
+    """
+    CREATE TABLE reservations (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        day TEXT COLLATE "C" NOT NULL,
+        owner TEXT COLLATE "C" NOT NULL,
+        tokens BIGINT NOT NULL,
+        until_ms BIGINT NOT NULL
+    );
+    CREATE INDEX reservations_by_owner ON reservations (owner, day);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import date
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, ApiKey, AuditEntry, UsageRow, Used
+from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, RESERVED_SECONDS, ApiKey, AuditEntry, UsageRow, Used
 from notso.web.store.sql.database import Statements
+from notso.web.values.quotas import Quota, Reservation, Wanted, granted
 
 T = TypeVar("T")
 
@@ -24,11 +26,20 @@ _ADD_USAGE = """
 """
 _COUNTS = "requests, prompt_tokens, completion_tokens"
 _USAGE = f"SELECT day, owner, {_COUNTS} FROM usage WHERE day BETWEEN ? AND ? ORDER BY day DESC, owner"
+_USED = f"SELECT {_COUNTS} FROM usage WHERE day = ? AND owner = ?"
+_HELD = """
+    SELECT count(*) AS requests, coalesce(sum(tokens), 0) AS tokens FROM reservations WHERE day = ? AND owner = ?
+"""
+_RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _FORGET_OLD = "DELETE FROM audit WHERE number <= (SELECT number FROM audit ORDER BY number DESC LIMIT 1 OFFSET ?)"
 
 
 class SQLAccessStore(ABC):
-    """An AccessStore but for its opening and closing (see ../access.py for the methods)."""
+    """An AccessStore but for its opening and closing (see ../access.py for the methods). `NOW_MS` is the database's own
+    clock; `ALONE`, a statement with a parameter, keeps other transactions about the same owner waiting."""
+
+    NOW_MS: ClassVar[str]
+    ALONE: ClassVar[str] = ""
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -72,7 +83,7 @@ class SQLAccessStore(ABC):
 
         return await self.write(work)
 
-    async def add_usage(self, rows: list[UsageRow]) -> None:
+    async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
         # In one order, whoever writes: of two servers that write about the same people none waits for the other twice.
         values = sorted(
             (row.day.isoformat(), row.owner, row.used.requests, row.used.prompt_tokens, row.used.completion_tokens)
@@ -82,6 +93,47 @@ class SQLAccessStore(ABC):
         def work(db: Statements) -> None:
             for each in values:
                 db.execute(_ADD_USAGE, each)
+            for id in sorted(each.id for each in ended):
+                db.execute("DELETE FROM reservations WHERE id = ?", (id,))
+
+        await self.write(work)
+
+    async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
+        about = day.isoformat(), owner
+
+        def work(db: Statements) -> list[Reservation] | Used:
+            if self.ALONE:
+                db.execute(self.ALONE, (owner,))
+            # Reserved first: what ends between the two statements is counted twice, and never not at all.
+            held = db.execute(f"{_HELD} AND until_ms > {self.NOW_MS}", about).fetchone()
+            row = db.execute(_USED, about).fetchone()
+            used = _used(row) if row else Used()
+            left = quota.tokens - used.tokens - int(held["tokens"])
+            answers = granted(left, wanted) if quota.tokens else [each.answer_tokens for each in wanted]
+            too_many = quota.requests and used.requests + held["requests"] + len(wanted) > quota.requests
+            if answers is None or too_many:
+                return used
+            db.execute(f"DELETE FROM reservations WHERE owner = ? AND until_ms <= {self.NOW_MS}", (owner,))
+            made = [
+                Reservation(secrets.token_hex(16), day, owner, each.prompt_tokens, answer)
+                for each, answer in zip(wanted, answers, strict=True)
+            ]
+            for each in made:
+                db.execute(
+                    "INSERT INTO reservations (id, day, owner, tokens, until_ms)"
+                    f" VALUES (?, ?, ?, ?, {self.NOW_MS} + {_RESERVED_MS})",
+                    (each.id, *about, each.tokens),
+                )
+            return made
+
+        return await self.write(work)
+
+    async def renew(self, reservations: Collection[Reservation]) -> None:
+        renewal = f"UPDATE reservations SET until_ms = {self.NOW_MS} + {_RESERVED_MS} WHERE id = ?"
+
+        def work(db: Statements) -> None:
+            for id in sorted(each.id for each in reservations):
+                db.execute(f"{renewal} AND until_ms > {self.NOW_MS}", (id,))
 
         await self.write(work)
 
@@ -94,10 +146,8 @@ class SQLAccessStore(ABC):
         )
 
     async def used_on(self, day: date, owner: str) -> Used:
-        select = f"SELECT {_COUNTS} FROM usage WHERE day = ? AND owner = ?"
-
         def work(db: Statements) -> Used:
-            row = db.execute(select, (day.isoformat(), owner)).fetchone()
+            row = db.execute(_USED, (day.isoformat(), owner)).fetchone()
             return _used(row) if row else Used()
 
         return await self.look(work)

@@ -50,11 +50,23 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day INTEGER NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE reservations (
+        id TEXT PRIMARY KEY,
+        day TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        tokens INTEGER NOT NULL,
+        until_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX reservations_by_owner ON reservations (owner, day);
+    """,
 )
 
 
 class SQLiteAccessStore(SQLAccessStore):
     """An AccessStore in one file of the data directory, opened when first used. One thread uses its connection."""
+
+    NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE

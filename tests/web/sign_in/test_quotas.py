@@ -1,0 +1,178 @@
+"""Quotas are exact: what a request may use is reserved before it begins, and what it did not use is given back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.smollm3 import InvalidRequestError
+from notso.web.sign_in import accounts as accounts_module
+from notso.web.sign_in.given_keys import owner_of_key
+from notso.web.sign_in.key_book import KeyBook
+from notso.web.store.access import ApiKey
+from notso.web.store.opening import access_store_at
+from notso.web.testing.scripted_engine import TEMPLATE_TOKENS, ScriptedEngine, say
+from notso.web.values.ids import new_id
+from notso.web.values.quotas import Wanted, granted
+from notso.web.values.sign_in import SignInSettings
+
+Start = Callable[..., Any]
+MANY = SignInSettings(require_key=True)
+AT_ONCE = 40
+PROMPT = TEMPLATE_TOKENS + 1
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+class Servers:
+    """Some over one store, and a book of its keys."""
+
+    def __init__(self, start: Start, folder: Path, how: str, database: str | None) -> None:
+        self.book = KeyBook(lambda: access_store_at(folder / "data", database))
+        self.book.add("somebody")
+        self.engines = [ScriptedEngine(slots=AT_ONCE, ends_at_limit=True) for _ in range(3 if how == "three" else 1)]
+        settings: dict[str, Any] = {"sign_in": MANY, "max_waiting_turns": AT_ONCE}
+        self.all = []
+        for number, engine in enumerate(self.engines):
+            data = {"data_dir": folder / f"data {number}", "database_url": database} if database else {}
+            self.all.append(start(engine, **settings, **data).ready())
+
+    def flood(self, secret: str, body: dict[str, Any]) -> list[httpx.Response]:
+        """So many at once, spread over all."""
+
+        def ask(number: int) -> httpx.Response:
+            server = self.all[number % len(self.all)]
+            answer: httpx.Response = server.client.post("/v1/chat/completions", json=body, headers=bearer(secret))
+            return answer
+
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(ask, range(AT_ONCE)))
+
+    def used(self, key: ApiKey) -> Any:
+        for each in self.all:
+            each.on_loop(each.shared.accounts.flush)
+        accounts = self.all[0].shared.accounts
+        return self.all[0].on_loop(lambda: accounts.store.used_on(accounts.today(), owner_of_key(key.id)))
+
+
+@pytest.fixture(params=["one", "three"])
+def servers(request: pytest.FixtureRequest, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
+    """One with a file of its own, or three over PostgreSQL. However slow the machine is, what is held is waited for."""
+    monkeypatch.setattr(accounts_module, "PATIENCE_SECONDS", 60.0)
+    database = request.getfixturevalue("database") if request.param == "three" else None
+    return Servers(start, tmp_path, request.param, database)
+
+
+@pytest.fixture
+def one(start: Start, tmp_path: Path) -> Servers:
+    return Servers(start, tmp_path, "one", None)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def completions(answers: list[httpx.Response]) -> list[tuple[str, int]]:
+    """Why those that were answered ended, and how much they wrote."""
+    good = [each.json() for each in answers if each.status_code == 200]
+    return sorted((each["choices"][0]["finish_reason"], each["usage"]["completion_tokens"]) for each in good)
+
+
+def test_shares_are_equal_and_fit() -> None:
+    assert granted(100, [Wanted(10, 50)]) == [50] and granted(40, [Wanted(10, 50)]) == [30]
+    assert granted(100, [Wanted(10, 5), Wanted(10, 500), Wanted(10, 500)]) == [5, 32, 33]
+    assert granted(11, [Wanted(10, 5)]) == [1] and granted(10, [Wanted(10, 5)]) is None
+    assert granted(10, [Wanted(10, 0)]) == [0] and granted(9, [Wanted(10, 0)]) is None
+
+
+def test_forty_at_once_never_pass_a_limit_of_requests(servers: Servers) -> None:
+    secret, key = servers.book.add("ann", requests_per_day=3)
+    answers = servers.flood(secret, BODY)
+    assert Counter(each.status_code for each in answers) == {200: 3, 429: AT_ONCE - 3}
+    assert servers.used(key).requests == 3 == sum(len(each.requests) for each in servers.engines)
+
+
+def test_forty_at_once_use_a_limit_of_tokens_to_the_last(servers: Servers) -> None:
+    limit = 5 * (PROMPT + 10) + PROMPT + 4
+    secret, key = servers.book.add("ann", tokens_per_day=limit)
+    answers = servers.flood(secret, BODY | {"max_tokens": 10})
+    assert completions(answers) == [("length", 4), *[("length", 10)] * 5]
+    assert {each.status_code for each in answers} == {200, 429} and servers.used(key).tokens == limit
+    refused = next(each for each in answers if each.status_code == 429)
+    assert f"of its {limit}" in refused.json()["error"]["message"] and int(refused.headers["retry-after"]) > 10
+
+
+def test_what_was_not_written_is_given_back(servers: Servers) -> None:
+    """Without max_tokens each holds all that is left, and the others wait for what it does not write."""
+    for engine in servers.engines:
+        engine.script = lambda *_: say("Hello!", piece=1)
+    limit = 30 * (PROMPT + 6) + PROMPT
+    secret, key = servers.book.add("ann", tokens_per_day=limit)
+    answers = servers.flood(secret, BODY)
+    assert completions(answers) == [("stop", 6)] * 30 and servers.used(key).tokens == limit - PROMPT
+    assert Counter(each.status_code for each in answers) == {200: 30, 429: 10}
+
+
+def test_a_request_of_several_answers_is_held_to_it_as_a_whole(one: Servers) -> None:
+    secret, key = one.book.add("ann", tokens_per_day=2 * PROMPT + 7, requests_per_day=3)
+    server = one.all[0]
+
+    def asked(**more: Any) -> httpx.Response:
+        answer: httpx.Response = server.client.post("/v1/chat/completions", json=BODY | more, headers=bearer(secret))
+        return answer
+
+    assert asked(n=4).status_code == 429 and not one.engines[0].requests
+    told = asked(n=2).json()
+    assert [each["finish_reason"] for each in told["choices"]] == ["length", "length"]
+    assert one.used(key).completion_tokens == 7 and one.used(key).requests == 2
+
+
+def test_what_never_began_is_given_back(one: Servers) -> None:
+    secret, key = one.book.add("ann", requests_per_day=1, tokens_per_day=1_000)
+    server, engine = one.all[0], one.engines[0]
+    engine.refusal = InvalidRequestError("not this", param="messages")
+    for _ in range(3):
+        answer = server.client.post("/v1/chat/completions", json=BODY, headers=bearer(secret))
+        assert answer.status_code == 400, answer.text
+    engine.refusal = None
+    assert server.client.post("/v1/chat/completions", json=BODY, headers=bearer(secret)).status_code == 200
+    assert one.used(key).requests == 1
+
+
+def test_pages_suggestions_and_drafts_stand_before_the_same_gate(one: Servers) -> None:
+    secret, key = one.book.add("ann", requests_per_day=1)
+    server, engine = one.all[0], one.engines[0]
+    engine.script = lambda *_: say("What is one? Where is two? Who is three?")
+    client = httpx.Client(base_url=server.address, timeout=60, headers=bearer(secret))
+    server.client = client
+    made = client.post("/chats", data={"text": "Hello", "key": new_id()})
+    assert made.status_code == 303
+    owner, chat_id = owner_of_key(key.id), made.headers["location"].removeprefix("/chats/")
+    server.wait(lambda: not server.on_loop(lambda: server.shared.store.messages(owner, chat_id))[-1].active)
+    server.wait(lambda: one.used(key).requests == 1)
+    refused = client.post("/chats", data={"text": "Hello again", "key": new_id()})
+    assert refused.status_code == 429
+    assert len(server.on_loop(lambda: server.shared.store.chats(owner))) == 1
+    assert client.get(f"/chats/{chat_id}/suggestions").status_code == 204
+    assert client.post(f"/chats/{chat_id}/estimate", data={"text": "A draft"}).status_code == 200
+    assert client.post("/v1/completions", json={"prompt": "Hi"}).status_code == 429
+    assert len(engine.requests) == 1 and not engine.drafts
+
+
+def test_a_page_that_comes_second_is_refused_before_it_is_stored(one: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have passed the first look at what is used: one of them is held by the engine then."""
+    monkeypatch.setattr(accounts_module, "PATIENCE_SECONDS", 0.05)
+    secret, key = one.book.add("ann", requests_per_day=1)
+    server, engine = one.all[0], one.engines[0]
+    engine.gate.clear()
+    first = server.client.post("/chats", data={"text": "One", "key": new_id()}, headers=bearer(secret))
+    second = server.client.post("/chats", data={"text": "Two", "key": new_id()}, headers=bearer(secret))
+    engine.gate.set()
+    assert (first.status_code, second.status_code) == (303, 429)
+    assert "Two" in second.text and second.headers["retry-after"] == "5"
+    assert len(server.on_loop(lambda: server.shared.store.chats(owner_of_key(key.id)))) == 1
