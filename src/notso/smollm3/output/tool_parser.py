@@ -21,7 +21,7 @@ CLOSE = "</tool_call>"
 
 _JSON_STRING_OR_CLOSE = re.compile(rf'"(?:[^"\\\n]|\\.)*+(?P<quote>")?|{CLOSE}')
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
-_HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*"), "arguments": (?=\{)')
+_HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 """A call up to its arguments, as calls that are held are written."""
 
 
