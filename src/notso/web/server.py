@@ -22,6 +22,7 @@ from notso.web.edge.client_connection import ClientConnection, Lane
 from notso.web.edge.door import Door, room_for_connections
 from notso.web.edge.limits import MAX_HEADER_BYTES
 from notso.web.edge.log_pace import pace_logs
+from notso.web.edge.watchdog import Watchdog
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.values.errors import AddressInUseError
@@ -57,7 +58,7 @@ def serve(
             listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
         sys.setswitchinterval(SWITCH_SECONDS)
         app = create_app(engine_source, settings, model_registry=model_registry, plugins=plugins)
-        server = ChatServer(app, address_of(listeners[0], settings), on_ready)
+        server = ChatServer(app, address_of(listeners[0], settings), on_ready, Watchdog())
         server.end_in = lambda seconds: faulthandler.dump_traceback_later(seconds, exit=True)
         server.run(sockets=listeners)
 
@@ -104,7 +105,14 @@ class ChatServer(uvicorn.Server):
     needs no interpreter.
     """
 
-    def __init__(self, app: FastAPI, address: str, on_ready: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        address: str,
+        on_ready: Callable[[str], None] | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self._watchdog = watchdog
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,6 +137,16 @@ class ChatServer(uvicorn.Server):
         self._door, self._lane = Door(room_for_connections()), Lane()
         self._stop_requested = False
         self._stopping: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop, watched."""
+        if self._watchdog is not None:
+            self._watchdog.start()
+        try:
+            await super().serve(sockets)
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

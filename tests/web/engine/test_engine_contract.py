@@ -92,7 +92,8 @@ def test_text_is_continued_as_it_is(engine: ChatEngine) -> None:
 def test_tokens_come_and_go(engine: ChatEngine) -> None:
     ids = engine.tokenize("Grüße, 27!")
     assert ids and engine.detokenize(ids) == "Grüße, 27!"
-    assert engine.tokenize("") == [] and engine.detokenize([]) == ""
+    assert [engine.detokenize([id]) for id in ids] == engine.token_texts(ids)
+    assert engine.tokenize("") == [] and engine.detokenize([]) == "" and engine.token_texts([]) == []
 
 
 def test_a_prompt_can_be_seen_and_counted(engine: ChatEngine) -> None:

@@ -224,7 +224,14 @@ class Engine:
 
         Raises InvalidRequestError unless they are ids of this vocabulary.
         """
-        return self.tokenizer.decode(checked_ids(ids, self.config.vocab_size), skip_control=False) if len(ids) else ""
+        return self.tokenizer.decode(self._checked(ids), skip_control=False)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself, as `detokenize` gives it. Raises what that raises."""
+        return [self.tokenizer.decode([id], skip_control=False) for id in self._checked(ids)]
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        return checked_ids(ids, self.config.vocab_size) if len(ids) else []
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
         """The exact text of the prompt, as the model file's template prints it."""

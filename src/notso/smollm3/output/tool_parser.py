@@ -19,9 +19,9 @@ from notso.smollm3.values.messages import ToolCall
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
-_JSON_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_JSON_STRING_OR_CLOSE = re.compile(rf'"(?:[^"\\\n]|\\.)*+(?P<quote>")?|{CLOSE}')
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
-_HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*"), "arguments": (?=\{)')
+_HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 """A call up to its arguments, as calls that are held are written."""
 
 
@@ -172,14 +172,16 @@ class _Arguments:
 
 
 def _end_of_call(text: str) -> int | None:
-    """Where the first closing tag stands that is not part of a JSON string, or None."""
-    end = text.find(CLOSE)
-    while end >= 0:
-        outside_strings = _JSON_STRING.sub("", text[:end])
-        _, quote, unfinished = outside_strings.partition('"')
-        if not quote or "\n" in unfinished:  # a string never runs over the end of a line
-            return end
-        end = text.find(CLOSE, end + 1)
+    """Return where the first closing tag stands that is not part of a JSON string, or None."""
+    if CLOSE not in text:
+        return None
+    for found in _JSON_STRING_OR_CLOSE.finditer(text):
+        if found[0] == CLOSE:
+            return found.start()
+        if not found["quote"]:
+            line_end = text.find("\n", found.end())  # a string never runs over the end of a line
+            end = text.find(CLOSE, line_end) if line_end >= 0 else -1
+            return end if end >= 0 else None
     return None
 
 

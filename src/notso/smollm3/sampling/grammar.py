@@ -50,7 +50,8 @@ JSON_STYLE = {
 
 
 _DEEP = threading.Lock()
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
+"""A literal or a comment. One that is not closed reaches to the end of its line, so that no character is read twice."""
 
 
 class Matcher:
@@ -224,7 +225,7 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
 
 def _checked_lark(source: str, param: str) -> str:
     """Terminals may be intersected as patterns of a schema may. A schema within it would pass unchecked."""
-    bare = _LITERAL.sub(" ", source)
+    bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
     if "%json" in bare:

@@ -32,7 +32,8 @@ PATIENCE_SECONDS = 60.0
 AFTER_SECONDS = 2.0  # suggestions come first: they are on the page, a name is not
 LOOK_SECONDS = 0.25
 
-_DECORATION = re.compile(r"^(?:title|name)\s*:\s*|[\s\"'*_`#“”.]+$|^[\s\"'*_`#“”]+", re.IGNORECASE)
+_LABEL = re.compile(r"(?:title|name) ?: ?", re.IGNORECASE)
+_DECORATION = " \"'*_`#“”"
 
 
 class Titles:
@@ -124,7 +125,10 @@ class Titles:
 def title_in(text: str) -> str:
     """The title in what the model said; '' where it said something else."""
     line = next((line for line in text.splitlines() if line.strip()), "")
-    for _ in range(2):  # decoration may be inside of decoration
-        line = _DECORATION.sub("", line)
     line = " ".join(line.split())
+    for _ in range(2):  # decoration may be inside of decoration
+        line = line.lstrip(_DECORATION).rstrip(_DECORATION + ".")
+        label = _LABEL.match(line)
+        line = line[label.end() :] if label else line
+    line = line.strip()
     return line if 2 <= len(line) <= MAX_CHARACTERS else ""

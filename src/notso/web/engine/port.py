@@ -153,6 +153,9 @@ class ChatEngine(Protocol):
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself."""
+
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """Length of the whole rendered prompt."""
 

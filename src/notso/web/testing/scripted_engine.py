@@ -260,6 +260,10 @@ class ScriptedEngine:
         """The characters."""
         return "".join(map(chr, ids))
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Each character."""
+        return list(map(chr, ids))
+
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """One token a word, and ten a tool."""
         tools = options.tools if options is not None else None

@@ -9,7 +9,7 @@ _UNWRITABLE_ESCAPE = re.compile(
     r"\\(?:x(?:0[0-7bef]|1[0-9a-f]|7f)|u00(?:0[0-7bef]|1[0-9a-f]|7f)|c[a-z]|[0av])", re.IGNORECASE
 )
 _PIECE = re.compile(
-    r"\\u\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[a-zA-Z]|\\[\s\S]|\[(?:\\[\s\S]|[^\]\\])*\]|[\s\S]"
+    r"\\u\{[^}]*+\}?|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[a-zA-Z]|\\[\s\S]|\[(?:\\[\s\S]|[^\]\\])*+\]?|[\s\S]"
 )
 
 ANY_BUT_LINE_ENDS = "[^\\n\\r\\u2028\\u2029]"

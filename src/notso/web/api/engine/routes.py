@@ -19,6 +19,7 @@ from notso.web.engine.port import ChatEngine, PromptInput, RequestOptions, Sampl
 from notso.web.engine.remote.engine_link import WIRE_PATH
 from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
 from notso.web.engine.running import OffLoop
+from notso.web.values.json_steps import json_bytes
 from notso.web.values.problems import Problem
 
 logger = logging.getLogger("notso.web.api")
@@ -104,15 +105,16 @@ async def call(request: Request, ends: Ends) -> Response:
                 await ends.services.shared.engine.clear_cache(**arguments)
                 return _told(None)
             work = partial(_result, engine, name, arguments)
-            return _told(await ends.services.shared.large_work.run(work, len(await request.body())))
+            return await ends.services.shared.large_work.run(work, len(await request.body()))
         finally:
             running.close()
 
     return await _answered(answer)
 
 
-def _result(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Any:
-    return packed(getattr(engine, name)(**arguments))
+def _result(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Response:
+    result = packed(getattr(engine, name)(**arguments))
+    return Response(json_bytes({"result": result}, allow_nan=True), media_type="application/json")
 
 
 class _Steered:

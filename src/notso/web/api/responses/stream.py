@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -90,7 +91,8 @@ class ResponseSerializer:
         if self.asked.keep:
             said = self.asked.said
             head = 1 if said[0].role == "system" and not self.asked.instructions else 0
-            await self._keep(self.body(), (*said[:head], *said[head + self._dropped :], self._assistant_message()))
+            body = await asyncio.to_thread(self.body)
+            await self._keep(body, (*said[:head], *said[head + self._dropped :], self._assistant_message()))
 
     def closing(self) -> Iterator[bytes]:
         """The whole."""
@@ -213,7 +215,8 @@ class ResponseSerializer:
 
     def _sse_event(self, event: str, **fields: Any) -> bytes:
         self._sequence += 1
-        return named_event(event, {"type": event, "sequence_number": self._sequence, **fields})
+        is_whole = event.endswith((".done", ".completed", ".incomplete"))
+        return named_event(event, {"type": event, "sequence_number": self._sequence, **fields}, is_whole=is_whole)
 
     def _usage_body(self) -> dict[str, Any] | None:
         usage = self._usage

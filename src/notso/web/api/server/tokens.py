@@ -13,6 +13,7 @@ from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.request_fields.fields import Fields, Notes, Text, works
+from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving, with_prompt
 from notso.web.edge.access import guarded
@@ -73,9 +74,9 @@ async def tokenize(request: Request, services: Services) -> Response:
         def work() -> Response:
             ids: list[Any] = engine.tokenize(text, special=special)
             if asked.with_pieces:
-                ids = [{"id": id, "piece": engine.detokenize([id])} for id in ids]
+                ids = [{"id": id, "piece": piece} for id, piece in zip(ids, engine.token_texts(ids), strict=True)]
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
-            return JSONResponse({"tokens": ids} | more)
+            return LargeJSONResponse({"tokens": ids} | more)
 
         return await _off_loop(request, work)
 

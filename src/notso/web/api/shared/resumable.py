@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from notso.smollm3 import NotsoError
 from notso.web.api.shared.answers_elsewhere import AnswerLog, AnswersElsewhere, claim_name
 from notso.web.api.shared.generation_events import generation_events
-from notso.web.api.shared.serializer import Serializer
+from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Exchange
@@ -41,9 +41,9 @@ class ResumableStream:
             self._tell(serializer.initial_events() if self.log is not None else ())
             async for item in generation_events(self.running):
                 if item is not None:
-                    self._tell(serializer.take(*item))
+                    self._tell(await sse_events_of(serializer, *item))
             await serializer.finalise()
-            self._tell(serializer.closing() if self.log is not None else ())
+            self._tell(await closing_events_of(serializer) if self.log is not None else ())
         except (ApiError, NotsoError) as error:  # which every reader gets to see
             self._tell((serializer.failure(api_error_of(error)),))
         finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from starlette.responses import JSONResponse
+
 from notso.smollm3 import Event, Progress
 from notso.web.edge.api_error import ApiError
+from notso.web.values.json_steps import json_bytes, json_steps
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # no line ends of an event stream, but of some clients that read one
 
@@ -41,23 +45,52 @@ class Serializer(Protocol):
         """The frame that ends a stream in place of the others."""
 
     def body(self) -> Any:
-        """The whole response, after the last event: what is JSON."""
+        """The whole response, after the last event: what is JSON. Takes time where it has log probabilities."""
 
 
-def as_json(value: Any) -> str:
-    """On one line, also for clients that take more characters for line ends than they should."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+class LargeJSONResponse(JSONResponse):
+    """JSON of any size, encoded in small steps. Make it off the event loop."""
+
+    def render(self, content: Any) -> bytes:
+        return json_bytes(content)
+
+
+WHOLE_KINDS = ("prompt", "tool_call", "end")
+"""Events of which a frame may hold as much as a whole answer or prompt."""
+
+
+async def sse_events_of(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
+    """`take`, off the event loop where it may take long. Raises the error of an `error` event."""
+    if event.kind in WHOLE_KINDS:
+        return await asyncio.to_thread(lambda: list(serializer.take(number, event)))
+    return serializer.take(number, event)
+
+
+async def closing_events_of(serializer: Serializer) -> Iterable[bytes]:
+    """`closing`, off the event loop."""
+    return await asyncio.to_thread(lambda: list(serializer.closing()))
+
+
+async def whole_response(serializer: Serializer) -> JSONResponse:
+    """Return the response of a serializer that has taken its last event."""
+    return await asyncio.to_thread(lambda: LargeJSONResponse(serializer.body()))
+
+
+def as_json(value: Any, *, is_whole: bool = False) -> str:
+    """On one line, also for clients that take more characters for line ends than they should. is_whole: it may be of a
+    whole answer, and so large."""
+    text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def data_event(value: Any) -> bytes:
+def data_event(value: Any, *, is_whole: bool = False) -> bytes:
     """An event without a name. JSON has no bare line ends, so it is one line whatever the model wrote."""
-    return b"data: " + as_json(value).encode() + b"\n\n"
+    return b"data: " + as_json(value, is_whole=is_whole).encode() + b"\n\n"
 
 
-def named_event(name: str, value: Any) -> bytes:
+def named_event(name: str, value: Any, *, is_whole: bool = False) -> bytes:
     """An event with a name, of a fixed set."""
-    return b"event: " + name.encode() + b"\n" + data_event(value)
+    return b"event: " + name.encode() + b"\n" + data_event(value, is_whole=is_whole)
 
 
 PING = b": ping\n\n"

@@ -23,7 +23,7 @@ from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.generation_events import generation_events
 from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.resumable import numbered
-from notso.web.api.shared.serializer import Serializer
+from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of, whole_response
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of
@@ -218,10 +218,10 @@ async def _response(
                 return stream_of(numbered(sse_events(running, serializer), 0, serializer.ping), lambda: None)
             if asked.background:
                 return JSONResponse(serializer.body())
-            return JSONResponse(await whole(running, serializer))
+            return await whole(running, serializer)
         if asked.stream:
             return stream_of(sse_events(running, serializer), running.close)
-        return JSONResponse(await _unless_gone(request, running, serializer))
+        return await _unless_gone(request, running, serializer)
     except Exception as error:
         raise known(error, asked.names) from error
 
@@ -245,23 +245,23 @@ async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIt
             if item is None:
                 yield serializer.ping
                 continue
-            for sse_event in serializer.take(*item):
+            for sse_event in await sse_events_of(serializer, *item):
                 yield sse_event
         await serializer.finalise()
-        for sse_event in serializer.closing():
+        for sse_event in await closing_events_of(serializer):
             yield sse_event
     except Exception as error:
         yield serializer.failure(known(error))
 
 
-async def whole(running: RunningRequest, serializer: Serializer) -> Any:
+async def whole(running: RunningRequest, serializer: Serializer) -> Response:
     """The whole response. Raises the error of an answer."""
     async for item in generation_events(running):
         if item is not None:
-            for _ in serializer.take(*item):
+            for _ in await sse_events_of(serializer, *item):
                 pass
     await serializer.finalise()
-    return serializer.body()
+    return await whole_response(serializer)
 
 
 def stream_of(chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> Response:
@@ -290,7 +290,7 @@ def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
-async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> Any:
+async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
     """The whole answer, or nothing to anybody if the client leaves meanwhile."""
     writing = asyncio.create_task(whole(running, serializer))
     leaving = asyncio.create_task(_left(request))

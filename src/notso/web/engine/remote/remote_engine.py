@@ -143,6 +143,11 @@ class RemoteEngine:
         text: str = self._call("detokenize", ids)
         return text
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself."""
+        texts: list[str] = self._call("token_texts", ids)
+        return texts
+
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """Length of the whole rendered prompt."""
         count: int = self._call("count_tokens", messages, options, check=_count)

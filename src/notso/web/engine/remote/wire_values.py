@@ -39,7 +39,10 @@ ERRORS: dict[str, type[NotsoError]] = {
 _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
-    {"render", "tokenize", "detokenize", "count_tokens", "estimate", "speculative_prefill", "clear_cache"}
+    {
+        *("render", "tokenize", "detokenize", "token_texts", "count_tokens", "estimate"),
+        *("speculative_prefill", "clear_cache"),
+    }
 )
 """Of a ChatEngine: those that answer at once."""
 

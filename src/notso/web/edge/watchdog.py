@@ -1,0 +1,154 @@
+"""Ends a server whose event loop answers no more, so that whatever supervises it can start another.
+
+A thread of Python cannot do that: work that holds the interpreter's lock (a regular expression, a C library) stops all
+of them, and signal handlers with them. So a child process asks the loop once a second, over pipes, and counts its own
+wake-ups that brought no answer. While the server is stopped (SIGSTOP, a debugger, a suspended machine) nothing counts.
+
+This file is also the child's program, started by its path: it imports nothing of this package, and little else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+TICK_SECONDS = 1.0
+MISSED_TICKS = 30
+"""So many wake-ups in a row without an answer are the end."""
+DUMP_SIGNAL = signal.SIGUSR2
+DUMP_TICKS = 2  # for the tracebacks to be written
+ABORT_TICKS = 5  # for the process to end: a core of gigabytes may be written
+
+
+class Watchdog:
+    """Watches one event loop, on which its methods are called, until it is stopped.
+
+    tick_s, most: see `MISSED_TICKS`. Where no process can be started the server goes on unwatched, and its log says so.
+    """
+
+    _loop: AbstractEventLoop
+
+    def __init__(self, tick_s: float = TICK_SECONDS, most: int = MISSED_TICKS) -> None:
+        self._command = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100 - as above
+        self._arguments = [str(os.getpid()), str(tick_s), str(most)]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asks = self._answers = -1
+
+    def start(self) -> None:
+        """Start watching the running loop."""
+        import asyncio
+        import faulthandler
+
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        try:
+            child = subprocess.Popen(
+                [*self._command, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+        except OSError as error:
+            self._warn(f"no process can be started: {error.strerror}")
+            return
+        if child.stdin is None or child.stdout is None:
+            raise OSError("a process without pipes")
+        self._child, self._asks, self._answers = child, child.stdout.fileno(), child.stdin.fileno()
+        os.set_blocking(self._answers, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._asks, self._answer)
+
+    def stop(self) -> None:
+        """Stop watching. To be called before the loop ends: from then on nobody answers."""
+        child, self._child = self._child, None
+        if child is not None:
+            self._loop.remove_reader(self._asks)
+            child.kill()
+            child.communicate()
+
+    def _answer(self) -> None:
+        try:
+            if os.read(self._asks, 4096):
+                os.write(self._answers, b".")
+                return
+        except BlockingIOError:  # it has plenty to read
+            return
+        except OSError:
+            pass
+        self.stop()
+        self._warn("its process is gone")
+
+    def _warn(self, why: str) -> None:
+        import logging
+
+        logging.getLogger("notso.web").warning("the watchdog does not watch this server: %s", why)
+
+
+class Silence:
+    """How many wake-ups in a row brought no answer."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._missed = 0
+
+    def is_over(self, answered: bool, is_stopped: bool) -> bool:
+        """Count one wake-up; return whether it was one too many."""
+        if answered:
+            self._missed = 0
+        elif not is_stopped:
+            self._missed += 1
+        return self._missed > self._most
+
+
+def watch(process: int, tick_s: float, most: int) -> None:
+    """Ask over stdout and hear answers on stdin until the server is gone, or end it."""
+    silence = Silence(most)
+    while True:
+        _say(b".")
+        if not _rest(tick_s):
+            return
+        answered = bool(select.select([0], [], [], 0)[0])
+        if answered and not os.read(0, 4096):
+            return
+        if silence.is_over(answered, _is_stopped(process)):
+            break
+    said = f"notso: the event loop did not answer {most} times in a row; its threads stand here, and it is ended\n"
+    sys.stderr.write(said)
+    sys.stderr.flush()
+    for number, ticks in ((DUMP_SIGNAL, DUMP_TICKS), (signal.SIGABRT, ABORT_TICKS), (signal.SIGKILL, 0)):
+        os.kill(process, number)
+        for _ in range(ticks):
+            if not _rest(tick_s):
+                return
+
+
+def _say(text: bytes) -> None:
+    with contextlib.suppress(BlockingIOError):  # it has plenty to read
+        os.write(1, text)
+
+
+def _rest(tick_s: float) -> bool:
+    """Sleep for a tick; return whether the server is still there: its end of the pipe closes with it."""
+    poll = select.poll()
+    poll.register(0, 0)  # of a hang-up it tells all the same
+    return not poll.poll(1000 * tick_s)
+
+
+def _is_stopped(process: int) -> bool:
+    """Return whether the process is stopped or traced, as far as the system tells."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - Path() is slower to load
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a supervisor tells the whole group; the server says when it is over
+    os.set_blocking(1, False)
+    watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,337 @@
+"""No text that a client sends costs time out of proportion to its length: four times the text, six times at most.
+
+CPU time of this thread, the least of several runs, so that a busy machine does not matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import pkgutil
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import notso
+
+_parser: Any = pkgutil.resolve_name("re._parser")
+
+SMALL_SIZES = (16, 24, 32, 40, 48, 64)
+"""Close together: where two ways to match double with each repetition, a larger step would never end."""
+SIZES = (*SMALL_SIZES, 256, 1024, 4096, 16_384, 65_536)
+MOST_GROWTH = 6.0  # for four times the text
+MEASURABLE_SECONDS = 0.02
+FLOOR_SECONDS = 0.004  # below it, a run is too short to be compared
+RUNS = 5
+UNBOUNDED = 64  # a repetition that may be longer than this is one that an input grows in
+MOST_PUMPS = 32
+SAMPLES = 4  # per node of a pattern
+
+METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
+OPTIONAL = {"llguidance", "ray", "psycopg", "redis", "valkey", "peft", "torch", "transformers", "cuda"}
+
+OLD_VOLATILE_LINE = r"x-anthropic-billing-header:(?:[ \t]*[a-z_]+=[\w.\-]*;?)+[ \t]*(?:\n|\Z)"
+OLD_PIECE = r"\\u\{[^}]*\}|\\[\s\S]|\[(?:\\[\s\S]|[^\]\\])*\]|[\s\S]"
+OLD_LITERAL = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*'
+OLD_DECORATION = r"""^(?:title|name)\s*:\s*|[\s\"'*_`#“”.]+$|^[\s\"'*_`#“”]+"""
+
+
+Clock = Callable[[], float]
+
+
+class GrowthError(AssertionError):
+    """Four times the text took too much more time."""
+
+
+def least_cost(work: Callable[[str], object], text: str, enough: float, clock: Clock) -> float:
+    """Return the CPU seconds of `work`, the least of several runs; of the first that is within `enough`."""
+    least = float("inf")
+    for _ in range(RUNS):
+        began = clock()
+        work(text)
+        least = min(least, clock() - began)
+        if least <= enough:
+            break
+    return least
+
+
+def check_growth(
+    work: Callable[[str], object],
+    made: Callable[[int], str],
+    sizes: Iterable[int],
+    *,
+    budget_s: float = 0.0,
+    clock: Clock = time.thread_time,
+) -> None:
+    """Raise GrowthError at the first size whose cost is out of proportion, before a larger one is tried.
+
+    Sizes beyond the one that takes `MEASURABLE_SECONDS` show nothing more. budget_s: where `work` stops by itself.
+    clock: CPU seconds of whatever does the work.
+    """
+    before, shorter = 0.0, ""
+    for size in sizes:
+        text = made(size)
+        cost = least_cost(work, text, max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s), clock)
+        for _ in range(3):  # whatever else the machine does may have come between the two
+            if cost <= (enough := max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s)):
+                break
+            before = max(before, least_cost(work, shorter, 0.0, clock))
+            cost = least_cost(work, text, enough, clock)
+        else:
+            shown = f"{text[:60]!r}...{text[-12:]!r}"
+            raise GrowthError(f"{len(text)} characters like {shown} took {cost:.4f} s, {len(shorter)} {before:.4f} s")
+        if cost > MEASURABLE_SECONDS:
+            return
+        before, shorter = cost, text
+
+
+# What a pattern matches, from its own parts.
+
+
+def samples(node: Any) -> list[str]:
+    """Return short texts that a part of a pattern matches; near enough, where it looks around itself."""
+    return list(dict.fromkeys(itertools.islice(_samples(node), SAMPLES))) or [""]
+
+
+def _samples(items: Any) -> Iterator[str]:
+    options = [_item_samples(op, argument) for op, argument in items]
+    width = max((len(each) for each in options), default=0)
+    for turn in range(width):  # each option of each part comes in at least one text
+        yield "".join(each[turn % len(each)] for each in options)
+
+
+def _item_samples(op: Any, argument: Any) -> list[str]:
+    match str(op):
+        case "LITERAL":
+            return [chr(argument)]
+        case "NOT_LITERAL":
+            return ["x" if argument != ord("x") else "y"]
+        case "ANY":
+            return ["x", '"', "\\"]
+        case "IN":
+            return _members(argument)
+        case "BRANCH":
+            return [text for branch in argument[1] for text in samples(branch)[:2]]
+        case "SUBPATTERN":
+            return samples(argument[3])
+        case "ATOMIC_GROUP":
+            return samples(argument)
+        case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+            least, most, body = argument
+            texts = [text * max(int(least), 1) for text in samples(body)]
+            texts += [text * 2 for text in texts[:1] if int(most) > 1]
+            return texts + ([""] if least == 0 else [])
+        case _:
+            return [""]
+
+
+def _members(argument: Any) -> list[str]:
+    kinds = {"DIGIT": "7", "NOT_DIGIT": "x", "SPACE": " ", "NOT_SPACE": "x", "WORD": "a", "NOT_WORD": "-"}
+    if argument and str(argument[0][0]) == "NEGATE":
+        barred = re.compile(_class_of(argument[1:]))
+        return [each for each in ("a", "[", '"', "\\", " ", "!", "(") if not barred.fullmatch(each)][:3] or ["\u4e2d"]
+    found = []
+    for op, value in argument:
+        if str(op) == "LITERAL":
+            found.append(chr(value))
+        elif str(op) == "RANGE":
+            found.append(chr(value[0]))
+        elif str(op) == "CATEGORY":
+            found.append(kinds[str(value).removeprefix("CATEGORY_")])
+    return found[:4]
+
+
+def _class_of(members: Any) -> str:
+    kinds = {"DIGIT": r"\d", "NOT_DIGIT": r"\D", "SPACE": r"\s", "NOT_SPACE": r"\S", "WORD": r"\w", "NOT_WORD": r"\W"}
+    parts = []
+    for op, value in members:
+        if str(op) == "LITERAL":
+            parts.append(re.escape(chr(value)))
+        elif str(op) == "RANGE":
+            parts.append(f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}")
+        else:
+            parts.append(kinds[str(value).removeprefix("CATEGORY_")])
+    return f"[{''.join(parts)}]"
+
+
+def parts_of(items: Any, before: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Yield each part of a pattern: a text for what stands before it, the part, and whether it repeats without end."""
+    for op, argument in items:
+        match str(op):
+            case "BRANCH":
+                for branch in argument[1]:
+                    yield before, branch, False
+                    yield from parts_of(branch, before)
+            case "SUBPATTERN":
+                yield from parts_of(argument[3], before)
+            case "ATOMIC_GROUP":
+                yield from parts_of(argument, before)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                yield before, argument[2], argument[1] > UNBOUNDED
+                yield from parts_of(argument[2], before)
+        before += _item_samples(op, argument)[0]
+
+
+def attacks(pattern: re.Pattern[Any]) -> list[Callable[[int], str]]:
+    """Return makers of texts of a size: each repeats one part of the pattern, alone and behind what leads to it."""
+    source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
+    tree = _parser.parse(source, pattern.flags & ~re.UNICODE if isinstance(pattern.pattern, bytes) else pattern.flags)
+    pumps: dict[tuple[str, str], None] = {}
+    for before, part, grows in parts_of(tree):
+        for text in samples(part):
+            pumps |= {(before, text): None} if grows else {}
+            pumps[("", text)] = None
+    for text in samples(tree):
+        pumps[("", text)] = None
+        for cut in range(1, min(len(text), 4)):  # what begins a match again and again
+            pumps[("", text[:cut])] = None
+    chosen = [pump for pump in sorted(pumps, key=lambda pump: not pump[0]) if pump[1]][:MOST_PUMPS]
+    return [
+        lambda size, before=before, text=text, end=end: before + text * (size // len(text)) + end  # type: ignore[misc]
+        for before, text in chosen
+        for end in ("!\x00", "")
+    ]
+
+
+def uses(pattern: re.Pattern[Any], methods: set[str]) -> list[Callable[[str], object]]:
+    """Return the ways the package calls the pattern."""
+    is_bytes = isinstance(pattern.pattern, bytes)
+
+    def call(method: str, text: str) -> object:
+        given: Any = text.encode("latin-1", "replace") if is_bytes else text
+        match method:
+            case "match" | "fullmatch":
+                return getattr(pattern, method)(given)
+            case _:  # what `search` cannot find, the others do not find either; `findall` goes on behind each match
+                return pattern.findall(given)
+
+    ways = {"match" if method == "match" else "fullmatch" if method == "fullmatch" else "findall" for method in methods}
+    return [lambda text, way=way: call(way, text) for way in sorted(ways)]  # type: ignore[misc]
+
+
+def check_pattern(pattern: re.Pattern[Any], methods: set[str]) -> None:
+    for work in uses(pattern, methods):
+        for made in attacks(pattern):
+            check_growth(work, made, SIZES)
+
+
+# The patterns of the package.
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    found = {}
+    for info in pkgutil.walk_packages(notso.__path__, "notso.", onerror=lambda name: None):
+        if info.name.endswith("__main__"):
+            continue
+        try:
+            __import__(info.name)
+            found[info.name] = sys.modules[info.name]
+        except ImportError as error:
+            assert (error.name or "").split(".")[0] in OPTIONAL, f"{info.name}: {error}"
+    return found
+
+
+def _patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in list(value.values()):
+            yield from _patterns_in(each)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _patterns_in(each)
+
+
+def _trees() -> Iterator[tuple[ModuleType, ast.Module]]:
+    for module in _modules().values():
+        if module.__file__ and module.__file__.endswith(".py"):
+            yield module, ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+
+
+LOCAL = {  # what is made within a function, by its source: an example of it
+    'rf"(?<![\\\\{character}]){character}{{{len(mark)}}}(?!{character})"': r"(?<![\\\*])\*{2}(?!\*)",
+    'rf"{re.escape(scheme)}://{hosts}{ports}"': r"https://[a-z0-9.-]+\.example\.org(?::[0-9]{1,5})?",
+    """f"[{''.join(map(re.escape, lengths))}]\"""": "[<|]",
+    "cls.PATTERN + re.escape(cls.SUFFIX)": r"[0-9a-f]{64}\.kv4",
+}
+EXAMPLES = {ast.dump(ast.parse(source, mode="eval").body): example for source, example in LOCAL.items()}
+
+
+@cache
+def collected() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
+    """Return every pattern by where it stands, and the methods it is called by."""
+    trees = list(_trees())
+    called: dict[str, set[str]] = {}
+    for _, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in METHODS:
+                name = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
+                called.setdefault(name, set()).add(node.attr)
+    found: dict[str, tuple[re.Pattern[Any], set[str]]] = {}
+    for name, module in _modules().items():
+        for attribute, value in vars(module).items():
+            for number, pattern in enumerate(_patterns_in(value)):
+                methods = called.get(attribute, {"match", "findall"})
+                found.setdefault(f"{name}.{attribute}[{number}]", (pattern, methods))
+    known = {pattern.pattern for pattern, _ in found.values()}
+    for module, tree in trees:
+        for node in ast.walk(tree):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if not is_call or not isinstance(node.func.value, ast.Name) or node.func.value.id != "re":
+                continue
+            if node.func.attr not in (*METHODS, "compile"):
+                continue
+            source = _source_of(node.args[0], module)
+            if source in known:
+                continue
+            methods = {node.func.attr} if node.func.attr != "compile" else {"match", "findall"}
+            found[f"{module.__name__}:{node.lineno}"] = (re.compile(source), methods)
+    return found
+
+
+def _source_of(argument: ast.expr, module: ModuleType) -> Any:
+    if (example := EXAMPLES.get(ast.dump(argument))) is not None:
+        return example
+    try:
+        return eval(compile(ast.Expression(argument), "pattern", "eval"), vars(module))  # noqa: S307 - of our own source
+    except NameError as error:
+        raise AssertionError(
+            f"{module.__name__}: give an example of {ast.unparse(argument)} in LOCAL: {error}"
+        ) from None
+
+
+def test_the_patterns_of_the_package_are_found() -> None:
+    sources = {pattern.pattern for pattern, _ in collected().values()}
+    assert len(sources) >= 60
+    assert any("x-anthropic-billing-header" in str(source) for source in sources)
+
+
+def test_no_pattern_takes_time_out_of_proportion() -> None:
+    faults, seen = [], set()
+    for where, (pattern, methods) in collected().items():
+        key = pattern.pattern, pattern.flags, frozenset(methods)
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            check_pattern(pattern, methods)
+        except GrowthError as error:
+            faults.append(f"{where}: {error}")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("source", "method"),
+    [(OLD_VOLATILE_LINE, "match"), (OLD_PIECE, "findall"), (OLD_LITERAL, "sub"), (OLD_DECORATION, "sub")],
+)
+def test_a_pattern_that_was_ambiguous_or_quadratic_is_found(source: str, method: str) -> None:
+    with pytest.raises(GrowthError):
+        check_pattern(re.compile(source), {method})

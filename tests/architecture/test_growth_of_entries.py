@@ -1,0 +1,281 @@
+"""Whatever takes a client's text costs time in proportion to it, up to the size that it takes: see test_growth.py.
+
+Each entry point is given what its own syntax makes it read again: things that are opened and never closed, escaped,
+repeated, or nested, as far as they go.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+
+import pytest
+from architecture.test_growth import SMALL_SIZES, Clock, check_growth
+
+from notso.qtensor import GGUFFile
+from notso.smollm3.diagnostics.synth import write_synthetic
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.output.stop_strings import StopStrings
+from notso.smollm3.output.tool_parser import ToolCallParser
+from notso.smollm3.sampling.grammar import answer_part
+from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.request_options import Grammar
+from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.completions.fields import parse_text_request
+from notso.web.api.llama_cpp.request import parse_native_request
+from notso.web.api.messages.request import parse_message_request
+from notso.web.api.messages.volatile_lines import without_volatile_lines
+from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.responses.request import parse_response_request
+from notso.web.chat.files.imports import read_chats
+from notso.web.chat.suggestions import questions_in
+from notso.web.chat.titles import title_in
+from notso.web.edge.api_error import ApiError
+from notso.web.edge.forms import parse_form
+from notso.web.rendering.budget import MESSAGE_SECONDS
+from notso.web.rendering.half_open import complete
+from notso.web.rendering.markdown import render_markdown
+from notso.web.store.postgres.words import query_of, snippet_of, vector_of
+from notso.web.store.sqlite.text_index import _phrases
+from notso.web.tools.calculator import calculate
+from notso.web.tools.elicitation import plain_line
+from notso.web.values.durations import duration_s
+from notso.web.values.errors import SettingsError, ToolError
+from notso.web.values.problems import Problem
+
+ROOT = Path(__file__).parents[2]
+KIB, MIB = 1 << 10, 1 << 20
+REFUSALS = (InvalidRequestError, ApiError, Problem, ToolError, SettingsError)
+
+TEXT = ("a", " ", "\n", "\r", "a ", "\u4e2d", "\U0001f99c", "e\u0301", "\u00a0", "'s", "1", "<", "!", "a=a", "\x85")
+JSON = ('"', '\\"', "[", "{", '[{"a":', "\\u0041", '"a":1,', "0", ",", "\\\\")
+MARKUP = (
+    "*",
+    "**a",
+    "_a",
+    "a*",
+    "`",
+    "`a``",
+    "[",
+    "![",
+    "[](",
+    "](",
+    "[a](<",
+    "> ",
+    "- ",
+    "1. ",
+    "#",
+    "|",
+    "|-",
+    "$a$",
+)
+MARKS = (*MARKUP, "\\(", "$$", "http://", "[^a]", "~~", "<b>", "&amp;", "\\*", "```\n", "    a\n", "- a\n  ", "* * *\n")
+PATTERN = (
+    "[",
+    "(",
+    "\\u{",
+    "[^",
+    "[\\",
+    "a|",
+    "(?:",
+    "a{1,2}",
+    "\\",
+    ".",
+    "[[:alpha:]]",
+    "&&",
+    "\\p{L}",
+    "(?=a)",
+    "\\c",
+)
+GRAMMAR = (
+    '"',
+    '"\\',
+    '\\"',
+    "/\\",
+    "/a",
+    "//",
+    "#",
+    "[",
+    "[\\",
+    "(",
+    "a ",
+    "a: b\n",
+    "a ::= b\n",
+    "|",
+    "{",
+    "&",
+    "%json",
+)
+HTML = ("<b>", "<b id=x>", "</b>", "<!--", "<a href='", "<table>", "<p>", "&", "<svg>", "<i><p>", "<hx-")
+CALLS = ("<tool_call>", "</tool_call>", '"', '\\"', '{"name": "', "<tool_call>\n{", '"</tool_call>', "\n")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What takes a text of so many characters, its beginning and end, and what may be repeated in between."""
+
+    work: Callable[[str], object]
+    most: int
+    pumps: Iterable[str]
+    before: str = ""
+    after: str = ""
+    budget_s: float = 0.0
+    clock: Clock = time.thread_time
+
+    @property
+    def sizes(self) -> Iterable[int]:
+        """Yield small steps first: where the cost doubles with a few characters, large ones would never end."""
+        yield from (size + len(self.before) for size in SMALL_SIZES)
+        size = 256
+        while size < self.most:
+            yield size
+            size *= 4
+        yield self.most
+
+
+def body(
+    parse: Callable[[dict[str, object]], object], make: Callable[[str], dict[str, object]]
+) -> Callable[[str], object]:
+    """Read a JSON body as an API does."""
+    return lambda text: parse(parse_object(json.dumps(make(text)).encode()))
+
+
+def asked(text: str) -> list[object]:
+    return [{"role": "system", "content": text}, {"role": "user", "content": text}]
+
+
+def tool(pattern: str) -> list[object]:
+    schema = {"type": "object", "properties": {pattern[:32]: {"type": "string", "pattern": pattern}}}
+    return [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+
+
+def grammar(kind: str) -> Callable[[str], object]:
+    return lambda text: answer_part(Grammar(kind, text))  # type: ignore[arg-type]
+
+
+@cache
+def small_model() -> tuple[Tokenizer, ChatTemplate]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        write_synthetic(path, layers=1, hidden=256, ffn=256, heads=4, kv_heads=1, vocab=4096)
+        with GGUFFile.open(path) as file:
+            tokenizer = Tokenizer.from_gguf(file.metadata)
+    source = (ROOT / "training/chat_template.jinja").read_text()
+    return tokenizer, ChatTemplate(source, tokenizer.specials)
+
+
+def encoded(text: str) -> object:
+    tokenizer, _ = small_model()
+    ids = tokenizer.encode(text, control=True)
+    return [tokenizer.decode([token]) for token in ids]
+
+
+def written(text: str) -> object:
+    tokenizer, template = small_model()
+    return template.encode(tokenizer, [Message("system", text), Message("user", text)], date=date(2026, 1, 1))
+
+
+def stopped(text: str) -> object:
+    stops = StopStrings([text[:length] for length in range(1, 65)])
+    for at in range(0, len(text), 512):
+        stops.push("\u00e9" + text[at + 1 : at + 512])
+    return stops.finish()
+
+
+def called(text: str) -> object:
+    parser = ToolCallParser()
+    return parser.push(text), parser.finish()
+
+
+def pushed(text: str) -> object:
+    """In pieces, as a model writes."""
+    parser = ToolCallParser(in_parts=True)
+    for at in range(0, len(text), max(len(text) // 64, 1)):
+        parser.push(text[at : at + max(len(text) // 64, 1)])
+    return parser.finish()
+
+
+ENTRIES = {
+    "system text": Entry(
+        without_volatile_lines, MIB, ("a=a", "a=", " ", "a=a;", " a=a", "a"), "x-anthropic-billing-header:", "!"
+    ),
+    "JSON": Entry(lambda text: parse_object(text.encode()), MIB, JSON, '{"a": '),
+    "JSON text": Entry(lambda text: parse_object(text.encode()), MIB, JSON, '{"a": "', '"}'),
+    "chat": Entry(
+        body(parse_chat_request, lambda text: {"messages": asked(text), "stop": [text[:256]]}), MIB // 4, TEXT
+    ),
+    "chat tools": Entry(
+        body(parse_chat_request, lambda text: {"messages": asked("x"), "tools": tool(text)}), MIB, PATTERN
+    ),
+    "messages": Entry(
+        body(parse_message_request, lambda text: {"max_tokens": 1, "system": text, "messages": asked(text)[1:]}),
+        MIB // 4,
+        TEXT,
+        "x-anthropic-billing-header:",
+    ),
+    "responses": Entry(
+        body(parse_response_request, lambda text: {"input": text, "instructions": text}), MIB // 4, TEXT
+    ),
+    "completions": Entry(body(parse_text_request, lambda text: {"prompt": text, "suffix": ""}), MIB // 2, TEXT),
+    "llama.cpp": Entry(
+        body(parse_native_request, lambda text: {"prompt": text, "grammar": text[:1000]}), MIB // 2, TEXT
+    ),
+    "schema": Entry(grammar("json_schema"), MAX_CHARACTERS, JSON, '{"type": "string", "const": '),
+    "pattern": Entry(lambda text: held_schema({"pattern": text}, "tools"), MAX_CHARACTERS, PATTERN),
+    "pattern of names": Entry(
+        lambda text: held_schema({"patternProperties": {text: {}}}, "tools"), MAX_CHARACTERS, PATTERN
+    ),
+    "regex": Entry(grammar("regex"), 256 * KIB, PATTERN),
+    "Lark": Entry(grammar("lark"), 256 * KIB, GRAMMAR, "start: "),
+    "GBNF": Entry(grammar("gbnf"), 256 * KIB, GRAMMAR, "root ::= "),
+    "choice": Entry(grammar("choice"), 256 * KIB, ('"a",', '"', "[", '"\\"",'), "["),
+    "tokens": Entry(encoded, MIB, (*TEXT, "<|im_end|>", "<think>", "<|"), clock=time.process_time),
+    "prompt": Entry(written, MIB // 4, (*TEXT, "/think", "/no_think", "<think>"), clock=time.process_time),
+    "stop strings": Entry(stopped, MIB // 4, TEXT),
+    "tool calls": Entry(called, MIB // 4, CALLS, "<tool_call>\n{"),
+    "tool calls in pieces": Entry(pushed, MIB // 4, CALLS, '<tool_call>\n{"name": "f", "arguments": {"a": "'),
+    "Markdown": Entry(render_markdown, 256 * KIB, MARKS, budget_s=1.5 * MESSAGE_SECONDS),
+    "open Markdown": Entry(complete, 16 * KIB, MARKS),
+    "title": Entry(title_in, 64 * KIB, (" ", '"', "title:", "*", ".", "title: '", "\n"), "a ", "!"),
+    "questions": Entry(questions_in, 64 * KIB, ("1. a?\n", " ", "- ", "\n", "?", "1", '"')),
+    "form": Entry(lambda text: parse_form(text.encode()), MIB, ("%41", "+", "=", "%", "a", "%C3%A9"), "a="),
+    "import": Entry(
+        lambda text: read_chats(text.encode(), str), 4 * MIB, JSON, '{"messages": [{"role": "user", "content": "'
+    ),
+    "search words": Entry(query_of, 64 * KIB, TEXT),
+    "indexed words": Entry(vector_of, 256 * KIB, TEXT),
+    "snippet": Entry(lambda text: snippet_of(text, text[:32]), 256 * KIB, TEXT),
+    "phrases": Entry(lambda text: _phrases(text.split()), 64 * KIB, TEXT),
+    "calculator": Entry(calculate, 64 * KIB, ("1", "(", "1+", " ", "-", "2**", "1.", "a", "1e1,", "sqrt(")),
+    "line of a tool": Entry(lambda text: plain_line(text, 1000), MIB, TEXT),
+    "duration": Entry(duration_s, 64 * KIB, ("1m", "1", "1.1", "1ms", "m"), "", "!"),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_takes_time_in_proportion(name: str) -> None:
+    entry = ENTRIES[name]
+
+    def work(text: str) -> object:
+        try:
+            return entry.work(text)
+        except REFUSALS:
+            return None
+
+    for pump in entry.pumps:
+        for after in dict.fromkeys((entry.after, "")):
+
+            def made(size: int, pump: str = pump, after: str = after) -> str:
+                count = max(size - len(entry.before) - len(after), 0) // len(pump)
+                return entry.before + pump * count + after
+
+            check_growth(work, made, entry.sizes, budget_s=entry.budget_s, clock=entry.clock)

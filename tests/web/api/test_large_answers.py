@@ -1,0 +1,85 @@
+"""What is large in an answer (its log probabilities, the pieces of a text) is built and encoded off the event loop."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.web.api.chat_completions.stream import ChatSerializer
+from notso.web.api.completions.stream import TextSerializer
+from notso.web.api.llama_cpp.stream import NativeSerializer
+from notso.web.api.messages.stream import MessageSerializer
+from notso.web.api.ollama.stream import OllamaSerializer
+from notso.web.api.responses.stream import ResponseSerializer
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values import json_steps
+
+Start = Callable[..., Any]
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT: dict[str, Any] = {"messages": HELLO, "logprobs": True, "top_logprobs": 20}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        (ChatSerializer, "/v1/chat/completions", CHAT),
+        (TextSerializer, "/v1/completions", {"prompt": "x", "logprobs": 5}),
+        (NativeSerializer, "/completion", {"prompt": "x", "n_probs": 20}),
+        (MessageSerializer, "/v1/messages", {"messages": HELLO, "max_tokens": 50}),
+        (OllamaSerializer, "/api/chat", {"messages": HELLO, "logprobs": True, "top_logprobs": 20}),
+        (ResponseSerializer, "/v1/responses", {"input": "x", "top_logprobs": 20, "store": True}),
+    ],
+)
+def test_an_answer_is_built_off_the_loop(
+    start: Start, monkeypatch: pytest.MonkeyPatch, kind: Any, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    threads: dict[str, set[int]] = {"body": set(), "closing": set()}
+    ended: list[Any] = []
+    finalise = kind.finalise
+
+    async def noted_end(self: Any) -> None:
+        ended.append(self)
+        await finalise(self)
+
+    monkeypatch.setattr(kind, "finalise", noted_end)
+    for name in threads:
+        own = getattr(kind, name)
+
+        def noted(self: Any, own: Any = own, name: str = name) -> Any:
+            if self in ended:  # before, it is small
+                threads[name].add(threading.get_ident())
+            return own(self)
+
+        monkeypatch.setattr(kind, name, noted)
+    server = start(ScriptedEngine(lambda messages, thinking: say("one two three " * 20))).ready()
+    answer = server.client.post(path, json=body | {"stream": stream, "model": "smollm3"})
+    assert answer.status_code == 200, answer.text
+    assert threads["closing"] if stream else threads["body"]
+    assert server.on_loop(_ident) not in threads["body"] | threads["closing"]
+
+
+async def _ident() -> int:
+    return threading.get_ident()
+
+
+def test_pieces_of_a_text_are_encoded_in_steps_off_the_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, sizes, threads = json_steps._encode, [], set()
+
+    def noted(value: Any) -> str:
+        text = encode(value)
+        sizes.append(len(text))
+        threads.add(threading.get_ident())
+        return text
+
+    monkeypatch.setattr(json_steps, "_encode", noted)
+    server = start(ScriptedEngine()).ready()
+    answer = server.client.post("/tokenize", json={"content": "ab" * 50_000, "with_pieces": True})
+    tokens = json.loads(answer.content)["tokens"]
+    assert [each["piece"] for each in tokens] == list("ab" * 50_000)
+    assert len(sizes) > 1000 and max(sizes) < 4096 < len(answer.content) // 100
+    assert server.on_loop(_ident) not in threads
