@@ -106,5 +106,8 @@ def config_of(model: RandomModel) -> dict[str, Any]:
         "layer_types": ["full_attention"] * model.layers,
         "use_sliding_window": False,
         "sliding_window": None,
+        "bos_token_id": None,
+        "eos_token_id": vocabulary(model.vocab).index("<|im_end|>"),
+        "pad_token_id": None,
         **({} if model.tied else {"tie_word_embeddings": False}),
     }
