@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import F32, GGUFFile, QTensor, QTensorError, SafetensorsFile
+from notso.regular_file import read_regular
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
@@ -126,11 +127,7 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
 
 def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
     """Tensors of modules that the settings leave out are left out, as PEFT does."""
-    with (folder / PEFT_CONFIG).open("rb") as settings:
-        raw = settings.read(MAX_CONFIG_BYTES + 1)
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise ModelFileError(f"{PEFT_CONFIG} has more than {MAX_CONFIG_BYTES >> 20} MiB")
-    peft = PeftConfig.parse(raw)
+    peft = PeftConfig.parse(read_regular(folder / PEFT_CONFIG, MAX_CONFIG_BYTES))
     left_out = 0
     with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
         for tensor in file.tensors.values():
