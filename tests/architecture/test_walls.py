@@ -25,7 +25,7 @@ MODULES = sorted(set((SOURCE / "notso").rglob("*.py")) - {PEER_WORKER})
 LIBRARIES = {
     "qtensor": {"numpy"},
     "smollm3": {
-        "numpy", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "httpx2", "platformdirs",
+        "numpy", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "httpx2", "platformdirs", "pydantic",
         "torch", "transformers", "trl", "peft", "datasets",  # asked for by tuning, and only where somebody tunes
     },
     "web": {

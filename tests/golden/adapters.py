@@ -130,7 +130,7 @@ def _bytes(values: Floats, format: Format) -> npt.NDArray[np.uint8]:
 
 def write_peft(folder: Path, pairs: Pairs, head_dim: int, *, alpha: float = ALPHA, **settings: Any) -> Path:
     """A folder of PEFT's. Rows of q and k go back to the order that Hugging Face has."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     rank = next(iter(pairs.values()))[0].shape[0]
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "task_type": "CAUSAL_LM"} | settings
     (folder / "adapter_config.json").write_text(json.dumps(config))

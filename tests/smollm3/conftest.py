@@ -18,7 +18,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.text.tokenizer import PRE_TOKENISERS, Tokenizer
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer_pipeline import LLAMA_3
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL_DATA = ROOT.parent / "shared" / "data"
@@ -57,7 +58,7 @@ def _trained() -> tokenizers.Tokenizer:
     encoder = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(tokenizers.Regex(PRE_TOKENISERS["smaug-bpe"]), "isolated"),
+            pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from notso.cli import terminal
+from notso.regular_file import read_regular
 
 MAX_BYTES = 1 << 20
 
@@ -39,10 +40,10 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
     import tomllib
 
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise _wrong(path, f"more than {MAX_BYTES >> 20} MiB are not read")
-        given = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        given = tomllib.loads(read_regular(path, MAX_BYTES).decode())
+    except OSError as error:
+        raise _wrong(path, error.strerror or "it cannot be read") from None
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, terminal.on_one_line(str(error))) from None
     return {verb: _table(path, group, verb, values) for verb, values in given.items()}
 

@@ -33,9 +33,12 @@ def _target(folder: Path) -> Path:
     """Named by the folder, where it lies, and what lies in it."""
     import platformdirs
 
+    from notso.smollm3.conversion.converter import VERSION
+
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in (str(folder), states))
+    known = (str(folder), (VERSION, states))
+    where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in known)
     return platformdirs.user_cache_path("notso") / "converted" / f"{folder.name}-{where}-{what}-{MIX}.gguf"
 
 

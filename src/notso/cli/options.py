@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
+from notso.regular_file import SECRET_BYTES
 from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
 
 
@@ -244,7 +246,7 @@ def api_key(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get("NOTSO_API_KEY") or None
     try:
-        key = file.read_text().strip()
+        key = _read(file, SECRET_BYTES).decode().strip()
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--api-key-file") from None
     except UnicodeDecodeError:
@@ -292,12 +294,19 @@ def require_free_place(out: Path, force: bool, name: str) -> None:
 _MAX_TEXT_BYTES = 1 << 30
 
 
+def _read(path: Path, most_bytes: int) -> bytes:
+    """A file that a person named, which may be a pipe of their shell. Raises OSError, also for one without an end."""
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it holds more than {most_bytes >> 10:,} KiB")
+    return content
+
+
 def read_text(path: Path, name: str) -> str:
     """A file that a person named, in UTF-8. Raises typer.BadParameter."""
     try:
-        if path.stat().st_size > _MAX_TEXT_BYTES:
-            raise typer.BadParameter(f"{path} holds more than {_MAX_TEXT_BYTES >> 30} GiB", param_hint=name)
-        return path.read_text("utf-8")
+        return _read(path, _MAX_TEXT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint=name) from None
     except OSError as error:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from notso.qtensor.cursor import Cursor, StringSpan
 from notso.qtensor.errors import GGUFError, UnsupportedFormatError, quoted
 from notso.qtensor.formats import FORMATS, format_name
 from notso.qtensor.tensor import QTensor
+from notso.regular_file import open_regular
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)  # GG1; they share one layout
@@ -144,15 +144,11 @@ class GGUFFile:
         """Map and check the file. Raises GGUFError (or its child UnsupportedFormatError) naming field and offset."""
         path = Path(path)
         try:
-            # not blocking: a FIFO would hang here, and is refused below
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a file name"
-            raise GGUFError(f"cannot be opened: {reason}") from error
+            descriptor = open_regular(path)
+        except OSError as error:
+            raise GGUFError(f"cannot be opened: {error.strerror}") from error
         try:
             status = os.fstat(descriptor)  # GG15: the size of what is open, not of what the name says now
-            if not stat.S_ISREG(status.st_mode):
-                raise GGUFError("not a regular file")
             if status.st_size < len(MAGIC):
                 raise GGUFError(f"{status.st_size} bytes are too few for a GGUF file", field="magic", offset=0)
             try:

@@ -19,6 +19,7 @@ import numpy as np
 from notso.qtensor.errors import SafetensorsError, quoted
 from notso.qtensor.formats import BF16, F16, F32, Format
 from notso.qtensor.tensor import QTensor
+from notso.regular_file import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 """That of the format's own reader."""
@@ -39,7 +40,7 @@ class SafetensorsFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.tensors: dict[str, QTensor] = {}
-        with self.path.open("rb") as file:
+        with open(open_regular(self.path), "rb") as file:  # noqa: PTH123 - a descriptor
             size = file.seek(0, 2)
             if size < _LENGTH_BYTES:
                 self._fail("it is too short for a header")

@@ -35,14 +35,35 @@ FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
     "rope.scaling.factor": (1.0, 64.0),
+    "rope.scaling.attn_factor": (1e-3, 1e3),
+    "rope.scaling.yarn_beta_fast": (1e-3, 1e6),
+    "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-NEUTRAL_SCALING = {"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True}
+NEUTRAL_SCALING = {
+    **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
+    **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
+}
 """Of the keys `rope.scaling.*`: what says that nothing is scaled, or nothing more than YaRN does."""
 
+_YARN_KEYS = {
+    *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
+}
+
+TRUNCATE_KEY = "rope.scaling.yarn_truncate"
+"""Whether the ends of YaRN's ramp are whole pairs. A key of ours: llama.cpp always rounds them."""
+
 YARN_FACTOR = 2.0
-YARN_BETA_FAST = 32.0
-YARN_BETA_SLOW = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRamp:
+    """Which frequencies YaRN changes, and what it multiplies cosine and sine by beyond its own factor."""
+
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attn_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +86,7 @@ class SmolLM3Config:
     no_rope_layers: tuple[int, ...]
     yarn_of_file: tuple[float, int] | None = None
     """YaRN's factor and the context trained before it, where the file carries both; then it holds for every context."""
+    yarn_ramp: YarnRamp = YarnRamp()
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
@@ -85,6 +107,7 @@ class SmolLM3Config:
             if _integer(metadata, key, head_dim) != head_dim:
                 raise ModelFileError(f"{ARCHITECTURE}.{key} differs from the head dimension {head_dim}")
         vocab = _vocab_size(metadata)
+        yarn_of_file, yarn_ramp = _yarn(metadata)
         return cls(
             hidden_size=hidden,
             intermediate_size=_integer(metadata, "feed_forward_length"),
@@ -97,7 +120,8 @@ class SmolLM3Config:
             rms_norm_eps=_number(metadata, "attention.layer_norm_rms_epsilon"),
             rope_theta=_number(metadata, "rope.freq_base"),
             no_rope_layers=tuple(int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(layers)),
-            yarn_of_file=_yarn(metadata),
+            yarn_of_file=yarn_of_file,
+            yarn_ramp=yarn_ramp,
         )
 
     def uses_rope(self, layer: int) -> bool:
@@ -133,13 +157,17 @@ class SmolLM3Config:
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
-        if factor == 1.0 or (self.yarn_of_file is None and context_tokens <= original):
+        if self.yarn_of_file is None and context_tokens <= original:
             return plain, 1.0
-        low = max(math.floor(self._pair_turning(YARN_BETA_FAST, original)), 0)
-        high = min(math.ceil(self._pair_turning(YARN_BETA_SLOW, original)), self.head_dim - 1)
-        ramp = [min(max((i - low) / max(high - low, 1e-3), 0.0), 1.0) for i in range(half)]
+        yarn = self.yarn_ramp
+        low: float = self._pair_turning(yarn.beta_fast, original)
+        high: float = self._pair_turning(yarn.beta_slow, original)
+        if yarn.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.head_dim - 1)
+        ramp = [min(max((i - low) / ((high - low) or 1e-3), 0.0), 1.0) for i in range(half)]
         mixed = [w * (1 - g) + w / factor * g for w, g in zip(plain, ramp, strict=True)]
-        return mixed, 0.1 * math.log(factor) + 1.0
+        return mixed, yarn.attn_factor * yarn_attention_factor(factor)
 
     def _pair_turning(self, turns: float, tokens: int) -> float:
         """The (fractional) pair that turns this often over so many tokens."""
@@ -147,21 +175,34 @@ class SmolLM3Config:
         return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))
 
 
-def _yarn(metadata: Mapping[str, Any]) -> tuple[float, int] | None:
-    """`rope.scaling.*`: YaRN's factor and its original context, or None where nothing is scaled."""
+def yarn_attention_factor(factor: float) -> float:
+    """What YaRN multiplies cosine and sine by where nothing else is said (Peng et al. 2023, section 3.4)."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRamp]:
+    """`rope.scaling.*`: YaRN's factor and its original context, or None where nothing is scaled; and its ramp."""
     prefix = f"{ARCHITECTURE}.rope.scaling."
     given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    if given.get("type") != "yarn":
-        factor = original = None
-    else:
-        factor = _number(metadata, "rope.scaling.factor")
+    found, ramp = None, YarnRamp()
+    if given.get("type") == "yarn":
         context = _integer(metadata, "context_length")
         original = _integer(metadata, "rope.scaling.original_context_length", context)
-        given = {key: given[key] for key in given if key not in ("type", "factor", "original_context_length")}
+        found = _number(metadata, "rope.scaling.factor"), original
+        truncate = metadata.get(f"{ARCHITECTURE}.{TRUNCATE_KEY}", ramp.truncate)
+        if not isinstance(truncate, bool):
+            raise ModelFileError(f"{ARCHITECTURE}.{TRUNCATE_KEY} must be true or false")
+        ramp = YarnRamp(
+            beta_fast=_number(metadata, "rope.scaling.yarn_beta_fast", ramp.beta_fast),
+            beta_slow=_number(metadata, "rope.scaling.yarn_beta_slow", ramp.beta_slow),
+            truncate=truncate,
+            attn_factor=_number(metadata, "rope.scaling.attn_factor", ramp.attn_factor),
+        )
+        given = {name: value for name, value in given.items() if name not in _YARN_KEYS}
     for name, value in given.items():
         if name not in NEUTRAL_SCALING or value != NEUTRAL_SCALING[name]:
             raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; of rope scaling only YaRN is supported")
-    return None if factor is None or original is None else (factor, original)
+    return found, ramp
 
 
 def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -175,9 +216,9 @@ def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) 
     return value
 
 
-def _number(metadata: Mapping[str, Any], key: str) -> float:
+def _number(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float:
     name = f"{ARCHITECTURE}.{key}"
-    value = metadata.get(name)
+    value = metadata.get(name, default)
     low, high = FLOAT_LIMITS[key]
     if not isinstance(value, float) or not low <= value <= high:
         raise ModelFileError(f"{name} must be a number from {low:g} to {high:g}")

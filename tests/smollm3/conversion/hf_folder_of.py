@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from golden.random_models import SPECIALS, RandomModel, vocabulary
 
+from notso.smollm3.text.tokenizer_pipeline import LLAMA_3
+
 DTYPES = {"F32": "<f4", "F16": "<f2"}
 ROLES = {
     "attn_norm": "input_layernorm",
@@ -21,6 +23,15 @@ ROLES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+
+
+PRE_TOKENIZER = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": LLAMA_3}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ],
 }
 
 
@@ -76,9 +87,20 @@ def write_folder(model: RandomModel, folder: Path, dtype: str = "F32", shards: i
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
     (folder / "config.json").write_text(json.dumps(config_of(model) | config))
     tokens = vocabulary(model.vocab)
-    added = [{"id": tokens.index(text), "content": text, "special": kind == 3} for text, kind in SPECIALS.items()]
-    vocab = {token: index for index, token in enumerate(tokens) if token not in SPECIALS}
-    content = {"model": {"type": "BPE", "vocab": vocab, "merges": ["a b"]}, "added_tokens": added}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": tokens.index(text), "content": text, **plain, "special": kind == 3} for text, kind in SPECIALS.items()
+    ]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    content = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": PRE_TOKENIZER,
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": ["a b"], "ignore_merges": True},
+    }
     (folder / "tokenizer.json").write_text(json.dumps(content))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     return folder
@@ -106,5 +128,8 @@ def config_of(model: RandomModel) -> dict[str, Any]:
         "layer_types": ["full_attention"] * model.layers,
         "use_sliding_window": False,
         "sliding_window": None,
+        "bos_token_id": None,
+        "eos_token_id": vocabulary(model.vocab).index("<|im_end|>"),
+        "pad_token_id": None,
         **({} if model.tied else {"tie_word_embeddings": False}),
     }

@@ -158,10 +158,10 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
         (
             "tokenizer.json",
             b'{"model": {"vocab": {"a": "x", "b": 1}, "merges": []}, "added_tokens": []}',
-            "no tokenizer.json of a byte-level BPE",
+            "its model is None, not BPE",
         ),
         ("chat_template.jinja", b"\xff", "chat_template.jinja is no text"),
-        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja has more than 1 MiB"),
+        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it has more than 1 MiB"),
     ],
 )
 def test_texts_beside_the_weights_that_are_none(tmp_path: Path, name: str, content: bytes, words: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from smollm3.conversion.hf_folder_of import PRE_TOKENIZER
 
 from notso.qtensor.errors import GGUFError
 from notso.qtensor.formats import Q4_K, Q6_K, row_bytes
@@ -127,7 +128,9 @@ def test_a_tokenizer_json_can_be_used(tmp_path: Path, words: dict[str, Any]) -> 
     added = [{"id": i, "content": t, "special": SPECIALS[t] == 3} for i, t in enumerate(tokens) if t in SPECIALS]
     content = {
         "added_tokens": added,
-        "model": {"vocab": {t: i for i, t in enumerate(tokens[:258])}, "merges": [["h", "e"], "he l"]},
+        "pre_tokenizer": PRE_TOKENIZER,
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens[:258])}, "merges": [["h", "e"], "he l"]},
     }
     (tmp_path / "words.json").write_text(json.dumps(content))
     (tmp_path / "chat_template.jinja").write_text("beside")

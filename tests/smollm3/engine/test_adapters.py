@@ -203,13 +203,13 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"use_dora": True}, "DoRA"),
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern holds a value that is no number"),
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"r": 0}, "r at least 1"),
         ({"r": 10**400}, "r must be numbers"),
         ({"lora_alpha": 10**400}, "lora_alpha and r must be"),
         ({"peft_type": "IA3"}, "LORA"),
-        ({"use_rslora": True, "rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"rank_pattern": {"q_proj": 2}}, r"is of rank 8, adapter_config.json \(r, rank_pattern\) says 2"),
     ],
 )
 def test_settings_that_change_the_answer_are_refused_by_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import locale
 import logging
@@ -204,7 +205,7 @@ def test_tools_are_json_and_never_python(template_source: str) -> None:
 
 
 def test_a_template_that_cannot_show_tools_says_so() -> None:
-    template = ChatTemplate("{{ messages[-1].content }}{{ tools }}")
+    template = ChatTemplate("{{ messages[-1].content }}{% for tool in tools or [] %}{{ tool }}{% endfor %}")
     assert template.render([Message("user", "hi")], tools=[]) == "hi"
     with pytest.raises(InvalidRequestError, match="cannot show tools") as raised:
         template.render([Message("user", "hi")], tools=[WEATHER])
@@ -266,10 +267,39 @@ def test_conversations_that_cannot_be_are_refused(messages: list[Message], said:
 
 @pytest.mark.parametrize("tool", ["f", 3, {"a": {1, 2}}, {"a": float("nan")}, {"a": "\ud800"}, ["x"]])
 def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
-    template = ChatTemplate("{{ messages[-1].content }}{{ xml_tools }}")
+    template = ChatTemplate("{{ messages[-1].content }}{{ xml_tools or 0 }}")
     with pytest.raises(InvalidRequestError) as raised:
         template.render([Message("user", "hi")], tools=[tool])
     assert raised.value.param == "tools"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["here", "apart"])
+def test_a_template_gets_the_tokens_that_the_file_names(small_metadata: dict[str, Any], known: bool) -> None:
+    """As with transformers; other names are errors, which are found when the file is opened."""
+    tokenizer = Tokenizer.from_gguf(small_metadata)
+    bos = small_metadata["tokenizer.ggml.tokens"].index("<|begin_of_text|>")
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    sums = [hashlib.sha256(source.encode()).hexdigest()] if known else []
+    ends = {"eos_token": "<|im_end|>"}
+    template = ChatTemplate(source, tokenizer.specials, known=sums, bos_token="<|begin_of_text|>", **ends)
+    assert template.is_known == known
+    assert template.render([Message("user", "a<|im_end|>")]) == "<|begin_of_text|>a<|im_end|><|im_end|>"
+    ids = template.encode(tokenizer, [Message("user", "a<|im_end|>")])
+    assert ids[0] == bos and ids.count(tokenizer.id_of("<|im_end|>") or -1) == 1, "content is never a control token"
+    assert ChatTemplate(source, tokenizer.specials, known=sums, **ends).render([Message("user", "a")]) == "a<|im_end|>"
+    entries = small_metadata | {"tokenizer.chat_template": source, "tokenizer.ggml.bos_token_id": bos}
+    of_file = ChatTemplate.from_gguf(entries, tokenizer)
+    assert of_file is not None and of_file.render([Message("user", "a")]) == "<|begin_of_text|>a<|im_end|>"
+    with pytest.raises(ModelFileError, match=r"tokenizer.ggml.bos_token_id is 100000, must be 0..1199"):
+        ChatTemplate.from_gguf(entries | {"tokenizer.ggml.bos_token_id": 100_000}, tokenizer)
+    with pytest.raises(TemplateError, match="'pad_token' is undefined"):
+        ChatTemplate(source + "{{ pad_token }}", tokenizer.specials)
+
+
+def test_a_template_that_asks_for_tools_of_transformers_gets_none() -> None:
+    """Mistral's and Llama's ask so; an undefined name would be something else than none."""
+    source = "{% if tools is not none or documents is not none %}TOOLS{% endif %}{{ messages[-1].content }}"
+    assert ChatTemplate(source).render([Message("user", "a")]) == "a"
 
 
 def test_a_template_that_refuses_the_messages_is_quoted() -> None:

@@ -37,12 +37,32 @@ def both(source: str, **variables: Any) -> str:
         ("a{% generation %}b{{ n }}{% endgeneration %}c", "ab7c"),
         ("{% generation %}{% set n = 8 %}{% endgeneration %}{{ n }}", "7"),
         ("{% if n %}\n  {% set ns = namespace(x=1) %}\n{{ ns.x }}\n{% endif %}\n", "1\n"),
-        ("{{ undefined_name }}|{{ 'x' in undefined_name }}", "|False"),
+        (
+            "{{ undefined_name is defined }}|{{ 'x' in undefined_name }}|{{ undefined_name == 'x' }}",
+            "False|False|False",
+        ),
+        ("{% if undefined_name and undefined_name.x %}a{% endif %}{{ undefined_name | default('b') }}", "b"),
+        ("{% set x = undefined_name or 'c' %}{{ x }}{{ message.name }}{% for y in message.parts %}{% endfor %}", "c"),
         ("{{ '<&>' }}", "<&>"),
     ],
 )
 def test_what_the_official_templates_rely_on(source: str, printed: str) -> None:
-    assert both(source, n=7) == printed
+    assert both(source, n=7, message={"role": "user"}) == printed
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("{{ user_name }}", "{{ 'a' ~ user_name }}", "{{ 'a' + user_name }}", "{{ user_name | trim }}"),
+        *("{% for each in user_name %}{% endfor %}", "{{ user_name | length }}", "{{ user_name.first }}"),
+        *("{% set x = user_name %}{{ x }}", "{{ user_name | tojson }}", "{{ [user_name] | join }}"),
+        "{% if false %}{% set user_name = 'a' %}{% endif %}{{ user_name }}",
+    ],
+)
+def test_a_name_that_is_not_given_is_an_error_that_names_it(source: str) -> None:
+    for render in (lambda: render_here(compile_template(source), {}, DAY), lambda: render_apart(source, [{}], DAY)):
+        with pytest.raises(SandboxFailure, match="'user_name' is undefined"):
+            render()
 
 
 def test_one_child_renders_a_batch() -> None:

@@ -1,15 +1,29 @@
-"""A folder's config.json as the entries of a GGUF file. What this engine would compute otherwise is refused by name."""
+"""A folder's config.json and generation_config.json as the entries of a GGUF file.
+
+Read by allow-list: a field is computed as transformers does, changes nothing of what this engine computes, or is
+refused by name. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils and GenerationConfig.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from notso.smollm3.config import ARCHITECTURE, NO_ROPE_LAYER_INTERVAL
+from notso.regular_file import read_regular
+from notso.smollm3.config import (
+    ARCHITECTURE,
+    FLOAT_LIMITS,
+    NO_ROPE_LAYER_INTERVAL,
+    TRUNCATE_KEY,
+    YarnRamp,
+    yarn_attention_factor,
+)
 from notso.smollm3.errors import ModelFileError, quoted
 
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_VOCAB = 1_000_000
 MAX_NUMBER = 1e30
@@ -17,11 +31,16 @@ MAX_NUMBER = 1e30
 
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
-    "hidden_act": ("silu", None),
+    "architectures": (["SmolLM3ForCausalLM"], None),
+    "hidden_act": ("silu", "swish", None),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
     "quantization_config": (None,),
+    "partial_rotary_factor": (1.0, None),
+    "tie_word_embeddings": (True, False),
+    "is_encoder_decoder": (False, None),
+    "is_causal": (True, None),
 }
 """What a SmolLM3 may say of itself, None where it says nothing."""
 
@@ -35,44 +54,140 @@ _INTEGERS = {
     "vocab_size": "vocab_size",
 }
 
+COMPUTED = frozenset(
+    {
+        *FIXED,
+        *_INTEGERS.values(),
+        *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "eos_token_id"),
+        *("original_max_position_embeddings", "no_rope_layers", "no_rope_layer_interval", "layer_types"),
+    }
+)
+
+HARMLESS = frozenset(
+    {
+        # of training, of memory, and of what a call returns
+        *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
+        *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
+        # names, versions, and code that is not run unless it is trusted
+        *("_name_or_path", "name_or_path", "transformers_version", "auto_map", "tokenizer_class"),
+        *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
+        # of classes with other heads
+        *("id2label", "label2id", "num_labels", "problem_type"),
+        # read where use_sliding_window is true
+        *("sliding_window", "max_window_layers"),
+        # put nowhere: the tokenizer adds no tokens of itself, and one sequence needs no padding
+        *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+    }
+)
+
+YARN_COMPUTED = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    }
+)
+"""Of rope_scaling and rope_parameters."""
+
+GENERATION_HARMLESS = frozenset(
+    {
+        *("_from_model_config", "transformers_version", "_commit_hash", "bos_token_id", "pad_token_id", "use_cache"),
+        *(
+            "early_stopping",
+            "max_cache_len",
+            "num_assistant_tokens",
+            "num_assistant_tokens_schedule",
+            "speculation_type",
+        ),
+        *("assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
+        *("continuous_batching_config",),
+        *("decoder_start_token_id", "cache_implementation", "cache_config", "return_dict_in_generate", "output_scores"),
+        *("output_logits", "output_attentions", "output_hidden_states", "prefill_chunk_size", "disable_compile"),
+        *("compile_config", "low_memory", "is_assistant", "num_return_sequences"),
+    }
+)
+
+GENERATION_CHOSEN = frozenset(
+    {
+        *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),
+        *("max_length", "max_new_tokens", "max_time"),
+    }
+)
+"""Defaults that requests and the server's own settings take the place of. The log says what is not kept."""
+
+GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (1.0,),
+    "guidance_scale": (1.0,),
+    "length_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+}
+"""Fields that change every answer, by the values with which they change none."""
+
+_OFF: tuple[Any, ...] = (None, False, [], {}, "")
+
 Entries = dict[str, tuple[Any, str]]
 """Key -> (value, its type's name), as `GGUFWriter.add` takes them."""
+
+_log = logging.getLogger(__name__)
+
+
+def read_object(folder: Path, name: str, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of a folder. Raises ModelFileError."""
+    try:
+        found = json.loads(read_regular(folder / name, most_bytes))
+    except OSError as error:
+        raise ModelFileError(f"{folder} has no {name} that can be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ModelFileError(f"{name} is not JSON") from None
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{name} holds no object")
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The object in config.json. Raises ModelFileError."""
-    path = folder / "config.json"
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelFileError(f"config.json has more than {MAX_CONFIG_BYTES >> 20} MiB")
-        config = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ModelFileError(f"{folder} has no config.json that can be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ModelFileError("config.json is not JSON") from None
-    if not isinstance(config, dict):
-        raise ModelFileError("config.json holds no object")
-    return config
+    return read_object(folder, CONFIG)
 
 
 def config_entries(config: Mapping[str, Any]) -> Entries:
-    """The keys `smollm3.*`. Raises ModelFileError naming what is missing, of another type, or of another model."""
-    for name, allowed in FIXED.items():
-        if config.get(name) not in allowed:
-            raise ModelFileError(f"config.json: {name} is {quoted(config[name])}, which is not computed")
+    """The keys `smollm3.*`. Raises ModelFileError naming what is missing, of another type, unknown, or of another
+    model."""
+    for name, value in config.items():
+        if name in FIXED:
+            if not _is_one_of(value, FIXED[name]):
+                raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, which is not computed")
+        elif name not in COMPUTED and name not in HARMLESS and value not in _OFF:
+            raise ModelFileError(f"{CONFIG}: {quoted(name)} is not known here, and could change the answers")
+    if "model_type" not in config:
+        raise ModelFileError(f"{CONFIG}: model_type is missing")
     _check_layers(config)
     entries: Entries = {}
+    heads = config.get("num_attention_heads")
+    numbers = {name: config.get(name) for name in _INTEGERS.values()}
+    if "num_key_value_heads" in config and numbers["num_key_value_heads"] is None:
+        numbers["num_key_value_heads"] = heads  # as SmolLM3Config fills it in
     for key, name in _INTEGERS.items():
-        value = config.get(name)
+        value = numbers[name]
         if type(value) is not int or not 0 < value < 1 << 31:
-            raise ModelFileError(f"config.json: {name} is {quoted(value)}, no whole number above 0")
+            raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, no whole number above 0")
         entries[f"{ARCHITECTURE}.{key}"] = value, "uint32"
     if config["vocab_size"] > MAX_VOCAB:
-        raise ModelFileError(f"config.json: vocab_size is more than the {MAX_VOCAB:,} tokens that a GGUF file can list")
+        raise ModelFileError(f"{CONFIG}: vocab_size is more than the {MAX_VOCAB:,} tokens that a GGUF file can list")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
-    if type(head_dim) is not int or head_dim < 2 or head_dim % 2 or heads % config["num_key_value_heads"]:
-        raise ModelFileError("config.json: its heads have no size that can be rotated, or cannot be shared")
+    if type(head_dim) is not int or head_dim < 2 or head_dim % 2 or heads % numbers["num_key_value_heads"]:
+        raise ModelFileError(f"{CONFIG}: its heads have no size that can be rotated, or cannot be shared")
     entries[f"{ARCHITECTURE}.rope.dimension_count"] = head_dim, "uint32"
     if head_dim * heads != hidden:
         for key in ("key_length", "value_length"):
@@ -81,22 +196,48 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
     entries[f"{ARCHITECTURE}.rope.freq_base"] = _number("rope_theta", rope["rope_theta"]), "float32"
     epsilon = _number("rms_norm_eps", config.get("rms_norm_eps"))
     entries[f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon"] = epsilon, "float32"
-    return entries | _scaling(rope)
+    return entries | _scaling(config, rope)
+
+
+def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
+    """The ids that end an answer by config.json and generation_config.json, each once, in their order there.
+
+    Raises ModelFileError for what is no id, and for a setting of generation_config.json that changes every answer.
+    """
+    generation = read_object(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).exists() else {}
+    not_kept = []
+    for name, value in generation.items():
+        if name in GENERATION_CHOSEN:
+            not_kept += [f"{name} {quoted(value)}"] if value is not None else []
+        elif name in GENERATION_NEUTRAL:
+            if value is not None and not _is_one_of(value, GENERATION_NEUTRAL[name]):
+                raise ModelFileError(f"{GENERATION_CONFIG}: {name} is {quoted(value)}, which is not computed")
+        elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in _OFF:
+            raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not computed")
+    if not_kept:
+        _log.info("%s: %s; requests and the server's settings say so", GENERATION_CONFIG, ", ".join(not_kept))
+    ids: dict[int, None] = {}
+    for file, given in ((GENERATION_CONFIG, generation), (CONFIG, config)):
+        found = given.get("eos_token_id")
+        for each in found if isinstance(found, list) else [] if found is None else [found]:
+            if type(each) is not int or not 0 <= each < config["vocab_size"]:
+                raise ModelFileError(f"{file}: eos_token_id names {quoted(each)}, no id of a token")
+            ids[each] = None
+    return list(ids)
 
 
 def _check_layers(config: Mapping[str, Any]) -> None:
     """Which layers have no position encoding is the architecture's, not a file's: a GGUF cannot say it."""
-    layers = config.get("num_hidden_layers")
+    layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
     if config.get("no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL) != NO_ROPE_LAYER_INTERVAL:
-        raise ModelFileError(f"config.json: no_rope_layer_interval must be {NO_ROPE_LAYER_INTERVAL}")
-    given = config.get("no_rope_layers")
+        raise ModelFileError(f"{CONFIG}: no_rope_layer_interval must be {NO_ROPE_LAYER_INTERVAL}")
     if given is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
-        if given != expected:
-            raise ModelFileError(f"config.json: no_rope_layers leaves out other layers than every {_fourth()}")
+        if not isinstance(given, list) or given[: len(expected)] != expected:  # a longer list is allowed
+            raise ModelFileError(f"{CONFIG}: no_rope_layers leaves out other layers than every {_fourth()}")
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
-        raise ModelFileError("config.json: layer_types must be full_attention")
+        raise ModelFileError(f"{CONFIG}: layer_types must be full_attention")
 
 
 def _fourth() -> str:
@@ -104,34 +245,85 @@ def _fourth() -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Theta and scaling, from where older and newer transformers write them."""
-    newer = config.get("rope_parameters")
-    older = config.get("rope_scaling")
-    given = newer if isinstance(newer, dict) else older if isinstance(older, dict) else {}
-    return {
-        "rope_theta": config.get("rope_theta"),
-        **{name: value for name, value in given.items() if value is not None},
-    }
+    """Theta and scaling, from where older and newer transformers write them: the older name goes first."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be objects")
+    for name, value in given.items():
+        if name not in YARN_COMPUTED and value not in _OFF and _kind(given) in ("default", "yarn"):
+            raise ModelFileError(f"{CONFIG}: {quoted(name)} of the rope scaling is not known here")
+    if given.get("partial_rotary_factor") not in (None, 1.0):
+        raise ModelFileError(f"{CONFIG}: partial_rotary_factor is {quoted(given['partial_rotary_factor'])}")
+    return {"rope_theta": config.get("rope_theta"), **given}
 
 
-def _scaling(rope: Mapping[str, Any]) -> Entries:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def _kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
+    """YaRN as transformers' `_compute_yarn_parameters` reads it."""
+    kind = _kind(rope)
     if kind == "default":
         return {}
-    original = rope.get("original_max_position_embeddings")
-    if kind != "yarn" or type(original) is not int:
-        raise ModelFileError(
-            f"config.json: a rope scaling of type {quoted(kind)} is not computed; yarn is, with its length"
-        )
+    if kind != "yarn":
+        raise ModelFileError(f"{CONFIG}: a rope scaling of type {quoted(kind)} is not computed; yarn is")
+    context = config["max_position_embeddings"]
+    original = config.get("original_max_position_embeddings")  # goes first there
+    original = rope.get("original_max_position_embeddings", context) if original is None else original
+    if type(original) is not int or not 0 < original < 1 << 31:
+        raise ModelFileError(f"{CONFIG}: original_max_position_embeddings is {quoted(original)}, no whole number")
+    if "factor" not in rope:
+        raise ModelFileError(f"{CONFIG}: factor of the rope scaling is missing")
+    factor = context / original if rope["factor"] is None else _number("factor", rope["factor"])
+    _within("rope.scaling.factor", "factor", factor)
+    usual = yarn_attention_factor(factor)
+    attention = rope.get("attention_factor")
+    if attention is not None:
+        attention = _number("attention_factor", attention)
+    else:
+        mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+        attention = usual
+        if mscale and all_dim:
+            above, below = (
+                1.0 + _number(name, value) * (usual - 1.0)
+                for name, value in (("mscale", mscale), ("mscale_all_dim", all_dim))
+            )
+            attention = above / below if below else 0.0
     prefix = f"{ARCHITECTURE}.rope.scaling"
-    return {
+    entries: Entries = {
         f"{prefix}.type": ("yarn", "string"),
-        f"{prefix}.factor": (_number("factor", rope.get("factor")), "float32"),
+        f"{prefix}.factor": (factor, "float32"),
         f"{prefix}.original_context_length": (original, "uint32"),
     }
+    if attention != usual:
+        _within("rope.scaling.attn_factor", "attention_factor", attention / usual)
+        entries[f"{prefix}.attn_factor"] = attention / usual, "float32"
+    for name in ("beta_fast", "beta_slow"):
+        given = rope.get(name)
+        if given:  # transformers, too, takes 0 for nothing
+            _within(f"rope.scaling.yarn_{name}", name, _number(name, given))
+            entries[f"{prefix}.yarn_{name}"] = float(given), "float32"
+    truncate = rope.get("truncate", YarnRamp().truncate)
+    if truncate not in (True, False, None):
+        raise ModelFileError(f"{CONFIG}: truncate is {quoted(truncate)}, neither true nor false")
+    if not truncate:
+        entries[f"{ARCHITECTURE}.{TRUNCATE_KEY}"] = False, "bool"
+    return entries
+
+
+def _within(key: str, name: str, value: float) -> None:
+    low, high = FLOAT_LIMITS[key]
+    if not low <= value <= high:
+        raise ModelFileError(f"{CONFIG}: {name} of the rope scaling is too small or too large to be computed")
+
+
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """As JSON counts: 1 is not true, 1.0 is 1."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
-        raise ModelFileError(f"config.json: {name} is {quoted(value)}, no number")
+        raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, no number")
     return float(value)

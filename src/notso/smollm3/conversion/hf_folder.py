@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import QTensor, SafetensorsFile
+from notso.regular_file import read_regular
 from notso.smollm3.errors import ModelFileError, quoted
 
 Floats = npt.NDArray[np.float32]
@@ -38,6 +39,10 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+
+_COMPUTED_ANEW = ".rotary_emb.inv_freq"
+"""Frequencies that older folders hold; they follow from the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +96,21 @@ class HFFolder:
                 raise ModelFileError(f"the tensor {source}.weight has no heads of {head_rows} rows")
             return FolderTensor(name, tensor, head_rows)
 
+        head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
+        is_tied = config.get("tie_word_embeddings", True)
+        if embed is None and head is not None and is_tied:  # transformers ties the one that is there
+            left["model.embed_tokens.weight"] = embed = head
         found = [take("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
             for role, module in _LAYER.items():
                 rows = head_dim if role in ("attn_q", "attn_k") else 0
                 found.append(take(f"blk.{layer}.{role}", f"model.layers.{layer}.{module}", rows))
         found.append(take("output_norm", "model.norm"))
-        if config.get("tie_word_embeddings", True):
-            left.pop("lm_head.weight", None)  # a copy of the embedding, which some write
-        else:
-            found.append(take("output", "lm_head"))
+        if head is not None and not (is_tied and embed is not None and _equal(head, embed)):
+            found.append(FolderTensor("output", head))
+        elif head is None and not is_tied:
+            raise ModelFileError("the folder lacks the tensor lm_head.weight")
+        left = {name: tensor for name, tensor in left.items() if not name.endswith(_COMPUTED_ANEW)}
         if left:
             raise ModelFileError(f"the folder holds a tensor that this model does not use: {quoted(min(left))}")
         return found
@@ -117,17 +127,28 @@ class HFFolder:
         self._open.close()
 
 
+def _equal(one: QTensor, other: QTensor) -> bool:
+    """Whether both hold the same numbers; those that are none equal nothing."""
+    if one.shape != other.shape:
+        return False
+    return all(
+        np.array_equal(a, b)
+        for a, b in zip(FolderTensor("", one).chunks(), FolderTensor("", other).chunks(), strict=True)
+    )
+
+
 def _files(folder: Path) -> list[Path]:
-    """The one file of weights, or those of the index, which must lie in the folder itself."""
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        if not (folder / WHOLE_FILE).is_file():
-            raise ModelFileError(f"{folder} holds neither {WHOLE_FILE} nor {INDEX_FILE}")
+    """The one file of weights, which goes first as in transformers, or those of the index, which must lie in the folder
+    itself."""
+    if (folder / WHOLE_FILE).exists():
         return [folder / WHOLE_FILE]
+    index = folder / INDEX_FILE
+    if not index.exists():
+        raise ModelFileError(f"{folder} holds neither {WHOLE_FILE} nor {INDEX_FILE}")
     try:
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            raise ModelFileError(f"{INDEX_FILE} has more than {MAX_INDEX_BYTES >> 20} MiB")
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        names = set(json.loads(read_regular(index, MAX_INDEX_BYTES))["weight_map"].values())
+    except OSError as error:
+        raise ModelFileError(f"{INDEX_FILE}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelFileError(f"{INDEX_FILE} names no files") from None
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):

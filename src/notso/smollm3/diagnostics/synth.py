@@ -17,6 +17,7 @@ from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GG
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, has_more_bits
 from notso.smollm3.text.tokenizer_json import tokenizer_entries
+from notso.smollm3.text.tokenizer_pipeline import PIPELINE_KEY
 from notso.smollm3.text.vocabulary import CONTROL, gguf_list
 
 CHUNK_BYTES = 8 << 20
@@ -199,6 +200,8 @@ def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str
         "tokenizer.ggml.token_type": (kinds, "array of int32"),
         "tokenizer.ggml.merges": (gguf_list(metadata, "tokenizer.ggml.merges", str), "array of string"),
     }
+    if (pipeline := metadata.get(PIPELINE_KEY)) is not None:
+        entries[PIPELINE_KEY] = (pipeline, "string")
     for name, type_name in _SCALAR_KEYS.items():
         if (value := metadata.get(f"tokenizer.ggml.{name}")) is not None:
             entries[f"tokenizer.ggml.{name}"] = (value, type_name)

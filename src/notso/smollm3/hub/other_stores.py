@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from notso.regular_file import open_regular
+
 Store = Literal["ollama", "lm studio", "llama.cpp"]
 
 MAX_MANIFESTS = 2_000
@@ -39,9 +41,7 @@ def is_smollm3(path: Path) -> bool:
     """Whether a file begins as a GGUF file of this architecture, and is no adapter. False also for what cannot be read,
     or is no file."""
     try:
-        if not path.is_file():  # a pipe would keep us waiting
-            return False
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(HEAD_BYTES)
     except OSError:
         return False

@@ -19,6 +19,7 @@ from typing import Literal
 
 import platformdirs
 
+from notso.regular_file import open_regular
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.hub.other_stores import Store, is_smollm3, stored_models
 
@@ -199,8 +200,8 @@ def quantisation_in(filename: str) -> str | None:
 def sha256_of(path: Path, progress: Progress | None = None) -> str:
     """SHA-256 of a file as hex, read in pieces of 4 MiB."""
     digest = hashlib.sha256()
-    total = path.stat().st_size
-    with path.open("rb") as source:
+    with open(open_regular(path), "rb") as source:  # noqa: PTH123 - a descriptor
+        total = os.fstat(source.fileno()).st_size
         while chunk := source.read(_HASH_CHUNK_BYTES):
             digest.update(chunk)
             if progress is not None:

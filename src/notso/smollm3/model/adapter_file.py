@@ -1,53 +1,49 @@
 """Reading LoRA adapters: GGUF files as llama.cpp's converter writes them, and folders as PEFT does.
 
-What would make the answers others than those of the program that wrote them is refused by name: DoRA, biases, whole
-modules, patterns of alpha. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py; PEFT's LoraConfig.
+What would make the answers others than those of the program that wrote them is refused by name. Sources: llama.cpp's
+src/llama-adapter.cpp and convert_lora_to_gguf.py; PEFT, of which `peft_config.py` says more.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import F32, GGUFFile, QTensor, QTensorError, SafetensorsFile
+from notso.regular_file import read_regular
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
+from notso.smollm3.model.peft_config import PeftConfig
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_SETTING = 1e12
-"""Of a rank or an alpha. JSON has whole numbers that no float holds."""
 DIGEST_BYTES = 16
 RANK_STEP = 16
 """Ranks are filled up to a multiple of what a vector of floats holds: the ragged end of short rows costs more."""
 
 _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
-_PEFT_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d{1,4})\.\w+\.(\w+)\.lora_([AB])\.weight", re.ASCII)
+_PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
+_TRAINING_ONLY = re.compile(r"base_model\.model\.[\w.]+\.lora_(velora_embed|monteclora_sampler\.[\w.]+)", re.ASCII)
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
-_REFUSED = {
-    "use_dora": "DoRA",
-    "lora_bias": "biases in an adapter",
-    "modules_to_save": "whole modules in an adapter",
-    "alpha_pattern": "an alpha for each module",
-    "fan_in_fan_out": "transposed matrices in an adapter",
-    "use_qalora": "QALoRA",
-    "megatron_config": "adapters of Megatron",
-}
-"""Settings of PEFT that change what is computed, and that are not supported."""
+_GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
+"""The keys `adapter.*` that are computed or change nothing: llama.cpp shows the last two and applies neither."""
 
 Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
 Floats = npt.NDArray[np.float32]
+Factor = Callable[[int, str, int], float]
+"""What the product of a layer's matrix is multiplied by: layer, name in LayerWeights, rank."""
+
+_log = logging.getLogger(__name__)
 
 
 def read_adapter(
@@ -62,11 +58,8 @@ def read_adapter(
     try:
         if not path.exists():
             raise ModelFileError("there is no such file")
-        if path.is_dir():
-            factor, by_rank = _from_peft(path, tensors, scale)
-        else:
-            factor, by_rank = _from_gguf(path, tensors, scale)
-        return _adapter(name, config, tensors.found, factor, by_rank)
+        factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
+        return _adapter(name, config, tensors.found, factor)
     except (ModelFileError, QTensorError) as error:
         raise ModelFileError(f"{path.name}: {error}") from None
     except OSError as error:
@@ -109,8 +102,7 @@ class _Tensors:
         self.found[place] = _in_pairs(tensor, head_dim) if head_dim else _copy(tensor)
 
 
-def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> tuple[float, bool]:
-    """What A is multiplied by if rank is 1, and whether that depends on the rank."""
+def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
     with GGUFFile.open(path) as file:
         found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
         if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
@@ -119,6 +111,9 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> tuple[float, bool
             raise ModelFileError(f"it is for {quoted(found['general.architecture'])}, not for {ARCHITECTURE}")
         if "adapter.alora.invocation_tokens" in file.metadata:
             raise ModelFileError("activated LoRA is not supported")
+        for key in file.metadata:
+            if key.startswith("adapter.") and key.removeprefix("adapter.") not in _GGUF_KEYS:
+                raise ModelFileError(f"{quoted(key)}: a setting that is not known here, and could change the answers")
         alpha = file.metadata.get("adapter.lora.alpha", 0.0)
         if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
             raise ModelFileError("adapter.lora.alpha must be a number")
@@ -127,48 +122,50 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> tuple[float, bool
             if place is None or place[2] not in _ROLES:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
             tensors.take((int(place[1]), _ROLES[place[2]], place[3]), tensor)
-    return scale * alpha if alpha else scale, alpha != 0
+    return lambda layer, role, rank: scale * alpha / rank if alpha else scale
 
 
-def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> tuple[float, bool]:
-    settings = _peft_settings(folder / PEFT_CONFIG)
+def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
+    """Tensors of modules that the settings leave out are left out, as PEFT does."""
+    peft = PeftConfig.parse(read_regular(folder / PEFT_CONFIG, MAX_CONFIG_BYTES))
+    left_out = 0
     with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
         for tensor in file.tensors.values():
-            place = _PEFT_NAME.fullmatch(tensor.name)
-            if place is None or place[2] not in MATRICES:
+            if _TRAINING_ONLY.fullmatch(tensor.name):
+                continue
+            named = _PEFT_NAME.fullmatch(tensor.name)
+            if named is None or named[3] not in MATRICES or named[1] != _module(int(named[2]), named[3]):
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
-            role, part = place[2], place[3].lower()
+            module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
+            if not peft.adapts(module, layer):
+                left_out += 1
+                continue
+            rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
+            if rank != peft.rank(module):
+                raise ModelFileError(
+                    f"{quoted(tensor.name)} is of rank {rank}, {PEFT_CONFIG} (r, rank_pattern) says {peft.rank(module)}"
+                )
             turned = part == "b" and role in ("q_proj", "k_proj")
-            tensors.take((int(place[1]), role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
-    alpha = float(settings["lora_alpha"])
-    if settings.get("use_rslora"):  # alpha / sqrt(r) in place of alpha / r
-        return scale * alpha / math.sqrt(settings["r"]), False
-    return scale * alpha, True
+            tensors.take((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
+    if left_out:
+        _log.warning(
+            "adapter %s: %d tensors are of modules that its %s leaves out; they are not used, as with PEFT",
+            *(tensors.name, left_out, PEFT_CONFIG),
+        )
+    if peft.draws_missing:
+        for layer in range(tensors.config.num_hidden_layers):
+            for role in MATRICES:
+                if peft.adapts(_module(layer, role), layer) and (layer, role, "a") not in tensors.found:
+                    raise ModelFileError(
+                        f"layer {layer}, {role}: there are no tensors of it, and init_lora_weights says random ones"
+                    )
+    return lambda layer, role, rank: scale * peft.scale(_module(layer, role))
 
 
-def _peft_settings(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        raw = file.read(MAX_CONFIG_BYTES + 1)
-    try:
-        settings = json.loads(raw) if len(raw) <= MAX_CONFIG_BYTES else None
-    except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
-        raise ModelFileError(f"{PEFT_CONFIG} must be JSON of a LoRA adapter (peft_type LORA)")
-    for key, what in _REFUSED.items():
-        if settings.get(key):
-            raise ModelFileError(f"{key}: {what} cannot be computed here")
-    if settings.get("bias", "none") != "none":
-        raise ModelFileError("bias: biases in an adapter cannot be computed here")
-    if not all(_is_number(settings.get(key)) for key in ("lora_alpha", "r")) or settings["r"] < 1:
-        raise ModelFileError("lora_alpha and r must be numbers, r at least 1")
-    if settings.get("use_rslora") and settings.get("rank_pattern"):
-        raise ModelFileError("rank_pattern with use_rslora cannot be computed here")
-    return settings
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -MAX_SETTING <= value <= MAX_SETTING
+def _module(layer: int, role: str) -> str:
+    """A matrix as transformers names it."""
+    block = "mlp" if role in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+    return f"model.layers.{layer}.{block}.{role}"
 
 
 def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
@@ -183,7 +180,7 @@ def _copy(tensor: QTensor) -> QTensor:
     return QTensor(tensor.name, tensor.format, tensor.shape, tensor.data.copy())
 
 
-def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: float, by_rank: bool) -> Adapter:
+def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: Factor) -> Adapter:
     layers: list[dict[str, LowRank]] = [{} for _ in range(config.num_hidden_layers)]
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     nbytes = most = 0
@@ -193,7 +190,7 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
             raise ModelFileError(f"layer {layer}, {role}: A is {a.shape} and B {b.shape}, which are of two ranks")
         padding = -rank % RANK_STEP
         a, b = _widened(a, padding, 0), _widened(b, 0, padding)
-        pair = LowRank(_times(a, factor / rank if by_rank else factor), _times(b, 1.0), rank + padding)
+        pair = LowRank(_times(a, factor(layer, role, rank)), _times(b, 1.0), rank + padding)
         layers[layer][role] = pair
         for part in (pair.a, pair.b):
             digest.update(f"{layer} {role} {part.format} {part.shape}".encode())

@@ -50,7 +50,8 @@ class ChatTemplate:
     """One model file's chat template.
 
     `source` is `tokenizer.chat_template`; `specials` the texts of the vocabulary's special tokens
-    (`Tokenizer.specials`); `known` the SHA-256 sums of templates that may run in this process, while any other runs in
+    (`Tokenizer.specials`); `bos_token` and `eos_token` what a template may print under these names, empty where the
+    file names none; `known` the SHA-256 sums of templates that may run in this process, while any other runs in
     a child process with limits. Two probe conversations are rendered at once.
 
     Raises TemplateError if the template is too long, does not compile or does not print what the probes ask, and
@@ -58,11 +59,19 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, specials: Iterable[str] = (), *, known: Collection[str] = KNOWN_TEMPLATES.keys()
+        self,
+        source: str,
+        specials: Iterable[str] = (),
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
+        # As with transformers: tools go by another name here, and None is not the same as undefined.
+        self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
         try:
             self.sha256 = hashlib.sha256(source.encode()).hexdigest()
         except UnicodeEncodeError:
@@ -90,7 +99,8 @@ class ChatTemplate:
             return None
         if not isinstance(source, str):
             raise ModelFileError("tokenizer.chat_template must be a string")
-        return cls(source, tokenizer.specials, known=KNOWN_TEMPLATES.keys())
+        named = {f"{key}_token": _token_text(metadata, key, tokenizer) for key in ("bos", "eos")}
+        return cls(source, tokenizer.specials, **named, known=KNOWN_TEMPLATES.keys())
 
     def _probe(self) -> None:
         """Render what every template must be able to render: the last question has to be in what it prints."""
@@ -185,14 +195,25 @@ class ChatTemplate:
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
         """One after the other as they are asked for; all at once in a process of its own."""
+        given = (self._given | variables for variables in batch)
         try:
             if self._template is None:
-                yield from template_sandbox.render_apart(self.source, list(batch), day)
+                yield from template_sandbox.render_apart(self.source, list(given), day)
                 return
-            for variables in batch:
+            for variables in given:
                 yield template_sandbox.render_here(self._template, variables, day)
         except SandboxFailure as failure:
             raise _template_error(failure) from failure
+
+
+def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> str:
+    name = f"tokenizer.ggml.{key}_token_id"
+    index = metadata.get(name)
+    if index is None:
+        return ""
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < tokenizer.vocab_size:
+        raise ModelFileError(f"{name} is {quoted(index)}, must be 0..{tokenizer.vocab_size - 1}")
+    return tokenizer.token_text(index)
 
 
 class _Conversation:

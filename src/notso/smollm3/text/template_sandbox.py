@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
 
 CHILD_CPU_SECONDS = 1
 CHILD_WALL_SECONDS = 10
@@ -54,10 +55,40 @@ class GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
+class NamedUndefined(jinja2.Undefined):
+    """A name that nobody gave the template may be asked for (`is defined`, `if`, `in`, `==`, `default`), as with
+    transformers; where it is used as a value it is an error that names it, and not nothing."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self._used() or super().__str__()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._used()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._used()
+        return super().__len__()
+
+    def __contains__(self, item: object) -> bool:
+        return False
+
+    def _used(self) -> str:
+        """Raises UndefinedError for a name; a key that a message lacks is nothing, as with transformers."""
+        if self._undefined_obj is missing:
+            raise self._undefined_exception(self._undefined_message)
+        return ""
+
+
 def compile_template(source: str) -> jinja2.Template:
     """Compile in the sandbox. Raises SandboxFailure. Known templates only: compiling folds constants of any size."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+        undefined=NamedUndefined,
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -151,6 +182,8 @@ def _guarded(work: Callable[[], T]) -> T:
 
 def _to_json(value: object, indent: int | None = None, sort_keys: bool = False, **ignored: object) -> str:
     # jinja2's own filter escapes for HTML, which is not wanted in a prompt.
+    if isinstance(value, jinja2.Undefined):
+        str(value)
     return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import models, pre_tokenizers
 
+from notso.regular_file import read_regular
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.text.special_tokens import SpecialTexts
 from notso.smollm3.text.token_cache import EncodedTexts
+from notso.smollm3.text.tokenizer_pipeline import SHRINKS, TokenizerPipeline
 from notso.smollm3.text.vocabulary import Vocabulary, end_ids, gguf_list
 
 # The engine has its own thread pool; a second one would fight it for the same cores. Read at each call, so this is
@@ -27,23 +28,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
 
-# How text is cut before the merges, by `tokenizer.ggml.pre`. Both names stand for Llama 3's expression.
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-PRE_TOKENISERS = {"smaug-bpe": _LLAMA_3, "llama-bpe": _LLAMA_3}
-
 
 class Tokenizer:
     """Byte-level BPE of one model file; safe to use from several threads.
 
     `control_ids` and `user_defined_ids` together are the special tokens, `specials` their texts. `end_ids` end an
-    answer. No ordinary token stands for more than `longest_bytes`. The ids of thinking and tool-call tags are None
-    where the file lacks them.
+    answer. No ordinary token stands for more than `longest_bytes` of a text. The ids of thinking and tool-call tags are
+    None where the file lacks them.
     """
 
-    def __init__(self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int], shrinks: int = 1
+    ) -> None:
         self._vocabulary = vocabulary
         self._encoder = encoder
         self._encoded = EncodedTexts()
@@ -53,7 +49,7 @@ class Tokenizer:
         self.special_ids = vocabulary.control_ids | vocabulary.user_defined_ids
         self.unused_ids = vocabulary.unused_ids
         self.specials = SpecialTexts(vocabulary.special_ids)
-        self.longest_bytes = vocabulary.longest_bytes
+        self.longest_bytes = vocabulary.longest_bytes * shrinks
         self.end_ids = ends
         self.think_open_id = vocabulary.special_ids.get("<think>")
         self.think_close_id = vocabulary.special_ids.get("</think>")
@@ -73,10 +69,11 @@ class Tokenizer:
         vocabulary = Vocabulary.from_gguf(metadata)
         beside = path.with_name("tokenizer.json") if path is not None else None
         if beside is not None and beside.is_file():
-            encoder = _encoder_from_json(beside, vocabulary)
+            pipeline, encoder = _pipeline_from_json(beside, vocabulary)
         else:
-            encoder = _encoder_from_gguf(metadata, vocabulary)
-        return cls(vocabulary, encoder, end_ids(metadata, vocabulary))
+            pipeline, encoder = _pipeline_from_gguf(metadata, vocabulary)
+        shrinks = 1 if pipeline.normalizer is None else SHRINKS
+        return cls(vocabulary, encoder, end_ids(metadata, vocabulary), shrinks)
 
     def encode(self, text: str, control: bool = False) -> list[int]:
         """Token ids of `text`; nothing is put before or after it.
@@ -177,67 +174,37 @@ def check_unicode(text: str, param: str | None = None) -> None:
         raise InvalidRequestError(message, param=param) from None
 
 
-def _encoder(ordinary: dict[str, int], merges: list[Any], ignore_merges: bool, expression: str) -> tokenizers.Tokenizer:
-    """An encoder that knows ordinary tokens only, so that no text whatever can yield a special one."""
-    # A dict and a list of tuples is the quickest way in; the same as JSON text takes half as long again.
-    encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=ignore_merges))
-    split = pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    encoder.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    return encoder
-
-
-def _encoder_from_gguf(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    name = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(name, str) or name not in PRE_TOKENISERS:
-        raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENISERS)}")
+def _pipeline_from_gguf(
+    metadata: Mapping[str, Any], vocabulary: Vocabulary
+) -> tuple[TokenizerPipeline, tokenizers.Tokenizer]:
+    pipeline = TokenizerPipeline.from_gguf(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in gguf_list(metadata, "tokenizer.ggml.merges", str)]
-    try:
-        # ignore_merges: a pre-token that is a vocabulary entry is that token, as in the official tokenizer.json.
-        return _encoder(vocabulary.ordinary, merges, True, PRE_TOKENISERS[name])
-    except Exception as error:  # the library raises no narrower class
-        raise ModelFileError(f"tokenizer.ggml.merges does not fit the vocabulary: {error}") from error
+    return pipeline, pipeline.encoder(vocabulary.ordinary, merges, "tokenizer.ggml.merges")
 
 
-def _encoder_from_json(path: Path, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """The encoder a tokenizer.json describes: its merges, its ignore_merges, and a pre-tokeniser that we know."""
+def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPipeline, tokenizers.Tokenizer]:
+    """What a tokenizer.json describes: how it cuts text, its merges, and whether it ignores them."""
     try:
-        if path.stat().st_size > MAX_TOKENIZER_JSON_BYTES:
-            raise ValueError(f"it is larger than {MAX_TOKENIZER_JSON_BYTES} bytes")
-        data = json.loads(path.read_bytes())
-        expression = _expression(data)
+        data = json.loads(read_regular(path, MAX_TOKENIZER_JSON_BYTES))
+        pipeline = TokenizerPipeline.from_json(data)
         _require_same_tokens(data, vocabulary)
-        model = data["model"]
-        merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in model["merges"]]
-        return _encoder(vocabulary.ordinary, merges, model.get("ignore_merges", False) is True, expression)
-    except Exception as error:  # whatever shape the JSON has, and the library raises no narrower class
-        said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | TypeError) else str(error)
-        raise ModelFileError(f"{path.name} beside the model does not fit it; mend or remove it: {said}") from error
+        merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in data["model"]["merges"]]
+        return pipeline, pipeline.encoder(vocabulary.ordinary, merges, "model.merges")
+    except OSError as error:
+        raise _does_not_fit(path, error.strerror or "it cannot be read") from error
+    except (KeyError, TypeError) as error:
+        raise _does_not_fit(path, f"{type(error).__name__}: {error}") from error
+    except (ModelFileError, ValueError, AttributeError, RecursionError) as error:  # whatever shape the JSON has
+        raise _does_not_fit(path, str(error)) from error
 
 
-def _expression(data: dict[str, Any]) -> str:
-    """The expression a tokenizer.json cuts text with. One that we do not know is refused: it may take for ever."""
-    match data:
-        case {
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "Split", "pattern": {"Regex": str(expression)}, "behavior": "Isolated", "invert": False},
-                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-                ],
-            },
-        } if expression in PRE_TOKENISERS.values():
-            return expression
-    raise ValueError("its normaliser or pre-tokeniser is not one we know")
+def _does_not_fit(path: Path, said: str) -> ModelFileError:
+    return ModelFileError(f"{path.name} beside the model does not fit it; mend or remove it: {said}")
 
 
 def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """Raise ValueError unless a tokenizer.json has the very tokens of the model file, and plain BPE among them."""
+    """Raise ValueError unless a tokenizer.json has the very tokens of the model file."""
     model = data["model"]
-    unsupported = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk")
-    if model.get("type") != "BPE" or any(model.get(name) for name in (*unsupported, "byte_fallback")):
-        raise ValueError("its model is not plain BPE")
     added = {token["content"]: token["id"] for token in data["added_tokens"]}
     ordinary = {text: index for text, index in model["vocab"].items() if text not in added}
     for found, expected in ((ordinary, vocabulary.ordinary), (added, vocabulary.special_ids)):

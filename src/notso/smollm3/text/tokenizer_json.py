@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from notso.regular_file import read_regular
 from notso.smollm3.errors import ModelFileError
+from notso.smollm3.text.tokenizer_pipeline import TokenizerPipeline
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
 
 MAX_JSON_BYTES = 64 << 20
@@ -15,22 +17,27 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def tokenizer_entries(path: Path) -> dict[str, Any]:
-    """Tokens, their types, merges, the ids of special tokens, and the chat template where one lies beside the file.
+    """Tokens, their types, merges, how text is cut, the ids of special tokens, and the chat template where one lies
+    beside the file.
 
     Only byte-level BPE is known, which is what SmolLM3 has. Raises ModelFileError.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelFileError(f"the tokenizer file has more than {MAX_JSON_BYTES >> 20} MiB")
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(read_regular(path, MAX_JSON_BYTES))
+    except OSError as error:
+        raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
+    try:
+        pipeline = TokenizerPipeline.from_json(content)
         by_id = {index: (text, NORMAL) for text, index in content["model"]["vocab"].items()}
         for added in content["added_tokens"]:
             by_id[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)
         merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
         has_gaps = sorted(by_id) != list(range(len(by_id)))
-    except OSError as error:
-        raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ModelFileError as error:
+        raise ModelFileError(f"{path.name}: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
         raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
     if has_gaps:
         raise ModelFileError("the tokenizer file's ids have gaps")
@@ -39,21 +46,23 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [by_id[i][1] for i in range(len(by_id))],
         "tokenizer.ggml.merges": merges,
+        **pipeline.entries(),
     }
     ids = {token: i for i, token in enumerate(tokens)}
     for key, text in (("bos", "<|begin_of_text|>"), ("eos", "<|im_end|>"), ("padding", "<|im_end|>")):
         if text in ids:
             entries[f"tokenizer.ggml.{key}_token_id"] = ids[text]
-    beside = path.with_name(TEMPLATE_FILE)
-    if beside.is_file():
-        entries["tokenizer.chat_template"] = _template(beside)
-    return entries
+    template = template_beside(path)
+    return entries if template is None else entries | {"tokenizer.chat_template": template}
 
 
-def _template(path: Path) -> str:
+def template_beside(path: Path) -> str | None:
+    """The chat template that lies beside a tokenizer file. Raises ModelFileError for one that cannot be read."""
     try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ModelFileError(f"{TEMPLATE_FILE} has more than {MAX_TEMPLATE_BYTES >> 20} MiB")
-        return path.read_text("utf-8")
+        return read_regular(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES).decode()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelFileError(f"{TEMPLATE_FILE}: {error.strerror}") from error
     except ValueError as error:
         raise ModelFileError(f"{TEMPLATE_FILE} is no text in UTF-8") from error

@@ -12,6 +12,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
 # Tokens that end a turn whichever the file names as its eos; looked up by text, since ids differ between files.
 END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+END_IDS_KEY = "notso.tokenizer.eos_token_ids"
+"""A key of ours: GGUF has places for three such ids, and generation_config.json may name any number."""
+
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 MAX_TOKEN_CHARACTERS = 1024
@@ -143,10 +146,10 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
     Raises ModelFileError if a named id is outside the vocabulary or there is none at all.
     """
     ends = {index for text in END_TEXTS if (index := vocabulary.special_ids.get(text)) is not None}
-    for key in END_KEYS:
-        index = metadata.get(key)
-        if index is None:
-            continue
+    named = [(key, index) for key in END_KEYS if (index := metadata.get(key)) is not None]
+    if END_IDS_KEY in metadata:
+        named += [(END_IDS_KEY, index) for index in gguf_list(metadata, END_IDS_KEY, int)]
+    for key, index in named:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(vocabulary):
             raise ModelFileError(f"{key} is {quoted(index)}, must be 0..{len(vocabulary) - 1}")
         ends.add(index)

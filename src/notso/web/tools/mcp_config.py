@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from notso.regular_file import read_regular
 from notso.web.values.errors import SettingsError
 
 MAX_FILE_BYTES = 262_144
@@ -39,11 +40,9 @@ class McpEntry:
 def read_mcp_config(path: Path) -> list[McpEntry]:
     """The servers of a file, without those that it disables. Raises SettingsError, which says what is wrong."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise _error(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise _error(f"{path.name} is larger than {MAX_FILE_BYTES} bytes")
     try:
         content = json.loads(data.decode())
     except (ValueError, RecursionError) as error:

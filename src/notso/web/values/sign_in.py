@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from notso.regular_file import SECRET_BYTES, read_regular
 from notso.web.values.errors import SettingsError
 
 MAX_BYTES = 1 << 20
@@ -70,7 +71,7 @@ class OidcSettings:
         if not self.client_secret_file:
             return self.client_secret or None
         try:
-            return Path(self.client_secret_file).read_text("utf-8").strip()
+            return read_regular(Path(self.client_secret_file), SECRET_BYTES).decode().strip()
         except (OSError, ValueError):
             raise SettingsError(f"[oidc] {self.client_secret_file} cannot be read", setting="sign_in") from None
 
@@ -107,9 +108,7 @@ def read_sign_in(path: Path) -> SignInSettings:
     """The settings of a TOML file; a file that it names lies beside it. Raises SettingsError, which names what is
     wrong."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise SettingsError(f"{path}: more than {MAX_BYTES >> 20} MiB are not read", setting="sign_in")
-        given = tomllib.loads(path.read_text("utf-8"))
+        given = tomllib.loads(read_regular(path, MAX_BYTES).decode())
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", setting="sign_in") from None
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,216 @@
+"""A folder's tokenizer and chat template as the entries of a GGUF file, compared with the folder's own on probe texts.
+
+tokenizer.json says how text is cut (`text/tokenizer_pipeline.py`), tokenizer_config.json which tokens are special and,
+in older folders, the template. Read by allow-list. Source: transformers 5.24, tokenization_utils_tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from notso.regular_file import read_regular
+from notso.smollm3.conversion.hf_config import Entries, read_object
+from notso.smollm3.errors import ModelFileError, quoted
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer_json import MAX_JSON_BYTES, tokenizer_entries
+from notso.smollm3.text.vocabulary import CONTROL, END_IDS_KEY, UNUSED
+
+TOKENIZER_FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+NAMED_TEMPLATES = "additional_chat_templates"
+MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
+
+HARMLESS = frozenset(
+    {
+        # of what a call returns, cuts or pads, and of decoding, which is exact here
+        *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
+        *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
+        *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
+        # names, and files that tokenizer.json takes the place of
+        *("name_or_path", "processor_class", "auto_map", "special_tokens_map_file", "tokenizer_file", "vocab_file"),
+        *("merges_file", "from_slow", "legacy", "is_local", "local_files_only", "backend", "use_fast"),
+    }
+)
+CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")
+"""Those that take tokenizer.json as it is; others bring a way to cut text of their own."""
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+_COMPUTED = frozenset({*SPECIAL, *SPECIAL_LISTS, "chat_template", "added_tokens_decoder", "tokenizer_class"})
+_OFF: tuple[Any, ...] = (None, False, [], {}, "")
+
+PROBES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "I'm sure they'll say it's HERS, won't they? WE'RE, I'D; don’t.",
+    " a  b   c\t\td\n\ne \r\n f\n \n  g   ",
+    "0 12 345 6789 12345678 3.14159 1,000,000 ٣٤٥ ½ x2 2x",
+    "def f(x):\n    return {'a': x[0]**2, \"b\": f'{x!r}'}  # why?\n\n\n",
+    "<div class=\"a-b_c\">&amp;</div> a/b\\c $x^2$ -->=== ???!!! ...",
+    "Grüße, žluťoučký kůň; привет, мир! 你好，世界。 こんにちは カタカナ 한국어 مرحبا हिन्दी ไทย",
+    "e\u0301 \u00e9 \u1112\u1161\u11ab \ufb01 \uff21\uff22 \u212b \u0130stanbul \u00df",
+    "👩‍👩‍👧 🎉🇪🇺 \u200b\u00a0\u3000\u0085 \ufeff a\u0000b",
+    "CamelCaseWords lowerUPPER SHOUTING iOS18 x86_64 ŒUVRE",
+    "", " ", "\n", "a",
+)  # fmt: skip
+"""What differs between the tokenizers that people make: contractions, spaces, digits, scripts, forms of characters."""
+
+
+def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
+    """The keys `tokenizer.*`: tokens as they are, filled up to the `vocab` rows of the embedding by names that no text
+    has; `ends` are the ids that end an answer.
+
+    Raises ModelFileError naming what is missing, not computed, or gives other ids than the folder's own tokenizer.
+    """
+    found = tokenizer_entries(folder / TOKENIZER_FILE)
+    tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    if len(tokens) > vocab:
+        raise ModelFileError(f"{TOKENIZER_FILE} has {len(tokens):,} tokens, the embedding {vocab:,} rows")
+    config = {}
+    if (folder / TOKENIZER_CONFIG).exists():
+        config = read_object(folder, TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES)
+    _check(config)
+    _mark_special(config, found)
+    if "eos_token" in config or "bos_token" in config:
+        _name_special(config, found, ends)
+    elif ends:
+        found["tokenizer.ggml.eos_token_id"] = ends[0]
+    others = [each for each in ends if each != found.get("tokenizer.ggml.eos_token_id")]
+    if others:
+        found["tokenizer.ggml.eot_token_id"] = others[0]  # as far as llama.cpp's keys go
+        found[END_IDS_KEY] = list(ends)
+    template = found.pop("tokenizer.chat_template", None)
+    template = _template(config) if template is None else template
+    if template is None:
+        raise ModelFileError(
+            f"the folder has no chat template, neither beside {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
+        )
+    _refuse_named_templates(folder, config)
+    found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
+    _compare(folder / TOKENIZER_FILE, found, _added_of(config))
+    tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab)]
+    kinds += [UNUSED] * (vocab - len(kinds))
+    found["tokenizer.ggml.add_bos_token"] = False
+    return {key: (value, _type_of(key, value)) for key, value in found.items()}
+
+
+def _type_of(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        of = "string" if isinstance(value[0] if value else "", str) else "int32"
+        return f"array of {'uint32' if key == END_IDS_KEY else of}"
+    return {bool: "bool", str: "string", int: "uint32"}[type(value)]
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    if config.get("tokenizer_class") not in CLASSES:
+        raise ModelFileError(
+            f"{TOKENIZER_CONFIG}: tokenizer_class is {quoted(config['tokenizer_class'])}, which may cut text in a way "
+            "of its own; PreTrainedTokenizerFast takes tokenizer.json as it is"
+        )
+    for name, value in config.items():
+        if name not in _COMPUTED and name not in HARMLESS and value not in _OFF:
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {quoted(name)} is {quoted(value)}, which is not computed")
+
+
+def _text_of(name: str, token: Any) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str) or not text:
+        raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} holds {quoted(token)}, no token")
+    return text
+
+
+def _named(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(field, text) of every token that the file calls special."""
+    found = [(name, _text_of(name, config[name])) for name in SPECIAL if config.get(name) is not None]
+    for name in SPECIAL_LISTS:
+        given = config.get(name) or []
+        given = list(given.values()) if isinstance(given, dict) else given
+        if not isinstance(given, list):
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} is {quoted(given)}, no list of tokens")
+        found += [(name, _text_of(name, each)) for each in given]
+    return found
+
+
+def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
+    """Tokens that tokenizer_config.json calls special are so, and it names none that tokenizer.json has not."""
+    tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    ids = {text: index for index, text in enumerate(tokens)}
+    for name, text in _named(config):
+        if text not in ids:
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is no token of {TOKENIZER_FILE}")
+        kinds[ids[text]] = CONTROL
+    added = config.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(isinstance(each, dict) for each in added.values()):
+        raise ModelFileError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is no object of tokens")
+    for index, token in added.items():
+        text = _text_of("added_tokens_decoder", token)
+        if str(ids.get(text)) != index:
+            raise ModelFileError(
+                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives {quoted(text)} the id {quoted(index)}, "
+                f"{TOKENIZER_FILE} {ids.get(text)}"
+            )
+
+
+def _added_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {token["content"]: token for token in (config.get("added_tokens_decoder") or {}).values()}
+
+
+def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequence[int]) -> None:
+    """bos_token and eos_token as a template gets them. A file must name a token that ends an answer."""
+    ids = {text: index for index, text in enumerate(found["tokenizer.ggml.tokens"])}
+    for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
+        found.pop(f"tokenizer.ggml.{key}_token_id", None)
+        if config.get(name) is not None:
+            found[f"tokenizer.ggml.{key}_token_id"] = ids[_text_of(name, config[name])]
+    if "tokenizer.ggml.eos_token_id" not in found and ends:
+        found["tokenizer.ggml.eos_token_id"] = ends[0]
+
+
+def _template(config: Mapping[str, Any]) -> str | None:
+    """Where older folders keep it: as text, or in a list of named ones."""
+    given = config.get("chat_template")
+    if isinstance(given, list):
+        given = next(
+            (each.get("template") for each in given if isinstance(each, dict) and each.get("name") == "default"), None
+        )
+    return given if isinstance(given, str) else None
+
+
+def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
+    """transformers takes one called tool_use in place of the default where there are tools; others have to be asked
+    for."""
+    given = config.get("chat_template")
+    in_list = isinstance(given, list) and any(
+        isinstance(each, dict) and each.get("name") == "tool_use" for each in given
+    )
+    if in_list or (folder / NAMED_TEMPLATES / "tool_use.jinja").exists():
+        raise ModelFileError("the folder has a chat template for tools of its own (tool_use), which is not supported")
+
+
+def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> None:
+    """Ours beside the folder's own, run by the `tokenizers` library: the same tokens, and the same ids of texts."""
+    ours = Tokenizer.from_gguf(found)
+    try:
+        theirs = tokenizers.Tokenizer.from_buffer(read_regular(path, MAX_JSON_BYTES))
+    except Exception as error:  # the library raises no narrower class
+        raise ModelFileError(f"{path.name}: {error}") from error
+    theirs.no_truncation()
+    theirs.no_padding()
+    tokens = found["tokenizer.ggml.tokens"]
+    for index, text in enumerate(tokens):
+        if theirs.id_to_token(index) != text:
+            raise ModelFileError(
+                f"{path.name}: token {index} is {quoted(theirs.id_to_token(index))} there, {quoted(text)} here"
+            )
+    for token in theirs.get_added_tokens_decoder().values():
+        for flag in _FLAGS[: len(_FLAGS) if token.content in named else 0]:
+            given = named[token.content].get(flag)
+            if given is not None and given != getattr(token, flag):
+                raise ModelFileError(f"{TOKENIZER_CONFIG}: {flag} of {quoted(token.content)} differs from {path.name}")
+    between = [text for text, _ in zip(ours.specials, range(8), strict=False)]
+    for text in [*PROBES, *(f"{special}user\n {PROBES[0]}{special}\n" for special in between)]:
+        if ours.encode(text, control=True) != theirs.encode(text).ids:
+            raise ModelFileError(f"{path.name}: {quoted(text)} becomes other ids there than here")

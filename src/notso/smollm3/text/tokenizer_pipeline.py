@@ -1,0 +1,280 @@
+"""How text is cut before the merges: what a tokenizer.json says of it, by allow-list, and what a GGUF file does.
+
+A part that is not known here is refused by name: its ids would be others, and an expression of anyone's may take
+exponential time. Source: the `tokenizers` library, which runs the parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from tokenizers import models
+
+from notso.smollm3.errors import ModelFileError, quoted
+
+PIPELINE_KEY = "notso.tokenizer.pipeline"
+"""A key of ours in GGUF files, whose `tokenizer.ggml.pre` can say neither normalizers nor other ways to cut."""
+
+NO_NAME = "notso"
+"""`tokenizer.ggml.pre` where llama.cpp has no name for it: it then refuses the file instead of cutting otherwise."""
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+LLAMA_3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+QWEN_2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN_3_5 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_DEEPSEEK_3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+)
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
+EXPRESSIONS = {
+    *(LLAMA_3, QWEN_2, _QWEN_3_5, _DEEPSEEK_3, _GPT_2, _TEKKEN, _GPT_4O),
+    *("[一-龥\u3040-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r" ?[^(\s|[.,!?…。，、।۔،])]+"),  # of DeepSeek and BLOOM
+    # of cl100k_base, as it is and as some write it
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    # digits alone, of DeepSeek, Falcon, StarCoder and others
+    *(r"\p{N}{1,3}", r"\p{N}", r"\d{1,3}", r"\d", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\p{N}+"),
+}
+"""Expressions that have been looked at: each takes linear time."""
+
+_BEHAVIORS = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
+_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
+SHRINKS = 8
+"""Normalizers make of so many bytes one at most: of four (a bold letter) with marks of its own."""
+
+
+def _byte_level(prefix_space: bool = False, expression: bool = False) -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": prefix_space,
+        "trim_offsets": True,
+        "use_regex": expression,
+    }
+
+
+def _split(expression: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _byte_level()]}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPipeline:
+    """What happens to a text before and at the merges. `pre_tokenizer` and `normalizer` (None: none) as JSON has them
+    in a tokenizer.json. `ignore_merges`: a piece that is a token of its own becomes that token."""
+
+    pre_tokenizer: Mapping[str, Any]
+    normalizer: Mapping[str, Any] | None = None
+    ignore_merges: bool = True
+
+    @classmethod
+    def from_json(cls, content: Any) -> TokenizerPipeline:
+        """Of a whole tokenizer.json. Raises ModelFileError naming a part that is not computed."""
+        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise ModelFileError("it is no tokenizer.json of a byte-level BPE: it has no model")
+        _only(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
+        _check_model(content["model"])
+        _check_added(content.get("added_tokens"), content.get("normalizer"))
+        _check_post_processor(content.get("post_processor"))
+        _check_decoder(content.get("decoder"))
+        return cls._checked(content.get("normalizer"), content.get("pre_tokenizer"), content["model"])
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> TokenizerPipeline:
+        """Of a GGUF file: our own key, else what `tokenizer.ggml.pre` stands for. Raises ModelFileError."""
+        kept, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
+        if kept is None:
+            if not isinstance(name, str) or name not in PRE_TOKENISERS:
+                raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENISERS)}")
+            # A pre-token that is a vocabulary entry is that token, as in the official tokenizer.json.
+            return cls(_split(PRE_TOKENISERS[name]))
+        try:
+            content = json.loads(kept)
+            return cls._checked(content["normalizer"], content["pre_tokenizer"], content)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ModelFileError(f"{PIPELINE_KEY} is no JSON of a tokenizer") from None
+
+    @classmethod
+    def _checked(cls, normalizer: Any, pre_tokenizer: Any, flags: Mapping[str, Any]) -> TokenizerPipeline:
+        _check_normalizer(normalizer)
+        _check_pre_tokenizer(pre_tokenizer)
+        return cls(pre_tokenizer, normalizer, flags.get("ignore_merges", False) is True)
+
+    def entries(self) -> dict[str, str]:
+        """The keys of a GGUF file that say it."""
+        known = next((name for name, each in _NAMED if each == self._plain()), NO_NAME)
+        found = {"tokenizer.ggml.pre": known}
+        if self.normalizer is not None or known not in PRE_TOKENISERS or not self.ignore_merges:
+            parts = (self.normalizer, self.pre_tokenizer, self.ignore_merges)
+            names = ("normalizer", "pre_tokenizer", "ignore_merges")
+            found[PIPELINE_KEY] = json.dumps(dict(zip(names, parts, strict=True)), sort_keys=True, ensure_ascii=False)
+        return found
+
+    def encoder(self, ordinary: dict[str, int], merges: list[Any], merges_name: str) -> tokenizers.Tokenizer:
+        """An encoder that knows ordinary tokens only, so that no text whatever can yield a special one. Raises
+        ModelFileError."""
+        parts: dict[str, Any] = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+        parts |= {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
+        try:
+            made = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
+            # A dict and a list of tuples is the quickest way in; the same as JSON text takes half as long again.
+            encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
+        except Exception as error:  # the library raises no narrower class
+            raise ModelFileError(f"{merges_name} does not fit the vocabulary: {error}") from error
+        if self.normalizer is not None:
+            encoder.normalizer = made.normalizer
+        encoder.pre_tokenizer = made.pre_tokenizer
+        return encoder
+
+    def _plain(self) -> tuple[Any, bool]:
+        """Without what makes no difference to ids."""
+        cut: Any = json.loads(json.dumps(self.pre_tokenizer))
+        for each in (cut, *cut.get("pretokenizers", ())):
+            if each["type"] == "ByteLevel":
+                each["trim_offsets"] = True
+        return cut, self.ignore_merges
+
+
+# By `tokenizer.ggml.pre`. Both names stand for Llama 3's expression.
+PRE_TOKENISERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
+
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
+    ("smaug-bpe", (_split(LLAMA_3), True)),
+    # where llama.cpp cuts and merges so under that name
+    ("smaug-bpe", (_split(LLAMA_3), False)),
+    ("qwen2", (_split(QWEN_2), False)),
+    ("gpt-2", (_byte_level(expression=True), False)),
+    ("smollm", ({"type": "Sequence", "pretokenizers": [_DIGITS, _byte_level(expression=True)]}, False)),
+    ("tekken", (_split(_TEKKEN), True)),
+    ("gpt-4o", (_split(_GPT_4O), False)),
+)
+
+_CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
+"""transformers asks for neither truncation nor padding when it encodes a prompt."""
+
+
+def _only(part: Mapping[str, Any], what: str, known: set[str]) -> None:
+    for key in part:
+        if key not in known:
+            raise ModelFileError(f"{what}: {quoted(key)} is not known here")
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    known = {"type", "vocab", "merges", "dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"}
+    _only(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
+    if model.get("type") != "BPE":
+        raise ModelFileError(f"its model is {quoted(model.get('type'))}, not BPE")
+    # An unknown token is never needed: the vocabulary has every byte.
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise ModelFileError(f"its model is not plain BPE: {name} is {quoted(model[name])}")
+
+
+def _check_added(added: Any, normalizer: Any) -> None:
+    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
+        raise ModelFileError("added_tokens must be a list")
+    for token in added:
+        known = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
+        _only(token, f"added token {quoted(token.get('content'))}", known)
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if token.get(flag):
+                raise ModelFileError(f"added token {quoted(token.get('content'))}: {flag} cannot be computed here")
+        if token.get("normalized") and normalizer is not None and not str(token.get("content")).isascii():
+            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized cannot be computed here")
+        if token.get("normalized") and "Lowercase" in json.dumps(normalizer):
+            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized cannot be computed here")
+
+
+def _check_normalizer(part: Any) -> None:
+    match part:
+        case None:
+            return
+        case {"type": "Sequence", "normalizers": [*each], **rest} if not rest:
+            for one in each:
+                _check_normalizer(one)
+        case {"type": str(kind), **rest} if kind in _NORMALIZERS and not rest:
+            return
+        case {"type": "Prepend", "prepend": str(), **rest} if not rest:
+            return
+        case _:
+            raise ModelFileError(f"its normalizer {quoted(_kind(part))} cannot be computed here")
+
+
+def _check_pre_tokenizer(part: Any) -> None:
+    parts = part.get("pretokenizers") if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
+    if not isinstance(parts, list) or not parts or _kind(parts[-1]) != "ByteLevel":
+        raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} does not end in bytes (ByteLevel)")
+    for each in parts:
+        _check_cut(each)
+    if [_kind(each) for each in parts].count("ByteLevel") > 1:
+        raise ModelFileError("its pre_tokenizer has ByteLevel twice")
+
+
+def _check_cut(part: Any) -> None:
+    match part:
+        case {"type": "ByteLevel", "add_prefix_space": bool(), "use_regex": bool(), **rest} if _is_trim(rest):
+            return
+        case {"type": "Digits", "individual_digits": bool(), **rest} if not rest:
+            return
+        case {"type": "Punctuation", "behavior": str(behavior), **rest} if behavior in _BEHAVIORS and not rest:
+            return
+        case {"type": "Split", "pattern": pattern, "behavior": str(behavior), "invert": bool(), **rest} if (
+            behavior in _BEHAVIORS and not rest
+        ):
+            _check_pattern(pattern)
+        case _:
+            raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} is not known with these settings")
+
+
+def _is_trim(rest: Mapping[Any, Any]) -> bool:
+    return not rest or (set(rest) == {"trim_offsets"} and isinstance(rest["trim_offsets"], bool))
+
+
+def _check_pattern(pattern: Any) -> None:
+    match pattern:
+        case {"String": str(text), **rest} if text and not rest:
+            return
+        case {"Regex": str(expression), **rest} if expression in EXPRESSIONS and not rest:
+            return
+    raise ModelFileError(f"its pre_tokenizer cuts by {quoted(pattern)}, which is no expression that is known here")
+
+
+def _check_post_processor(part: Any) -> None:
+    match part:
+        case None | {"type": "ByteLevel"}:  # of offsets only
+            return
+        case {"type": "Sequence", "processors": [*each]}:
+            for one in each:
+                _check_post_processor(one)
+        case {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", **_kind_of}}]} if set(_kind_of) <= {
+            "type_id"
+        }:
+            return
+        case _:
+            raise ModelFileError(f"its post_processor {quoted(_kind(part))} puts tokens around a text")
+
+
+def _check_decoder(part: Any) -> None:
+    match part:
+        case {"type": "ByteLevel"} | {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}:
+            return
+    raise ModelFileError(f"its decoder {quoted(_kind(part))} is not ByteLevel")
+
+
+def _kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else part
