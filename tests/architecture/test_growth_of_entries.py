@@ -47,7 +47,7 @@ from notso.web.rendering.markdown import render_markdown
 from notso.web.store.postgres.words import query_of, snippet_of, vector_of
 from notso.web.store.sqlite.text_index import _phrases
 from notso.web.tools.calculator import calculate
-from notso.web.tools.elicitation import plain_line
+from notso.web.values.visible_text import visible_line
 from notso.web.values.durations import duration_s
 from notso.web.values.errors import SettingsError, ToolError
 from notso.web.values.problems import Problem
@@ -256,7 +256,7 @@ ENTRIES = {
     "snippet": Entry(lambda text: snippet_of(text, text[:32]), 256 * KIB, TEXT),
     "phrases": Entry(lambda text: _phrases(text.split()), 64 * KIB, TEXT),
     "calculator": Entry(calculate, 64 * KIB, ("1", "(", "1+", " ", "-", "2**", "1.", "a", "1e1,", "sqrt(")),
-    "line of a tool": Entry(lambda text: plain_line(text, 1000), MIB, TEXT),
+    "line of a tool": Entry(lambda text: visible_line(text, 1000), MIB, TEXT),
     "duration": Entry(duration_s, 64 * KIB, ("1m", "1", "1.1", "1ms", "m"), "", "!"),
 }
 

@@ -19,7 +19,7 @@ from notso.web.edge import limits
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.door import Door, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
-from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace
+from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace, pace_logs
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -242,13 +242,35 @@ def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
     pace = LogPace(clock=lambda: now)
 
     def written(text: str) -> str | None:
-        record = logging.LogRecord("x", logging.INFO, "x.py", 1, text, ("arg",), None)
+        record = logging.LogRecord("notso.web", logging.INFO, "x.py", 1, text, ("arg",), None)
         return record.getMessage() if pace.filter(record) else None
 
     assert [written("one %s") for _ in range(1000)].count("one arg") == MOST
     assert written("two %s") == "two arg"
     now += WINDOW_SECONDS
     assert written("one %s") == "one arg (and 980 more like it)" and written("one %s") == "one arg"
+
+
+def test_no_logger_of_the_server_writes_without_end() -> None:
+    written: list[logging.LogRecord] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record)
+
+    handler = Kept()
+    logging.getLogger().addHandler(handler)
+    try:
+        pace_logs()
+        for name in ("notso.web", "notso.web.store", "notso.web.turns", "uvicorn.error", "asyncio", "notso.later"):
+            for number in range(10 * MOST):
+                logging.getLogger(name).error("a chunk is broken: %s", number)
+            assert len([record for record in written if record.name == name]) == MOST
+        for _ in range(2 * MOST):
+            logging.getLogger("another.library").error("not caused by clients")
+        assert len([record for record in written if record.name == "another.library"]) == 2 * MOST
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def test_httpx_and_keep_alive_are_as_before(shared: Any) -> None:

@@ -1,4 +1,4 @@
-"""What clients can bring about as often as they like is written down a few times, then counted."""
+"""What clients can bring about as often as they like is logged a few times, then counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ MOST = 20
 WINDOW_SECONDS = 60.0
 """Twenty lines or tracebacks of one kind a minute show what is the matter; a log without end fills the disk."""
 MAX_KINDS = 256
-CAUSED_BY_CLIENTS = ("asyncio", "uvicorn.error", "notso.web.connections", "notso.web.access")
+CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
+"""Loggers, with those below them: nearly everything that is logged while a server runs follows from a request."""
 
 
 class LogPace(logging.Filter):
@@ -22,7 +23,9 @@ class LogPace(logging.Filter):
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> when its window began, how many since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
+        """Return whether the record is written."""
+        if record.name.split(".", 1)[0] not in CAUSED_BY_CLIENTS:
+            return True
         now, kind = self._clock(), (record.name, str(record.msg))
         began, count = self._seen.get(kind, (now, 0))
         if now - began >= WINDOW_SECONDS:
@@ -35,10 +38,10 @@ class LogPace(logging.Filter):
         return count < MOST
 
 
-_PACE = LogPace()
-
-
 def pace_logs() -> None:
-    """From now on, in this process."""
-    for name in CAUSED_BY_CLIENTS:
-        logging.getLogger(name).addFilter(_PACE)
+    """Pace what these loggers, and those below them, write in this process. A filter of a logger does not see the
+    records of those below it, so the handlers have it."""
+    for name in ("", *CAUSED_BY_CLIENTS):
+        for handler in logging.getLogger(name).handlers:
+            if not any(isinstance(each, LogPace) for each in handler.filters):
+                handler.addFilter(LogPace())
