@@ -47,10 +47,10 @@ from notso.web.rendering.markdown import render_markdown
 from notso.web.store.postgres.words import query_of, snippet_of, vector_of
 from notso.web.store.sqlite.text_index import _phrases
 from notso.web.tools.calculator import calculate
-from notso.web.values.visible_text import visible_line
 from notso.web.values.durations import duration_s
 from notso.web.values.errors import SettingsError, ToolError
 from notso.web.values.problems import Problem
+from notso.web.values.visible_text import visible_line
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -237,7 +236,7 @@ def _parts(
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue("notso-render")
     assets = Assets()
-    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"), plugins)
+    pages = Pages(assets, FairQueue("notso-page", PAGE_THREADS), plugins)
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
@@ -295,6 +294,7 @@ async def _shut_down(parts: Parts) -> None:
     parts.chat.pages.close()
     parts.shared.large_work.close()
     parts.chat.importing.close()
+    parts.chat.exporting.close()
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:

@@ -66,8 +66,9 @@ class Machine:
         priority: int = 0,
         salt: bytes = SALT,
         conversation: bytes | None = ANONYMOUS,
+        owner: str = "",
     ) -> Sequence:
-        sequence = Sequence(prompt, salt=salt, priority=priority, conversation=conversation)
+        sequence = Sequence(prompt, salt=salt, priority=priority, conversation=conversation, owner=owner)
         self.goals[sequence] = len(prompt) + answers
         self.scheduler.add(sequence)
         return sequence
@@ -226,11 +227,13 @@ def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
 ) -> None:
     windows = WINDOW_BLOCKS * slots + STEP_WINDOW_BLOCKS if has_windows else None
     machine, rng = Machine(blocks, slots, windows=windows), random.Random(seed)
+    owners = rng.choices("abc", k=3)
     left = list(requests)
     for _ in range(5000):
         if left and rng.random() < 0.3:
             ids, answers, priority = left.pop()
-            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), priority)
+            owner = rng.choice(owners)
+            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), priority, owner=owner)
         if machine.goals and rng.random() < 0.02:
             machine.abort(rng.choice(list(machine.goals)))
         if not machine.scheduler.has_work and not left:
@@ -390,6 +393,44 @@ def test_a_low_priority_does_not_wait_for_ever() -> None:
     while patient in machine.goals:
         machine.step(100)
     assert len(machine.done) <= MAX_STARVATION + 3
+
+
+def test_an_owner_with_nothing_running_goes_before_anothers_second() -> None:
+    machine = Machine(40, 4)
+    greedy = [machine.add(prompt(number, 20), 60, owner="greedy") for number in range(70)]
+    for _ in range(3):
+        machine.step(100)
+    assert machine.scheduler.running == greedy[:4], "alone it has all places"
+    modest = [machine.add(prompt(100 + number, 20), 5, owner=f"modest {number % 2}") for number in range(4)]
+    assert machine.scheduler.queue()[:2] == modest[:2]
+    plan = machine.step(100)
+    assert plan.preempted == [greedy[3], greedy[2]] and machine.scheduler.running == [*greedy[:2], *modest[:2]]
+    while machine.done != modest:
+        assert len([each for each in machine.scheduler.running if each.owner == "greedy"]) <= 3
+        machine.step(100)
+    machine.run()
+    assert machine.done[4:8] == greedy[:4] and len(machine.done) == 74, "what gave way goes on first"
+
+
+def test_prompts_of_two_owners_are_read_in_turns() -> None:
+    machine = Machine(40, 4)
+    for number in range(3):
+        machine.add(prompt(number, 600), 1, owner="greedy")
+    machine.step(150)
+    modest = machine.add(prompt(3, 300), 1, owner="modest")
+    chunks = [chunk for _ in range(6) for chunk in machine.step(150).chunks]
+    order = [chunk.sequence.owner for chunk in chunks if chunk.count > FEW_ROWS]
+    assert order[:4] == ["greedy", "modest", "greedy", "modest"] and modest in machine.done
+
+
+def test_beside_a_crowd_an_owner_has_one_at_a_time_and_does_not_starve() -> None:
+    machine = Machine(40, 2)
+    greedy = [machine.add(prompt(number, 10), 20, owner="greedy") for number in range(10)]
+    modest = [machine.add(prompt(100 + number, 10), 3, owner=f"modest {number}") for number in range(60)]
+    while set(modest) & set(machine.scheduler.waiting):
+        machine.step(100)
+        assert [each.owner for each in machine.scheduler.running].count("greedy") <= 1
+    assert set(machine.done) > set(greedy[:3])
 
 
 def test_waiting_ones_are_told_in_the_order_they_are_taken() -> None:

@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from notso.web.app import create_app
-from notso.web.edge.access import COOKIE, Caller, KeyRing, guarded, public
+from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, guarded, public
 from notso.web.edge.security import content_security_policy
 from notso.web.replicas.exchange import Alone
 from notso.web.testing.scripted_engine import ScriptedEngine
@@ -371,3 +371,21 @@ def test_who_came_in_under_other_rules_is_asked_again() -> None:
 def test_costly_reads_are_not_for_other_sites(shared: Any, path: str) -> None:
     assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert shared.client.get(path, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_sign_ins_of_one_owner_sign_nobody_else_out() -> None:
+    """Where there are too many, the oldest browser of the owner who has most goes."""
+
+    async def nobody(request: Any) -> None:
+        return None
+
+    async def run() -> None:
+        ring, modest = KeyRing(KEY, sign_ins=(nobody,)), Caller("modest", "modest")
+        kept = [await ring.new_session(modest) for _ in range(3)]
+        greedy = [await ring.new_session(Caller("greedy", "greedy")) for _ in range(MAX_SESSIONS_OF_MANY + 50)]
+        assert [await ring._continues(each) for each in kept] == [modest] * 3
+        assert [await ring._continues(each) is None for each in greedy[52:54]] == [True, False]
+        await ring.end_session(kept[0])
+        assert await ring._continues(kept[0]) is None and await ring._continues(kept[1]) == modest
+
+    asyncio.run(run())

@@ -170,3 +170,21 @@ def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkey
         assert layer._budget.free == 0 and not layer._budget._arriving
 
     asyncio.run(run())
+
+
+def test_who_holds_little_finds_room_beside_one_who_took_all() -> None:
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        await arrival(budget, "greedy").gather(sender(b"x" * (FREE_BYTES + MOST)))
+        more = asyncio.create_task(arrival(budget, "greedy").gather(sender(b"x" * (FREE_BYTES + 1))))
+        await settled(lambda: budget._line.locked())
+        modest = await arrival(budget, "modest").gather(sender(b"y" * (FREE_BYTES + MOST // 4)))
+        assert len(modest["body"]) == FREE_BYTES + MOST // 4 and not more.done()
+        too_much = asyncio.create_task(arrival(budget, "modest").gather(sender(b"y" * (FREE_BYTES + 1))))
+        await asyncio.sleep(0)
+        assert not too_much.done()
+        for each in (more, too_much):
+            each.cancel()
+        await asyncio.gather(more, too_much, return_exceptions=True)
+
+    asyncio.run(run())

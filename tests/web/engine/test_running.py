@@ -57,12 +57,12 @@ async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
     """Between the check and the asking there is no moment in which one too many could come."""
     house = House(most_waiting=2)
     generations = [Generation() for _ in range(2)]
-    first, second = house.requests.admit("a"), house.requests.admit("b")
-    assert first is not None and second is not None and house.requests.admit("c") is None
+    first, second = house.requests.admit("a"), house.requests.admit("a")
+    assert first is not None and second is not None and house.requests.admit("a") is None
     for running, generation in zip((first, second), generations, strict=True):
         await running.begin(lambda engine, generation=generation: [generation])
     generations[0].write([Event("queued", place=1)])
-    assert house.requests.waiting == 2 and house.requests.admit("c") is None
+    assert house.requests.waiting == 2 and house.requests.admit("a") is None
     generations[0].write(texts("a"))
     assert house.requests.waiting == 1
     third = house.requests.admit("c", choices=3)
@@ -72,6 +72,18 @@ async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
     assert house.requests.waiting == 1
     second.stop()
     assert house.requests.waiting == 0
+
+
+@on_loop
+async def test_an_owner_who_waits_for_nothing_finds_a_place_beside_one_who_took_all() -> None:
+    requests = House(most_waiting=32).requests
+    greedy = [requests.admit("greedy") for _ in range(70)]
+    assert [each is not None for each in greedy] == [True] * 32 + [False] * 38, "alone it has all there are"
+    modest = [requests.admit("modest") for _ in range(20)]
+    assert [each is not None for each in modest] == [True] * 16 + [False] * 4, "two have half of them each"
+    assert requests.admit("greedy") is None and requests.admit("other") is not None
+    others = [requests.admit(f"other {number}") for number in range(200)]
+    assert sum(each is not None for each in others) == 128 - 49, "there is an end"
 
 
 @on_loop

@@ -99,6 +99,7 @@ class InputProcessor:
                 scored=options.prompt_logprobs is not None,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
+                owner=options.owner,
             ),
             generation=Generation(self._signal.wake),
             sampler=self._sampler(params),

@@ -33,7 +33,7 @@ RANK_STEP = 16
 
 _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
-_TRAINING_ONLY = re.compile(r"base_model\.model\.[\w.]+\.lora_(velora_embed|monteclora_sampler\.[\w.]+)", re.ASCII)
+_TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
 _GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
 """The keys `adapter.*` that are computed or change nothing: llama.cpp shows the last two and applies neither."""
@@ -131,7 +131,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
     left_out = 0
     with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
         for tensor in file.tensors.values():
-            if _TRAINING_ONLY.fullmatch(tensor.name):
+            if any(part in tensor.name for part in _TRAINING_ONLY):
                 continue
             named = _PEFT_NAME.fullmatch(tensor.name)
             if named is None or named[3] not in MATRICES or named[1] != _module(int(named[2]), named[3]):

@@ -5,12 +5,15 @@ came of it. Sequences that are being answered get their next token in every step
 that running chats keep moving beside a long prompt. When blocks run out, the sequence of the lowest priority that came
 last gives its blocks back and waits; what it had computed is cached as long as there is room.
 
-The order is by priority, then by arrival; a sequence whose starvation count is too high comes first. So the first in
-order always gets on, and no sequence waits for ever.
+The order is by priority, then by how many of the same owner come before, then by arrival: an owner with nothing running
+comes before another owner's second sequence, which gives its place back where there is none left. A sequence whose
+starvation count is too high comes first. So the first in order always gets on, and no sequence waits for ever.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -58,6 +61,9 @@ class Scheduler:
         self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
+        self._prefilled: dict[
+            str, int
+        ] = {}  # rows of each owner whose prompts are read; who comes begins with the least
 
     @property
     def has_work(self) -> bool:
@@ -66,7 +72,7 @@ class Scheduler:
 
     def queue(self) -> list[Sequence]:
         """Those that wait, the next one first."""
-        return sorted(self.waiting, key=_order)
+        return _in_turn(self.waiting, Counter(each.owner for each in self.running))
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn. Its whole length must fit into the blocks there are."""
@@ -87,17 +93,19 @@ class Scheduler:
         from the cache are lacking."""
         plan = Plan()
         self._admit(plan)
-        for sequence in sorted(self.running, key=_order):
+        for sequence in _in_turn(self.running):
             room = max_rows - plan.rows
             if room > 0 and sequence.batch_index is not None and not _is_prefill(sequence):
                 self._plan_chunk(sequence, min(sequence.pending, room), plan)
         room = min(prompt_tokens, max_rows - plan.rows)
-        for sequence in sorted(self.running, key=_order):
+        for sequence in self._prefills():
             if room < 1:
                 break
-            if sequence.batch_index is not None and _is_prefill(sequence) and not self._match(sequence, plan):
+            if sequence.batch_index is not None and not self._match(sequence, plan):
                 most = self._scored_rows(plan) if sequence.is_scoring else room
-                room -= self._plan_chunk(sequence, min(sequence.pending, room, most), plan)
+                rows = self._plan_chunk(sequence, min(sequence.pending, room, most), plan)
+                self._prefilled[sequence.owner] += rows
+                room -= rows
         for chunk in plan.chunks if self.pool.has_windows else ():
             self.pool.open_windows(chunk.sequence.blocks, chunk.start, chunk.rows)
         return plan
@@ -162,14 +170,36 @@ class Scheduler:
 
     def _admit(self, plan: Plan) -> None:
         for sequence in self.queue():
-            if not self._free_indices or not self._fits(sequence):
-                return
+            while not self._free_indices or not self._fits(sequence):
+                gives_way = self._gives_way_to(sequence)
+                if gives_way is None:
+                    return
+                self._preempt(gives_way, plan)
             self.waiting.remove(sequence)
+            running = Counter(each.owner for each in self.running)
             for other in self.waiting:
-                other.starvation_count += other.arrival < sequence.arrival
+                if running[other.owner] <= running[sequence.owner]:
+                    other.starvation_count += other.arrival < sequence.arrival
             sequence.batch_index = self._free_indices.pop()
             self.running.append(sequence)
             self._match(sequence, plan)
+
+    def _prefills(self) -> list[Sequence]:
+        """Prompts to be read, that of the owner who has had the fewest rows first: a long one beside another owner's
+        takes every other step."""
+        found = [each for each in _in_turn(self.running) if _is_prefill(each)]
+        going_on = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
+        least = min(going_on.values(), default=0)
+        self._prefilled = {each.owner: going_on.get(each.owner, least) for each in found}
+        return sorted(found, key=lambda each: (_urgency(each), self._prefilled[each.owner]))
+
+    def _gives_way_to(self, sequence: Sequence) -> Sequence | None:
+        """Where its owner has nothing running: the last of an owner who has most, and more than one."""
+        running = Counter(each.owner for each in self.running)
+        if running[sequence.owner]:
+            return None
+        others = [each for each in self.running if running[each.owner] > 1 and _urgency(each) >= _urgency(sequence)]
+        return max(others, key=lambda each: (running[each.owner], _order(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether its prompt fits beside those that run, each of which may soon need a block more. Alone it always
@@ -252,7 +282,7 @@ class Scheduler:
             try:
                 return self.pool.allocate()
             except OutOfBlocksError:
-                last = max(self.running, key=_order)
+                last = _in_turn(self.running)[-1]
                 self._preempt(last, plan)
                 if last is sequence:
                     return None
@@ -338,5 +368,19 @@ def _is_prefill(sequence: Sequence) -> bool:
     return sequence.pending > FEW_ROWS or sequence.is_scoring
 
 
+def _in_turn(sequences: Iterable[Sequence], before: Counter[str] | None = None) -> list[Sequence]:
+    """The order in which they are served, where each owner has so many `before` already."""
+    counts = Counter(before)
+    ranked = []
+    for sequence in sorted(sequences, key=_order):
+        ranked.append((_urgency(sequence), counts[sequence.owner], sequence.arrival, sequence))
+        counts[sequence.owner] += 1
+    return [each[-1] for each in sorted(ranked, key=lambda each: each[:-1])]
+
+
+def _urgency(sequence: Sequence) -> int:
+    return -1 if sequence.starvation_count > MAX_STARVATION else sequence.priority
+
+
 def _order(sequence: Sequence) -> tuple[int, int]:
-    return (-1 if sequence.starvation_count > MAX_STARVATION else sequence.priority, sequence.arrival)
+    return (_urgency(sequence), sequence.arrival)

@@ -16,6 +16,7 @@ class Sequence:
     `hashes[i]` stands for all tokens up to the end of block i, for the blocks that are full; the first one is made from
     `salt`. `conversation` is noted at every block it computes or finds (None: at none). `batch_index` is its row in the
     block tables while it runs. `drafts` are draft tokens behind `tokens`, to be verified with the next step.
+    `owner`: owners take turns (see scheduler.py).
     `adapter`: what the model computes it with besides its weights, which is the model's own affair.
     `scored`: logits after each token of the prompt are wanted, so all of it is computed, in smaller steps.
     """
@@ -27,6 +28,7 @@ class Sequence:
     arrival: int = 0
     scored: bool = False
     adapter: Any = None
+    owner: str = ""
     tokens: list[int] = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)

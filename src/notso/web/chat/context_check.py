@@ -16,7 +16,7 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
     if engine is None:
         return None
     try:
-        return await services.shared.large_work.run(lambda: prepare(engine, request), size)
+        return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
     except ContextLengthError as error:
         used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
         sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))

@@ -49,7 +49,7 @@ class ChatServices:
     toolbox: Toolbox = field(default_factory=Toolbox)
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
-    exporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
     importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections.abc import Callable
-from concurrent.futures import Executor
-from contextvars import copy_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +15,7 @@ from starlette.responses import HTMLResponse
 
 from notso.plugins.plugin_set import Plugins
 from notso.web.chat.chat_list import by_day
-from notso.web.edge.access import KeyRing, caller_of
+from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
@@ -27,6 +24,7 @@ from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.plugin_view import PluginView
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
+from notso.web.values.fair_queue import FairQueue
 from notso.web.values.ids import new_id
 from notso.web.values.shortcuts import SHORTCUTS
 from notso.web.values.visible_text import is_visible, visible
@@ -45,7 +43,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 class Pages:
     """Renders templates; partials begin with an underscore and also serve as answers to htmx."""
 
-    def __init__(self, assets: Assets, renderer: Executor, plugins: Plugins | None = None) -> None:
+    def __init__(self, assets: Assets, renderer: FairQueue, plugins: Plugins | None = None) -> None:
         view = PluginView(plugins or Plugins())
         self._renderer = renderer
         self._environment = Environment(
@@ -83,7 +81,7 @@ class Pages:
 
     async def html(self, request: Request, template: str, **context: Any) -> bytes:
         """The rendered template; it knows this request's nonce."""
-        return await self._off_loop(lambda: self._render(request, template, context))
+        return await self._renderer.run(_whose(request), lambda: self._render(request, template, context))
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """The rendered template as an answer, compressed where the browser can."""
@@ -95,7 +93,7 @@ class Pages:
             packed = gzip.compress(html, PACKING_LEVEL, mtime=0)
             return packed, {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
 
-        body, headers = await self._off_loop(render)
+        body, headers = await self._renderer.run(_whose(request), render)
         return HTMLResponse(body, status, headers)
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
@@ -106,12 +104,9 @@ class Pages:
         context["chosen_language"] = request.cookies.get(LANGUAGE_COOKIE, "")
         return self._environment.get_template(template).render(context).encode()
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._renderer, copy_context().run, work)
-
     def close(self) -> None:
         """Nothing more is rendered."""
-        self._renderer.shutdown(wait=False, cancel_futures=True)
+        self._renderer.close()
 
     def card(self, use: ToolUse) -> Card:
         """A tool call as HTML. What model and tool wrote is escaped in it. Takes time: not on the loop."""
@@ -132,6 +127,11 @@ class Pages:
             parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
         return Markup(with_labels(html + parts[-1]))  # it left our sanitiser, or was escaped by our template
+
+
+def _whose(request: Request) -> str:
+    """Whose turn a page takes: of who is not known, that of the other end."""
+    return owner_of(request) if hasattr(request.state, "caller") else f"from {peer_of(request)}"
 
 
 def is_fragment(request: Request) -> bool:

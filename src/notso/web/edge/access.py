@@ -172,6 +172,7 @@ class KeyRing:
         if self._book is not None:
             self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
+        self._of_owners: dict[str, dict[bytes, None]] = {}  # the oldest first
 
     @property
     def open(self) -> bool:
@@ -183,7 +184,8 @@ class KeyRing:
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
-        """A cookie value for a browser of that caller. The oldest browser is forgotten past the limit."""
+        """A cookie value for a browser of that caller. Past the limit, the oldest browser of the owner who has most is
+        forgotten."""
         token = secrets.token_urlsafe(32)
         now = self._clock()
         await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
@@ -239,12 +241,20 @@ class KeyRing:
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
         while len(self._sessions) >= self._most_sessions:
-            del self._sessions[next(iter(self._sessions))]
+            most = max(self._of_owners.values(), key=lambda theirs: len(theirs))
+            self._drop(next(iter(most)))
+        self._drop(digest)
         self._sessions[digest] = session
+        self._of_owners.setdefault(session.caller.owner, {})[digest] = None
         return session
 
     def _drop(self, digest: bytes) -> None:
-        self._sessions.pop(digest, None)
+        session = self._sessions.pop(digest, None)
+        if session is not None:
+            theirs = self._of_owners[session.caller.owner]
+            del theirs[digest]
+            if not theirs:
+                del self._of_owners[session.caller.owner]
 
     async def _share(self, digest: bytes, session: _Session) -> None:
         """Write it in the book, signed with the key: who can write there makes none."""

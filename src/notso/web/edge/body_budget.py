@@ -13,6 +13,9 @@ MIB = 1 << 20
 MOST_BYTES = 64 * MIB
 """Of all bodies that are being received or looked at: four imports of the largest size."""
 
+SMALL_SHARE = 4
+"""A holder of no more than this part of it finds that part beyond, where others have taken all: one import."""
+
 FREE_BYTES = 64 * 1024
 """Of each body these do not count, so that an ordinary question finds room whatever else is sent. How many there are of
 them is bounded by the connections."""
@@ -36,8 +39,8 @@ class BodyGaveWayError(Exception):
 class Arrival:
     """One request's body: gathered in one piece, whatever the pieces it comes in."""
 
-    def __init__(self, budget: BodyBudget, host: str, limit: int, deadline: float) -> None:
-        self.host = host
+    def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
+        self.holder = holder  # whose it is, or, of who is not known, where it comes from
         self.held = 0  # of what is gathered: what counts
         self.since = 0.0  # when it began to count
         self._budget = budget
@@ -88,12 +91,14 @@ class Arrival:
 
 class BodyBudget:
     """What all bodies may hold together. When it is used up, whoever needs more waits for a moment, until others are
-    done with; then the bodies that have been arriving for longest give way, first those of the address that holds
-    most. Called on the loop.
+    done with; then the bodies that have been arriving for longest give way, first those of who holds most. Who holds
+    little finds some room beyond. Called on the loop.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.free = most_bytes
+        self._beyond = most_bytes // SMALL_SHARE
+        self._held = Counter[str]()
         self._arriving: dict[Arrival, None] = {}
         self._line = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -103,12 +108,18 @@ class BodyBudget:
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
-        if size - arrival.held > self.free:
+        if not self._has_room(arrival, size):
             async with self._line:  # one at a time looks for room, so that a crowd costs no square of itself
-                while size - arrival.held > self.free:
+                while not self._has_room(arrival, size):
                     await self._make_room(arrival)
         self.free -= size - arrival.held
+        self._held[arrival.holder] += size - arrival.held
         arrival.held = size
+
+    def _has_room(self, arrival: Arrival, size: int) -> bool:
+        more = size - arrival.held
+        beyond = self._beyond if self._held[arrival.holder] + more <= self._beyond else 0
+        return more <= self.free + beyond
 
     def arrived(self, arrival: Arrival) -> None:
         """It is whole, or is not waited for any longer: from here on it cannot give way."""
@@ -119,6 +130,9 @@ class BodyBudget:
         """Nobody needs it any more."""
         self._arriving.pop(arrival, None)
         self.free += arrival.held
+        self._held[arrival.holder] -= arrival.held
+        if not self._held[arrival.holder]:
+            del self._held[arrival.holder]
         arrival.held = 0
         self._tell()
 
@@ -126,10 +140,7 @@ class BodyBudget:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
-            held = Counter[str]()
-            for each in self._arriving:
-                held[each.host] += each.held
-            leaves = max(late, key=lambda each: held[each.host])  # of equals the first: the oldest
+            leaves = max(late, key=lambda each: self._held[each.holder])  # of equals the first: the oldest
             leaves.give_way()
             if leaves is arrival:
                 raise BodyGaveWayError

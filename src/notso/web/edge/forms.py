@@ -6,6 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 
+from notso.web.edge.access import owner_of
 from notso.web.edge.work_line import WorkLine
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -21,7 +22,7 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
     line: WorkLine = request.app.state.large_work
-    return await line.run(lambda: parse_form(body, most=most), len(body))
+    return await line.run(lambda: parse_form(body, most=most), len(body), owner_of(request))
 
 
 def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:

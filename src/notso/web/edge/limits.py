@@ -63,6 +63,8 @@ class RequestLimits:
             if whole:  # what comes now is only the news that the client has gone
                 return await receive()
             whole = True
+            caller = scope.get("state", {}).get("caller")
+            arrival.holder = f"owner {caller.owner}" if caller is not None else arrival.holder
             return await arrival.gather(receive)
 
         async def send_noted(message: Message) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import TypeVar
 
 from notso.smollm3 import give_back_freed
+from notso.web.values.fair_queue import FairQueue, has_room
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -25,46 +24,42 @@ RETRY_SECONDS = 5
 
 
 class WorkLine:
-    """Who comes first is served first; who finds too many waiting is refused. Called on the loop.
+    """Owners take turns; who finds too many waiting is refused. Called on the loop.
 
     The memory that such work takes is given back when it is done: the C library would keep it.
     """
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._queue = FairQueue(name)
         self._most_waiting = most_waiting
-        self._turn = asyncio.Lock()
-        self.waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How much waits."""
+        return sum(self._queue.waiting.values())
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Waits until nobody else has a turn. Raises Problem (429) where too many wait already."""
-        if self.waiting >= self._most_waiting:
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Waits for this owner's turn. Raises Problem (429) where too many wait already."""
+        if not has_room(self._queue.waiting, owner, self._most_waiting):
             raise Problem(429, words["error_line"], retry_after_seconds=RETRY_SECONDS)
-        self.waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self.waiting -= 1
-        try:
+        async with self._queue.turn(owner):
             yield
-        finally:
-            self._turn.release()
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do it in the thread; within a turn."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, _then_give_back, work)
+        return await self._queue.work(lambda: _then_give_back(work))
 
-    async def run(self, work: Callable[[], T], size: int) -> T:
+    async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
         """Do it: in a turn of its own if it is of a large text, else at once in any thread."""
         if size <= LARGE_BYTES:
             return await asyncio.to_thread(work)
-        async with self.turn():
+        async with self.turn(owner):
             return await self.work(work)
 
     def close(self) -> None:
         """What has not begun is not done any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._queue.close()
 
 
 def _then_give_back(work: Callable[[], T]) -> T:

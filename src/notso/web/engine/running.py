@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from notso.web.engine.host import EngineHost
 from notso.web.engine.port import ChatEngine, EngineError, Event, FinishReason, Generation, Request, Usage
 from notso.web.engine.quotas import Quotas, Submission, Submissions, wanted_of
 from notso.web.engine.served_model import ServedModel
+from notso.web.values.fair_queue import has_room
 from notso.web.values.quotas import Reservation, Wanted
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
@@ -295,13 +297,24 @@ class RunningRequests:
     @property
     def waiting(self) -> int:
         """Answers that were asked for and that the engine has not taken up."""
-        return sum(request.waiting for request, counts in self._open.items() if counts)
+        return sum(self._waiting.values())
+
+    @property
+    def _waiting(self) -> Counter[str]:
+        """How many of each owner."""
+        held = Counter[str]()
+        for request, counts in self._open.items():
+            if counts and (waiting := request.waiting):
+                held[request.owner] += waiting
+        return held
 
     def admit(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
     ) -> RunningRequest | None:
-        """One more, which counts from here on; None where as many wait as may."""
-        return None if self.waiting >= self._most_waiting else self.open(owner, name, choices=choices, on_end=on_end)
+        """One more, which counts from here on; None where as many wait as may, and this owner has its share of them."""
+        if not has_room(self._waiting, owner, self._most_waiting):
+            return None
+        return self.open(owner, name, choices=choices, on_end=on_end)
 
     def open(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None, counts: bool = True

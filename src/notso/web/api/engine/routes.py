@@ -105,7 +105,7 @@ async def call(request: Request, ends: Ends) -> Response:
                 await ends.services.shared.engine.clear_cache(**arguments)
                 return _told(None)
             work = partial(_result, engine, name, arguments)
-            return await ends.services.shared.large_work.run(work, len(await request.body()))
+            return await ends.services.shared.large_work.run(work, len(await request.body()), "")
         finally:
             running.close()
 
@@ -162,12 +162,12 @@ def _called(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 async def _read(request: Request, ends: FrontEnds, parse: Callable[[dict[str, Any]], T]) -> T:
     """The body, off the loop. Raises ValueError, KeyError or TypeError for what no front end sends."""
     body = await request.body()
-    return await ends.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body))
+    return await ends.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body), "")
 
 
 def _off_loop(request: Request, ends: FrontEnds) -> OffLoop:
     async def off_loop(work: Callable[[], None]) -> None:
-        await ends.services.shared.large_work.run(work, len(await request.body()))
+        await ends.services.shared.large_work.run(work, len(await request.body()), "")
 
     return off_loop
 

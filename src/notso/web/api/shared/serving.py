@@ -59,7 +59,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
         raise ApiError(415, "unsupported_media_type", "the body must be application/json")
     body = await request.body()
     shared = api_services(request).shared
-    asked = await shared.large_work.run(lambda: parse(parse_object(body)), len(body))
+    asked = await shared.large_work.run(lambda: parse(parse_object(body)), len(body), owner_of(request))
     if shared.settings.strict_fields and isinstance(asked, ApiRequest):
         refuse_hints(asked.hints)
     return asked
@@ -67,7 +67,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
     """What takes time in proportion to the request's prompt, which its body bounds."""
-    return await api_services(request).shared.large_work.run(work, len(await request.body()))
+    return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 
 
 @dataclass(frozen=True, slots=True)

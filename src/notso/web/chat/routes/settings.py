@@ -175,7 +175,7 @@ async def _estimate(request: Request, services: ChatServices, owner: str, view: 
     )
     try:
         gauge = await services.shared.large_work.run(
-            lambda: measure(engine, line, draft, settings, options), text_size([*line, draft])
+            lambda: measure(engine, line, draft, settings, options), text_size([*line, draft]), owner
         )
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again

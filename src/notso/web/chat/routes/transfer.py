@@ -44,7 +44,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
     """One chat: Markdown or a still page of the shown branch, or JSON of all of it."""
     chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
-    async with services.exporting:
+    async with services.exporting.turn(owner):
         messages = await services.shared.store.messages(owner, chat.id)
         if kind == "json":
             text = await asyncio.to_thread(chat_as_json, chat, messages)
@@ -106,7 +106,8 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
     def read() -> list[ImportedChat]:
         return read_chats(parse_form(body).get("json", "").encode() if kind == FORM_TYPE else body, title_of)
 
-    async with services.importing.turn():  # until it is stored: what is read of a file takes several times its bytes
+    # Until it is stored: what is read of a file takes several times its bytes.
+    async with services.importing.turn(owner):
         chats = await services.importing.work(read)
         for chat, messages in chats:
             await services.shared.store.add_chat(owner, chat, messages)
@@ -149,7 +150,7 @@ async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) ->
     """Each chat is read when those before it were taken, and no two are made at once, whoever asks for them."""
     yield JSON_HEAD
     for number, chat in enumerate(chats):
-        async with services.exporting:
+        async with services.exporting.turn(owner):
             messages = await services.shared.store.messages(owner, chat.id)
             piece = await asyncio.to_thread(chat_as_json, chat, messages)
             del messages
