@@ -204,6 +204,18 @@ def test_who_is_not_allowed_stays_outside(serve: Callable[..., Any], provider: P
         assert sent_back(browser(server)).status_code == 403
 
 
+@pytest.mark.parametrize("assumed", [False, True])
+def test_an_address_that_is_not_said_to_be_verified_is_a_choice(
+    serve: Callable[..., Any], provider: Provider, assumed: bool
+) -> None:
+    server = serve(claim="email", assume_email_verified=assumed)
+    provider.claims.pop("email_verified")
+    assert sent_back(browser(server)).status_code == (200 if assumed else 403)
+    for said, status in ((True, 200), ("true", 200), (False, 403), ("false", 403), (None, 403), (1.5, 403)):
+        provider.claims["email_verified"] = said
+        assert sent_back(browser(server)).status_code == status, said
+
+
 def test_without_a_provider_there_is_no_way_to_one(start: Start) -> None:
     server = start(ScriptedEngine())
     assert server.client.get("/login/oidc").status_code == server.client.get("/login/oidc/callback").status_code == 404

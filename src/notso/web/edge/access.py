@@ -23,6 +23,7 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 COOKIE = "notso_session"
+"""With the port behind it, where a browser names one: cookies are those of a host, whatever its ports."""
 MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
 """Of one person, and of many."""
 KEY_PREFIX = "notso-"
@@ -107,6 +108,13 @@ class TruePeer:
 def peer_of(request: Request) -> str:
     """The address of the other end of the connection; '' where it has none."""
     return str(request.scope.get(PEER, request.client.host if request.client else ""))
+
+
+def cookie_name(request: Request, name: str = COOKIE) -> str:
+    """As `notso_session_3000`: what it is called for the port that the browser asks at, so that two servers of one host
+    sign nobody out of each other. Servers behind one proxy are asked at one."""
+    _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
+    return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
 
 class NeedsKey(HTTPException):
@@ -216,7 +224,7 @@ class KeyRing:
                 return None
         if self.open:
             return LOCAL
-        if (known := await self._continues(request.cookies.get(COOKIE, ""))) is not None:
+        if (known := await self._continues(request.cookies.get(cookie_name(request), ""))) is not None:
             return known if not known.key_id or self._keys is None else await self._keys.by_id(known.key_id)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:

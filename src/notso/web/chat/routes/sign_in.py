@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services
-from notso.web.edge.access import COOKIE, Caller, KeyRing, caller_of, guarded, public
+from notso.web.edge.access import Caller, KeyRing, caller_of, cookie_name, guarded, public
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.sign_in_error import SignInError
 from notso.web.values.problems import Problem
@@ -63,7 +63,8 @@ async def go_to_provider(request: Request, services: Services) -> Response:
         response = RedirectResponse(await provider.begin(browser), 303)
     except SignInError as error:
         return await _ask(request, services, 502, str(error))
-    response.set_cookie(FLOW_COOKIE, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
+    flow = cookie_name(request, FLOW_COOKIE)
+    response.set_cookie(flow, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
     return response
 
 
@@ -73,7 +74,8 @@ async def come_back(request: Request, services: Services) -> Response:
     along where another site sent the browser."""
     query, provider = request.query_params, _provider(request)
     secure = provider.is_https or _is_secure(request)
-    browser = request.cookies.get(FLOW_COOKIE, "")
+    flow = cookie_name(request, FLOW_COOKIE)
+    browser = request.cookies.get(flow, "")
     try:
         if "error" in query:
             raise SignInError(words["login_refused"])
@@ -82,7 +84,7 @@ async def come_back(request: Request, services: Services) -> Response:
         await _audit(request, services, "nobody", "could not sign in")
         return await _ask(request, services, 403, str(error))
     response = await services.pages.respond(request, "signed_in.html")
-    response.delete_cookie(FLOW_COOKIE, path="/login", httponly=True, samesite="lax", secure=secure)
+    response.delete_cookie(flow, path="/login", httponly=True, samesite="lax", secure=secure)
     await _begin_session(request, services, response, caller, secure=secure)
     return response
 
@@ -92,10 +94,10 @@ async def logout(request: Request, services: Services) -> Response:
     """The browser's cookie counts no more, here or wherever else it went."""
     ring: KeyRing = request.app.state.key_ring
     await read_form(request)
-    await ring.end_session(request.cookies.get(COOKIE, ""))
+    await ring.end_session(request.cookies.get(cookie_name(request), ""))
     await _audit(request, services, caller_of(request).owner, "signed out")
     response = RedirectResponse("/" if ring.open else "/login", 303)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=_is_secure(request))
+    response.delete_cookie(cookie_name(request), httponly=True, samesite="strict", secure=_is_secure(request))
     return response
 
 
@@ -104,7 +106,7 @@ async def _begin_session(
 ) -> None:
     ring: KeyRing = request.app.state.key_ring
     token = await (ring.new_session(caller) if caller is not None else ring.new_session())
-    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(cookie_name(request), token, httponly=True, samesite="strict", secure=secure)
     if caller is not None:
         await _audit(request, services, caller.owner, "signed in")
 
