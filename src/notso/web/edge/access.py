@@ -217,9 +217,13 @@ class KeyRing:
         """Who sent this request; None for nobody who may pass. A key that is shown must be one that counts, unless
         nobody is asked and it is not of ours: clients have to send something."""
         if shown := _keys_shown(request):
-            callers = [await self.caller_with(key) for key in shown]
-            if callers[0] is not None and all(each == callers[0] for each in callers):
-                return callers[0]
+            caller = await self.caller_with(shown[0])
+            for key in shown[1:]:  # no more is looked up than shows that one of them does not count
+                if caller is None or await self.caller_with(key) != caller:
+                    caller = None
+                    break
+            if caller is not None:
+                return caller
             if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
                 return None
         if self.open:
@@ -322,14 +326,14 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_shown(request: Request) -> list[str]:
-    """Every key in the headers. Who shows two must hold both, so that no header can speak for another. What else
+    """Every key in the headers, once. Who shows two must hold both, so that no header can speak for another. What else
     `Authorization` says is not for us: a proxy that asks for names and passwords passes on what it was told."""
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-    return keys
+    return list(dict.fromkeys(keys))
 
 
 def _named(digest: bytes) -> str:

@@ -61,6 +61,17 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX reservations_by_owner ON reservations (owner, day);
     """,
+    """
+    ALTER TABLE audit ADD COLUMN count INTEGER NOT NULL DEFAULT 1;
+    CREATE TABLE operator_audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_ms INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        action TEXT NOT NULL,
+        address TEXT NOT NULL,
+        count INTEGER NOT NULL
+    ) STRICT;
+    """,
 )
 
 
