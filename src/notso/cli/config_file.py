@@ -5,11 +5,12 @@ An option on the command line beats its environment variable, which beats the fi
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -52,13 +53,39 @@ def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
     command = group.commands.get(verb)
     if command is None or not isinstance(values, dict):
         raise _wrong(path, f"[{terminal.on_one_line(verb)}] is no verb; there are {', '.join(group.commands)}")
-    names = {_spelt(each): each.name for each in command.params if each.param_type_name == "option"}
+    known = {_spelt(each): each for each in command.params if each.param_type_name == "option"}
     for name, value in values.items():
-        if name not in names:
-            raise _wrong(path, f"[{verb}] has no {terminal.on_one_line(name)}; there are {', '.join(sorted(names))}")
+        if name not in known:
+            raise _wrong(path, f"[{verb}] has no {terminal.on_one_line(name)}; there are {', '.join(sorted(known))}")
         if isinstance(value, dict):
             raise _wrong(path, f"[{verb}] {name} is a table, and not a value")
-    return {names[name]: value for name, value in values.items()}
+        if (wanted := _wanted(known[name], value)) is not None:
+            raise _wrong(path, f"[{verb}] {name} must be {wanted}")
+    return {known[name].name: value for name, value in values.items()}
+
+
+def _wanted(parameter: Any, value: Any) -> str | None:
+    """What the value of an option has to be; None where it is that. A text is read as on the command line; of nearly
+    everything else typer makes something: port 1 of true."""
+    if parameter.multiple or parameter.nargs != 1:
+        is_fit = isinstance(value, list) and all(_wanted_one(parameter, each) is None for each in value)
+        return None if is_fit else "a list"
+    return _wanted_one(parameter, value)
+
+
+def _wanted_one(parameter: Any, value: Any) -> str | None:
+    if isinstance(value, str):
+        return None
+    if parameter.is_flag:
+        return None if isinstance(value, bool) else "true or false"
+    kind = parameter.type_descriptor.annotation
+    kind = get_args(kind)[0] if parameter.multiple and get_args(kind) else kind
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return None if is_number and isinstance(value, int) else "a whole number"
+    if kind is float:
+        return None if is_number else "a number"
+    return None if is_number else "a text"
 
 
 def _spelt(parameter: Any) -> str:

@@ -18,6 +18,7 @@ import typer
 
 from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.model_files import model_file
+from notso.cli.private_memory import keep_memory_private
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -179,6 +180,7 @@ def serve(
         for line in config_file.shown(context_of_verb):
             terminal.say(line)
         return
+    keep_memory_private()
     if log_format == "json":
         notices.install_json()
     if engine_url:

@@ -150,8 +150,15 @@ class ChatServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        # Opened here already, so that a busy or damaged data directory is our own error and no traceback of uvicorn's.
-        await self._notso_app.state.parts.shared.store.open()
+        # Opened here already, so that a busy or damaged directory is our own error and no traceback of uvicorn's.
+        shared = self._notso_app.state.parts.shared
+        await shared.store.open()
+        try:
+            if shared.accounts is not None:
+                await shared.accounts.store.open()
+        except BaseException:
+            await shared.store.close()
+            raise
         await super().startup([])  # it would accept without end, and write down each failure
         self._door.open(sockets or [], self._connection)
         if self._on_ready is not None:

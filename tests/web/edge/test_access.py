@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from notso.web.app import create_app
-from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, guarded, public
+from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, cookie_name, guarded, public
 from notso.web.edge.security import content_security_policy
 from notso.web.replicas.exchange import Alone
 from notso.web.testing.scripted_engine import ScriptedEngine
@@ -256,6 +256,38 @@ def test_refusals_carry_the_policy_too(shared: Any) -> None:
         assert "content-security-policy" in answer.headers and "text/plain" in answer.headers["content-type"]
 
 
+def cookie_of(server: Any) -> str:
+    """What a browser's session is called there."""
+    return f"{COOKIE}_{server.address.rpartition(':')[2]}"
+
+
+def test_two_servers_of_one_host_sign_nobody_out_of_each_other(start: Start, tmp_path: Path) -> None:
+    one = start(ScriptedEngine(), api_key=KEY, data_dir=tmp_path / "one").ready()
+    two = start(ScriptedEngine(), api_key="another key of the same length", data_dir=tmp_path / "two").ready()
+    with httpx.Client(timeout=60) as browser:
+        for server, key in ((one, KEY), (two, "another key of the same length")):
+            assert browser.post(f"{server.address}/login", data={"api_key": key}).status_code == 303
+        assert {cookie.name for cookie in browser.cookies.jar} == {cookie_of(one), cookie_of(two)}
+        assert [browser.get(server.address).status_code for server in (one, two)] == [200, 200]
+        assert browser.post(f"{two.address}/logout").status_code == 303
+        assert [browser.get(server.address).status_code for server in (one, two)] == [200, 401]
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("localhost:3000", "notso_session_3000"),
+        ("[::1]:3000", "notso_session_3000"),
+        ("chat.example.org", COOKIE),
+        ("[::1]", COOKIE),
+        ("", COOKIE),
+        ("localhost:x=1;", COOKIE),
+    ],
+)
+def test_what_the_cookie_is_called(host: str, name: str) -> None:
+    assert cookie_name(Request({"type": "http", "headers": [(b"host", host.encode())]})) == name
+
+
 def test_with_a_key_only_its_holders_get_in(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY)
     server.wait(lambda: server.client.get("/health").status_code == 200)
@@ -264,7 +296,7 @@ def test_with_a_key_only_its_holders_get_in(start: Start) -> None:
         assert server.client.get(path).status_code == 401
         assert server.client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
         assert server.client.get(path, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
-        assert server.client.get(path, headers={"Cookie": f"notso_session={KEY}"}).status_code == 401
+        assert server.client.get(path, headers={"Cookie": f"{cookie_of(server)}={KEY}"}).status_code == 401
         assert server.client.get(f"{path}?api_key={KEY}").status_code == 401
         assert server.client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code in (200, 404)
         assert server.client.get(path, headers={"x-api-key": KEY}).status_code in (200, 404)
@@ -307,7 +339,7 @@ def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
 def test_a_browser_logs_out(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY).ready()
     server.client.post("/login", data={"api_key": KEY})
-    cookie = {"Cookie": f"notso_session={server.client.cookies['notso_session']}"}
+    cookie = {"Cookie": f"{cookie_of(server)}={server.client.cookies[cookie_of(server)]}"}
     assert '<form method="post" action="/logout">' in server.client.get("/settings").text
     assert server.client.post("/logout", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     out = server.client.post("/logout")

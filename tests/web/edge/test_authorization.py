@@ -266,7 +266,10 @@ class World:
         ).ready()
         keys = {"B": b, "operator": operator, "A": self._a, "wrong": "notso-wrong", "revoked": revoked}
         self._headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
-        self._headers |= {"anonymous": {}, "expired": {"Cookie": f"{COOKIE}=old"}}
+        self._headers |= {
+            "anonymous": {},
+            "expired": {"Cookie": f"{COOKIE}_{self.server.address.rpartition(':')[2]}=old"},
+        }
         self._headers["front end"] = {"Authorization": f"Bearer {ENGINE_KEY}"}
         self._folder = folder
         self.requests: Counter[str] = Counter()

@@ -67,7 +67,8 @@ def test_pages_stay_closed(start: Start) -> None:
 
 def test_no_page_rides_on_a_cookie(start: Start) -> None:
     server = start(ScriptedEngine(), allowed_origins=("*",), api_key=KEY)
-    cookie = {"Cookie": f"{COOKIE}={server.on_loop(server.app.state.key_ring.new_session)}"}
+    name = f"{COOKIE}_{server.address.rpartition(':')[2]}"
+    cookie = {"Cookie": f"{name}={server.on_loop(server.app.state.key_ring.new_session)}"}
     assert server.client.get("/v1/models", headers=cookie).status_code == 200
     assert server.client.get("/v1/models", headers=from_page(OBSIDIAN) | cookie).status_code == 401
     shown = from_page(OBSIDIAN) | {"Authorization": f"Bearer {KEY}"}

@@ -54,6 +54,8 @@ def test_as_many_as_said_and_no_more() -> None:
     assert asked(limited, "10.0.0.1", method="DELETE")[0] == 200, "stopping is never refused"
     assert asked(limited, "10.0.0.1", "/chats")[0] == 200, "nor is the page"
     assert asked(limited, "10.0.0.1", "/login")[0] == 429, "a key is not to be guessed"
+    for path in ("/login/oidc", "/login/oidc/callback"):
+        assert asked(limited, "10.0.0.1", path, "GET")[0] == 429, "nor a provider to be asked without end"
 
 
 def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,3 +95,15 @@ def test_adapter_files_are_those_of_one_folder(tmp_path: Path) -> None:
 )
 def test_durations(text: str, seconds: float | None) -> None:
     assert duration_s(text) == seconds
+
+
+def test_an_adapter_called_like_a_model_does_not_answer_for_it(own_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "Two.gguf").write_bytes(b"GGUF")
+    (tmp_path / "smollm3-3b-q8_0.gguf").write_bytes(b"GGUF")
+    host = host_with("My Model", tmp_path / "one.gguf", "smollm3", "Two", "my-model", "one", "smollm3-3b-q8_0")
+    registry = ModelRegistry(lambda path: ScriptedEngine(), tmp_path)
+    for wanted in ("smollm3", "smollm3:latest", "My-Model", "one", "two", "TWO:latest", "smollm3-3b-q8_0"):
+        choice = asyncio.run(choose(host, registry, wanted))
+        assert choice is not None and choice.adapter is None, wanted
+    assert asyncio.run(choose(host, None, "smollm3")) == ModelChoice()
+    assert asyncio.run(choose(host, registry, "smollm3:two")) == ModelChoice("", "Two")

@@ -277,3 +277,43 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
     assert set(flood) == {403}
     log = server.on_loop(lambda: server.shared.accounts.store.audit(1000))
     assert sum(entry.action == "showed a wrong key" for entry in log) <= 20
+
+
+def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(
+    start: Start, book: KeyBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, _ = book.add("ann")
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    store, looked_up = server.shared.accounts.store, []
+    key_of = store.key_of
+
+    async def noting(digest: bytes) -> Any:
+        looked_up.append(digest)
+        return await key_of(digest)
+
+    monkeypatch.setattr(store, "key_of", noting)
+    wrong = [f"notso-{number:x}" for number in range(600)]
+    for keys, status, most in (
+        (wrong, 401, 1),
+        ([secret, *wrong], 401, 2),
+        ([secret] * 200, 200, 1),
+        ([wrong[0]] * 600, 401, 1),
+    ):
+        looked_up.clear()
+        answer = server.client.get("/v1/models", headers=[("x-api-key", key) for key in keys])
+        assert answer.status_code == status and len(looked_up) == most
+
+
+def test_what_is_done_again_is_counted_and_an_operators_action_is_kept_apart(start: Start, book: KeyBook) -> None:
+    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    accounts = server.shared.accounts
+    for _ in range(5):
+        assert server.client.get("/export", headers=bearer(ann)).status_code == 200
+        assert server.client.get("/export", headers=bearer(operator)).status_code == 200
+    log = server.on_loop(lambda: accounts.store.audit(1000))
+    exports = [each for each in log if each.action == "exported all chats"]
+    assert sorted((each.by_operator, each.count) for each in exports) == [(False, 1), *[(True, 1)] * 5]
+    server.on_loop(lambda: accounts._write_audit(all_of_it=True))
+    page = server.client.get("/operator", headers=bearer(operator)).text
+    assert "exported all chats (×4)" in page

@@ -114,6 +114,7 @@ def test_a_token_that_is_wrong_lets_nobody_in(
     refused = sent_back(client)
     assert refused.status_code == 403 and "notso_session" not in refused.headers.get("set-cookie", "")
     assert client.get("/").status_code == 401
+    server.on_loop(server.shared.accounts.flush)
     assert "could not sign in" in str(server.on_loop(lambda: server.shared.accounts.store.audit(10)))
     provider.wrong = ""
     assert sent_back(client).status_code == 200
@@ -203,6 +204,36 @@ def test_who_is_not_allowed_stays_outside(serve: Callable[..., Any], provider: P
     for verified in (False, "false"):  # some providers write it as a text
         provider.claims |= {"email": "bob@example.org", "email_verified": verified}
         assert sent_back(browser(server)).status_code == 403
+
+
+@pytest.mark.parametrize("assumed", [False, True])
+def test_an_address_that_is_not_said_to_be_verified_is_a_choice(
+    serve: Callable[..., Any], provider: Provider, assumed: bool
+) -> None:
+    server = serve(claim="email", assume_email_verified=assumed)
+    provider.claims.pop("email_verified")
+    assert sent_back(browser(server)).status_code == (200 if assumed else 403)
+    for said, status in ((True, 200), ("true", 200), (False, 403), ("false", 403), (None, 403), (1.5, 403)):
+        provider.claims["email_verified"] = said
+        assert sent_back(browser(server)).status_code == status, said
+
+
+def test_who_comes_back_without_end_causes_no_write_for_each(serve: Callable[..., Any]) -> None:
+    server = serve()
+    accounts, written = server.shared.accounts, []
+    write = accounts.store.write
+
+    async def noting(work: Any) -> Any:
+        written.append(work)
+        return await write(work)
+
+    accounts.store.write = noting
+    told = {server.client.get("/login/oidc/callback?state=x&code=y").status_code for _ in range(50)}
+    told |= {server.client.post("/login", data={"api_key": "notso-wrong"}).status_code for _ in range(50)}
+    assert told == {403} and len(written) <= 2, "what was written meanwhile was written now and then"
+    server.on_loop(lambda: accounts._write_audit(all_of_it=True))
+    log = server.on_loop(lambda: accounts.store.audit(1000))
+    assert len(log) <= 6 and sum(each.count for each in log) == 100
 
 
 def test_without_a_provider_there_is_no_way_to_one(start: Start) -> None:

@@ -10,6 +10,8 @@ import pytest
 from plugins.installed_plugins import install
 
 from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import PluginProcess
+from notso.web.sign_in.plugin_sign_in import PluginSignIn
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
@@ -52,6 +54,12 @@ def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
     assert server.shared.plugins.find("doorman").failure == "signing in took longer than 0.3 s"
     assert server.client.get("/v1/models", headers={"X-Badge": "wave"}).status_code == 401
     assert server.client.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["key", "proxy", "oidc"])
+def test_one_whose_people_would_be_those_of_another_way_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"a plugin called {name} cannot sign people in"):
+        PluginSignIn(PluginProcess(name))
 
 
 def test_one_that_was_not_switched_on_is_refused(start: Callable[..., Any]) -> None:

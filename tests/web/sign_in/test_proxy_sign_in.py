@@ -14,6 +14,17 @@ from notso.web.sign_in.proxy_sign_in import ProxyHeader
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.sign_in import ProxySignIn, SignInSettings
 
+LOOKS_LIKE_ANN = (
+    "ann\u00a0",
+    "\u00a0ann",
+    "ann\u2003",
+    "a\u200bnn",
+    "ann\u202e",
+    "ann\ufe0f",
+    "ann\x85",
+    "ann\U000e0061",
+)
+
 
 def named(address: str | None, *values: str, addresses: tuple[str, ...] = ("10.0.0.0/8", "::1")) -> Caller | None:
     headers = [(b"x-user", value.encode()) for value in values]
@@ -29,7 +40,7 @@ def test_only_a_trusted_proxy_says_who_it_is() -> None:
     assert named("::1", " bob ") == Caller("proxy:bob", "bob")
     for address in ("11.0.0.1", "127.0.0.1", "::2", "testclient", "", None):
         assert named(address, "ann") is None
-    for values in ((), ("",), (" ",), ("ann", "bob"), ("a\tb",), ("x" * 129,)):
+    for values in ((), ("",), (" ",), ("ann", "bob"), ("a\tb",), ("x" * 129,), *((name,) for name in LOOKS_LIKE_ANN)):
         assert named("10.1.2.3", *values) is None
 
 

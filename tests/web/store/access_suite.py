@@ -127,6 +127,9 @@ class AccessSuite:
                 await store.add_audit(AuditEntry(number, "local", f"action {number}", "127.0.0.1"))
             assert [entry.action for entry in await store.audit(2)] == ["action 4", "action 3"]
             assert (await store.audit(100))[-1] == AuditEntry(0, "local", "action 0", "127.0.0.1")
+            many = AuditEntry(9, "nobody", "showed a wrong key", "", 40)
+            await store.add_audit(many, AuditEntry(8, "command line", "added the key x", by_operator=True))
+            assert (await store.audit(1)) == [many, AuditEntry(8, "command line", "added the key x", by_operator=True)]
 
         self.run(tmp_path, work)
 
@@ -138,6 +141,11 @@ class AccessSuite:
             for number in range(8):
                 await store.add_audit(AuditEntry(number, "local", "x"))
             assert [entry.at_ms for entry in await store.audit(100)] == [7, 6, 5]
+            for number in range(8, 12):  # nobody's actions push an operator's out
+                await store.add_audit(AuditEntry(number, "olga", "y", by_operator=True))
+            for number in range(12, 20):
+                await store.add_audit(AuditEntry(number, "local", "x"))
+            assert [entry.at_ms for entry in await store.audit(100)] == [19, 18, 17, 11, 10, 9]
             assert await store.add_key(ANN, b"1" * 32) and not await store.add_key(BOB, b"2" * 32)
 
         self.run(tmp_path, work)

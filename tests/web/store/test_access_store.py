@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from web.store.access_suite import ANN, AccessSuite
 
 from notso.web.store.access import AccessStore
 from notso.web.store.opening import access_store_at
+from notso.web.store.sqlite import access as sqlite_access
 from notso.web.store.sqlite.access import ACCESS_FILE, MIGRATIONS, SQLiteAccessStore
-from notso.web.values.errors import DataDirectoryNewerError, StorageError
+from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
 
 
 class TestSQLite(AccessSuite):
@@ -71,3 +74,97 @@ def test_keys_of_an_older_release_stay_and_have_no_new_limit(tmp_path: Path) -> 
         await store.close()
 
     asyncio.run(work())
+
+
+BOB = replace(ANN, id="k2", name="bob")
+
+
+def on_file(folder: Path, work: Callable[[SQLiteAccessStore], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = SQLiteAccessStore(folder)
+        try:
+            await store.add_key(ANN, b"1" * 32)
+            await work(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+def test_damage_is_told_of_the_file_of_keys_and_not_of_the_conversations(tmp_path: Path) -> None:
+    path = tmp_path / ACCESS_FILE
+
+    async def work(store: SQLiteAccessStore) -> None:
+        assert await store.keys() == [ANN]
+        good = path.read_bytes()
+        for bad, said in ((b"\0" * 4096 + good[4096:], "is damaged"), (b"", "is empty")):
+            path.write_bytes(bad)
+            for _ in range(2):
+                with pytest.raises(StorageDamagedError, match=f"access.db.*{said}") as told:
+                    await store.keys()
+                assert "notso.db" not in str(told.value) and "conversations are another file" in str(told.value)
+                with pytest.raises(StorageDamagedError, match=r"access\.db"):
+                    await store.add_usage([])
+            with pytest.raises(StorageDamagedError, match=said):  # nor does another one begin with it
+                await SQLiteAccessStore(tmp_path).open()
+            assert path.read_bytes() == bad, "it was left as it is"
+        path.write_bytes(good)
+        assert await store.keys() == [ANN], "and put back it serves again"
+
+    on_file(tmp_path, work)
+
+
+def test_a_file_that_goes_is_missed_and_another_in_its_place_is_used(tmp_path: Path) -> None:
+    path, away = tmp_path / ACCESS_FILE, tmp_path / "away"
+
+    async def work(store: SQLiteAccessStore) -> None:
+        path.rename(away)
+        for _ in range(2):
+            with pytest.raises(StorageError, match=r"access\.db.*has gone"):
+                await store.keys()
+            with pytest.raises(StorageError, match="has gone"):
+                await store.add_usage([])
+        assert not path.exists(), "none is made in its place, which would know no keys"
+        other = SQLiteAccessStore(tmp_path)
+        await other.add_key(BOB, b"2" * 32)
+        await other.close()
+        assert await store.keys() == [BOB]
+        away.replace(path)
+        assert await store.keys() == [ANN] and await store.add_key(BOB, b"2" * 32)
+
+    on_file(tmp_path, work)
+
+
+def test_while_another_program_holds_it_one_waits_and_the_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(sqlite_access, "READ_MS", 1)
+    monkeypatch.setattr(sqlite_access, "BUSY_MS", 2)
+    monkeypatch.setattr(sqlite_access, "SHORT_MS", 0)
+    do = sqlite_access._Lane.do
+
+    def noting(lane: Any, work: Any) -> Any:
+        waits.append(sqlite_access.SHORT_MS if lane._waited else lane._patience_ms)
+        return do(lane, work)
+
+    monkeypatch.setattr(sqlite_access._Lane, "do", noting)
+
+    async def work(store: SQLiteAccessStore) -> None:
+        await store.keys()
+        holder = sqlite3.connect(tmp_path / ACCESS_FILE, isolation_level=None)
+        holder.execute("BEGIN EXCLUSIVE")
+        waits.clear()
+        found = await asyncio.gather(*(store.keys() for _ in range(5)), return_exceptions=True)
+        assert all("another program holds access.db" in str(each) for each in found), found
+        assert waits == [1, 0, 0, 0, 0]
+        waits.clear()
+        with pytest.raises(StorageError, match="another program"):
+            await store.add_usage([])
+        assert waits == [2], "who reads and who writes wait each for themselves"
+        holder.execute("COMMIT")
+        holder.close()
+        waits.clear()
+        assert [await store.keys() for _ in range(2)] == [[ANN]] * 2 and waits == [0, 1]
+
+    on_file(tmp_path, work)

@@ -169,6 +169,7 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env must"),
         ('{"mcpServers": {"a": {"command": "x", "colour": 1}}}', "'colour' is not known"),
         ('{"mcpServers": {"a": 1}}', "an object is needed"),
+        ('{"mcpServers": {"a": {"command": "x", "disabled": "true"}}}', "disabled must be"),
         (json.dumps({"mcpServers": {f"s{n}": {"command": "x"} for n in range(9)}}), "at most 8"),
     ],
 )

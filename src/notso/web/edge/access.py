@@ -23,6 +23,7 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 COOKIE = "notso_session"
+"""With the port behind it, where a browser names one: cookies are those of a host, whatever its ports."""
 MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
 """Of one person, and of many."""
 KEY_PREFIX = "notso-"
@@ -107,6 +108,13 @@ class TruePeer:
 def peer_of(request: Request) -> str:
     """The address of the other end of the connection; '' where it has none."""
     return str(request.scope.get(PEER, request.client.host if request.client else ""))
+
+
+def cookie_name(request: Request, name: str = COOKIE) -> str:
+    """As `notso_session_3000`: what it is called for the port that the browser asks at, so that two servers of one host
+    sign nobody out of each other. Servers behind one proxy are asked at one."""
+    _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
+    return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
 
 class NeedsKey(HTTPException):
@@ -211,14 +219,18 @@ class KeyRing:
         """Who sent this request; None for nobody who may pass. A key that is shown must be one that counts, unless
         nobody is asked and it is not of ours: clients have to send something."""
         if shown := _keys_shown(request):
-            callers = [await self.caller_with(key) for key in shown]
-            if callers[0] is not None and all(each == callers[0] for each in callers):
-                return callers[0]
+            caller = await self.caller_with(shown[0])
+            for key in shown[1:]:  # no more is looked up than shows that one of them does not count
+                if caller is None or await self.caller_with(key) != caller:
+                    caller = None
+                    break
+            if caller is not None:
+                return caller
             if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
                 return None
         if self.open:
             return LOCAL
-        if (known := await self._continues(request.cookies.get(COOKIE, ""))) is not None:
+        if (known := await self._continues(request.cookies.get(cookie_name(request), ""))) is not None:
             return known if not known.key_id or self._keys is None else await self._keys.by_id(known.key_id)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
@@ -324,14 +336,14 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_shown(request: Request) -> list[str]:
-    """Every key in the headers. Who shows two must hold both, so that no header can speak for another. What else
+    """Every key in the headers, once. Who shows two must hold both, so that no header can speak for another. What else
     `Authorization` says is not for us: a proxy that asks for names and passwords passes on what it was told."""
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-    return keys
+    return list(dict.fromkeys(keys))
 
 
 def _named(digest: bytes) -> str:

@@ -62,10 +62,10 @@ class OwnCounters:
 
 
 class RateLimit:
-    """429 for more than `per_minute` POSTs to the API, with or without a key, from one address within any minute; 0 is
-    no limit. `Retry-After` is when the oldest of them is a minute old. What a person does at the page, reading, and
-    stopping an answer are never refused; but who has shown as many wrong keys within a minute is, whatever the request
-    that shows one more, so that none is found by trying. `counters` may be shared with other servers.
+    """429 for more than `per_minute` POSTs to the API and sign-ins, with or without a key, from one address within any
+    minute; 0 is no limit. `Retry-After` is when the oldest of them is a minute old. What a person does at the page,
+    reading, and stopping an answer are never refused; but who has shown as many wrong keys within a minute is, whatever
+    the request that shows one more, so that none is found by trying. `counters` may be shared with other servers.
     """
 
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
@@ -101,6 +101,8 @@ def _ahead() -> float:
 
 
 def _counts(scope: Scope) -> bool:
+    if scope["path"].startswith("/login/"):  # the way to a provider and back, which is asked and told of it
+        return True
     return scope["method"] == "POST" and (is_api(scope) or scope["path"] == "/login")
 
 

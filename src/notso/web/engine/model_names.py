@@ -71,7 +71,7 @@ def adapters_of(served: ServedModel) -> list[str]:
 async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
     """What a name means, None where nothing is called that. The default model's names come first, then what is
     installed, then the family's; an adapter is named alone, or behind its model and a colon, and stays with the model
-    that it has now."""
+    that it has now. One that is called like a model does not answer for it."""
     if wanted is None:
         return ModelChoice()
     name = wanted.lower()
@@ -83,10 +83,17 @@ async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str |
     base, colon, last = name.rpartition(":")
     if not colon or base == FAMILY or base in own:
         adapter = _spelt(last, adapters_of(host.default))
-        if adapter is not None:
+        if adapter is not None and name != FAMILY and not await _is_file(host, registry, name):
             return ModelChoice(host.default.key, adapter)
     found = await _among_files(host, registry, name) if registry is not None else None
     return ModelChoice() if found is None and name == FAMILY else found
+
+
+async def _is_file(host: EngineHost, registry: ModelRegistry | None, name: str) -> bool:
+    if registry is None:
+        return False
+    inventory = await asyncio.to_thread(take_inventory, host.default.info, registry.folder)
+    return _called(name, inventory.installed) is not None
 
 
 async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> ModelChoice | None:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from fastapi import Request
-from limits import RateLimitItemPerHour, RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
+from limits import RateLimitItemPerMinute
 
-from notso.web.edge.access import Caller, asked_of
+from notso.web.edge.access import NOBODY, Caller, asked_of
 from notso.web.edge.errors import is_api
 from notso.web.edge.rate_limit import Counters
 from notso.web.engine.port import Usage
@@ -34,8 +32,8 @@ RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
 """Owners and days whose usage waits to be written; where the store fails for so long, more is not counted."""
-AUDIT_RATES = {"showed a wrong key": RateLimitItemPerMinute(20), "reached its quota": RateLimitItemPerHour(1)}
-"""Of what anybody can cause as often as they like: in all, and by owner."""
+AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
+"""Within so long what one owner does again is counted, and written down in one more entry."""
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last parts of the addresses by which a page asks the model."""
@@ -77,7 +75,8 @@ class Accounts:
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._audited: dict[tuple[str, str], tuple[float, int]] = {}  # when it was written down, how often since
+        self._unwritten: list[AuditEntry] = []
 
     async def start(self) -> None:
         """Open the store, and write now and then: a server that is killed loses the count of some seconds."""
@@ -178,7 +177,8 @@ class Accounts:
         self._due.set()
 
     async def flush(self) -> None:
-        """Write what has come together; where that fails it is tried again."""
+        """Write what has come together; usage that cannot be written is tried again."""
+        await self._write_audit()
         async with self._writing:
             taken, self._pending = self._pending, {}
             ended, self._ended = self._ended, {}
@@ -212,6 +212,7 @@ class Accounts:
         """Write what is left, and let go of the store."""
         if self._task is not None:
             self._task.cancel()
+        await self._write_audit(all_of_it=True)
         await self.flush()
         await self.store.close()
 
@@ -227,7 +228,7 @@ class Accounts:
         if caller.tokens_per_day or caller.requests_per_day:
             self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
         if (action := AUDITED.get(asked_of(request))) is not None:
-            await self.audit(caller.owner, action, request)
+            await self.audit(caller.owner, action, request, by_operator=caller.is_operator)
         if not caller.key_id or not _asks_the_model(request):
             return
         limit = RateLimitItemPerMinute(caller.requests_per_minute) if caller.requests_per_minute else None
@@ -250,14 +251,44 @@ class Accounts:
                 message = wording.format(used=number(used), limit=number(limit))
                 raise Problem(429, message, retry_after_seconds=self._until_tomorrow())
 
-    async def audit(self, owner: str, action: str, request: Request) -> None:
-        """Write down that something was done. A log that cannot be written is told and stops nobody."""
+    async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
+        """Write down that something was done: an operator's action each time, in a log that others cannot fill; what
+        one owner does again and again at its first time, and then how often. What nobody known does causes no write of
+        its own. A log that cannot be written is told and stops nobody."""
         address = request.client.host if request.client else ""
-        rate = AUDIT_RATES.get(action)
-        if rate is not None and not self._limiter.hit(rate, action, owner):
+        entry = AuditEntry(int(1000 * self._clock()), owner, action, address, by_operator=by_operator)
+        if not by_operator:
+            key = owner, action
+            began, count = self._audited.get(key, (0.0, 0))
+            if began and time.monotonic() - began < _audit_seconds(action):
+                self._audited[key] = began, count + 1
+                return
+            if len(self._audited) >= MAX_PENDING:
+                return
+            self._unwritten += self._counted(key)
+            self._audited[key] = time.monotonic(), 0
+            if owner == NOBODY.owner:
+                self._unwritten.append(entry)
+                return
+        try:
+            await self.store.add_audit(entry)
+        except StorageError as error:
+            _log.warning("the audit log cannot be written: %s", error)
+
+    def _counted(self, key: tuple[str, str]) -> list[AuditEntry]:
+        """What was done again since it was written down."""
+        _, count = self._audited.pop(key, (0.0, 0))
+        return [AuditEntry(int(1000 * self._clock()), *key, count=count)] if count else []
+
+    async def _write_audit(self, *, all_of_it: bool = False) -> None:
+        now = time.monotonic()
+        over = [key for key, (began, _) in self._audited.items() if all_of_it or now - began >= _audit_seconds(key[1])]
+        entries = [*self._unwritten, *(each for key in over for each in self._counted(key))]
+        self._unwritten = []
+        if not entries:
             return
         try:
-            await self.store.add_audit(AuditEntry(int(1000 * self._clock()), owner, action, address))
+            await self.store.add_audit(*entries)
         except StorageError as error:
             _log.warning("the audit log cannot be written: %s", error)
 
@@ -270,6 +301,10 @@ class Accounts:
 def _least(wanted: Wanted) -> int:
     """Fewer tokens are no answer."""
     return wanted.prompt_tokens + min(1, wanted.answer_tokens)
+
+
+def _audit_seconds(action: str) -> float:
+    return SELDOM.get(action, AUDIT_SECONDS)
 
 
 def _asks_the_model(request: Request) -> bool:

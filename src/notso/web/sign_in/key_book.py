@@ -71,7 +71,7 @@ class KeyBook:
         return key
 
     def _entry(self, action: str) -> AuditEntry:
-        return AuditEntry(_now_ms(), self._by, action)
+        return AuditEntry(_now_ms(), self._by, action, by_operator=True)
 
     def _with_store(self, work: Callable[[AccessStore], Awaitable[T]]) -> T:
         async def run() -> T:

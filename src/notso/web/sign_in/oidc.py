@@ -24,6 +24,7 @@ from joserfc.jwk import KeySet
 from notso.web.edge.access import Caller
 from notso.web.sign_in.sign_in_error import SignInError
 from notso.web.values.sign_in import OidcSettings
+from notso.web.values.visible_text import is_visible
 
 SECONDS = 10.0
 """For each thing the provider is asked."""
@@ -135,9 +136,10 @@ class OidcProvider:
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         name = claims.get(self._settings.claim)
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
             raise SignInError(f"the provider's token has no {self._settings.claim} to know people by")
-        if self._settings.claim == "email" and claims.get("email_verified") in (False, "false"):
+        verified = claims.get("email_verified", self._settings.assume_email_verified)
+        if self._settings.claim == "email" and verified not in (True, "true"):
             raise SignInError("the provider has not verified that address")
         if not self._settings.allows(name):
             raise SignInError("this server is not for you; ask its operator")

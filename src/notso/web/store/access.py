@@ -67,12 +67,15 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Something that was done, by whom and when: never what anybody wrote. `address` is the other end's."""
+    """Something that was done, by whom and when: never what anybody wrote. `address` is the other end's; `count`: so
+    often since the entry before. What is `by_operator` is kept in a log of its own."""
 
     at_ms: int
     owner: str
     action: str
     address: str = ""
+    count: int = 1
+    by_operator: bool = False
 
 
 class AccessStore(Protocol):
@@ -113,7 +116,8 @@ class AccessStore(Protocol):
 
     async def used_on(self, day: date, owner: str) -> Used: ...
 
-    async def add_audit(self, entry: AuditEntry) -> None: ...
+    async def add_audit(self, *entries: AuditEntry) -> None:
+        """All or nothing. Of each of the two logs the newest AUDIT_ENTRIES are kept."""
 
     async def audit(self, limit: int) -> list[AuditEntry]:
-        """The newest first."""
+        """The newest of both logs, so many of each, the newest first."""

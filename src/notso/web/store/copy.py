@@ -87,7 +87,8 @@ ACCESS_TABLES = (
         frozenset({"is_operator"}),
     ),
     Table("usage", ("day", "owner", "requests", "prompt_tokens", "completion_tokens"), ("day", "owner")),
-    Table("audit", ("at_ms", "owner", "action", "address"), ("number",)),
+    Table("audit", ("at_ms", "owner", "action", "address", "count"), ("number",)),
+    Table("operator_audit", ("at_ms", "owner", "action", "address", "count"), ("number",)),
 )
 """Of people and keys: in a data directory these are a file of their own, which there need not be."""
 

@@ -50,14 +50,17 @@ def read_mcp_config(path: Path) -> list[McpEntry]:
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict):
         raise _error(f'{path.name} needs an object "mcpServers"')
-    entries = [_entry(name, entry) for name, entry in servers.items() if not _is_disabled(entry)]
+    entries = [_entry(name, entry) for name, entry in servers.items() if not _is_disabled(name, entry)]
     if len(entries) > MAX_SERVERS:
         raise _error(f"at most {MAX_SERVERS} servers can be used, {path.name} names {len(entries)}")
     return entries
 
 
-def _is_disabled(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("disabled") is True
+def _is_disabled(name: str, entry: Any) -> bool:
+    disabled = entry.get("disabled", False) if isinstance(entry, dict) else False
+    if not isinstance(disabled, bool):
+        raise _error(f"{name}: disabled must be true or false")
+    return disabled
 
 
 def _entry(name: str, entry: Any) -> McpEntry:

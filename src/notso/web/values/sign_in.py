@@ -43,8 +43,9 @@ class ProxySignIn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcSettings:
     """An OpenID provider. `claim` of its token names the person; `allowed` are those names, `*@example.org` is all of a
-    domain, empty is everybody the provider knows. `public_url` is where browsers find this server. The secret is
-    `client_secret`, or in `client_secret_file`; none for a public client."""
+    domain, empty is everybody the provider knows. Where it is `email`, the token must say `email_verified`, unless
+    `assume_email_verified`: of a provider that never says it, and lets nobody choose an address. `public_url` is where
+    browsers find this server. The secret is `client_secret`, or in `client_secret_file`; none for a public client."""
 
     issuer: str
     client_id: str
@@ -54,6 +55,7 @@ class OidcSettings:
     claim: str = "sub"
     scope: str = "openid profile email"
     allowed: tuple[str, ...] = ()
+    assume_email_verified: bool = False
 
     def __post_init__(self) -> None:
         for name in ("issuer", "public_url"):
@@ -100,7 +102,11 @@ class SignInSettings:
     def rules(self) -> str:
         """Who may come in by a session, and as what: a text that is another where that changes."""
         oidc = self.oidc
-        known = (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed)) if oidc is not None else ()
+        known = (
+            (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
+            if oidc is not None
+            else ()
+        )
         return repr((sorted(self.operators), known))
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services
-from notso.web.edge.access import COOKIE, Caller, KeyRing, caller_of, guarded, public
+from notso.web.edge.access import NOBODY, Caller, KeyRing, caller_of, cookie_name, guarded, public
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.sign_in_error import SignInError
 from notso.web.values.problems import Problem
@@ -47,7 +47,7 @@ async def login(request: Request, services: Services) -> Response:
     key = (await read_form(request)).get("api_key", "")
     caller = await ring.caller_with(key)
     if caller is None and not ring.open:
-        await _audit(request, services, "nobody", "showed a wrong key")
+        await _audit(request, services, NOBODY, "showed a wrong key")
         return await _ask(request, services, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
     await _begin_session(request, services, response, caller, secure=_is_secure(request))
@@ -63,7 +63,8 @@ async def go_to_provider(request: Request, services: Services) -> Response:
         response = RedirectResponse(await provider.begin(browser), 303)
     except SignInError as error:
         return await _ask(request, services, 502, str(error))
-    response.set_cookie(FLOW_COOKIE, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
+    flow = cookie_name(request, FLOW_COOKIE)
+    response.set_cookie(flow, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
     return response
 
 
@@ -73,16 +74,17 @@ async def come_back(request: Request, services: Services) -> Response:
     along where another site sent the browser."""
     query, provider = request.query_params, _provider(request)
     secure = provider.is_https or _is_secure(request)
-    browser = request.cookies.get(FLOW_COOKIE, "")
+    flow = cookie_name(request, FLOW_COOKIE)
+    browser = request.cookies.get(flow, "")
     try:
         if "error" in query:
             raise SignInError(words["login_refused"])
         caller = await provider.finish(browser, query.get("state", ""), query.get("code", ""))
     except SignInError as error:
-        await _audit(request, services, "nobody", "could not sign in")
+        await _audit(request, services, NOBODY, "could not sign in")
         return await _ask(request, services, 403, str(error))
     response = await services.pages.respond(request, "signed_in.html")
-    response.delete_cookie(FLOW_COOKIE, path="/login", httponly=True, samesite="lax", secure=secure)
+    response.delete_cookie(flow, path="/login", httponly=True, samesite="lax", secure=secure)
     await _begin_session(request, services, response, caller, secure=secure)
     return response
 
@@ -92,10 +94,10 @@ async def logout(request: Request, services: Services) -> Response:
     """The browser's cookie counts no more, here or wherever else it went."""
     ring: KeyRing = request.app.state.key_ring
     await read_form(request)
-    await ring.end_session(request.cookies.get(COOKIE, ""))
-    await _audit(request, services, caller_of(request).owner, "signed out")
+    await ring.end_session(request.cookies.get(cookie_name(request), ""))
+    await _audit(request, services, caller_of(request), "signed out")
     response = RedirectResponse("/" if ring.open else "/login", 303)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=_is_secure(request))
+    response.delete_cookie(cookie_name(request), httponly=True, samesite="strict", secure=_is_secure(request))
     return response
 
 
@@ -104,9 +106,9 @@ async def _begin_session(
 ) -> None:
     ring: KeyRing = request.app.state.key_ring
     token = await (ring.new_session(caller) if caller is not None else ring.new_session())
-    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(cookie_name(request), token, httponly=True, samesite="strict", secure=secure)
     if caller is not None:
-        await _audit(request, services, caller.owner, "signed in")
+        await _audit(request, services, caller, "signed in")
 
 
 async def _ask(request: Request, services: ChatServices, status: int = 200, problem: str = "") -> Response:
@@ -114,9 +116,9 @@ async def _ask(request: Request, services: ChatServices, status: int = 200, prob
     return await services.pages.respond(request, "login.html", status, problem=problem, has_provider=has_provider)
 
 
-async def _audit(request: Request, services: ChatServices, owner: str, action: str) -> None:
+async def _audit(request: Request, services: ChatServices, caller: Caller, action: str) -> None:
     if services.shared.accounts is not None:
-        await services.shared.accounts.audit(owner, action, request)
+        await services.shared.accounts.audit(caller.owner, action, request, by_operator=caller.is_operator)
 
 
 def _provider(request: Request) -> Provider:

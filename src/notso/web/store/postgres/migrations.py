@@ -180,6 +180,17 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX reservations_by_owner ON reservations (owner, day);
     """,
+    """
+    ALTER TABLE audit ADD COLUMN count BIGINT NOT NULL DEFAULT 1;
+    CREATE TABLE operator_audit (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        at_ms BIGINT NOT NULL,
+        owner TEXT COLLATE "C" NOT NULL,
+        action TEXT COLLATE "C" NOT NULL,
+        address TEXT COLLATE "C" NOT NULL,
+        count BIGINT NOT NULL
+    );
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

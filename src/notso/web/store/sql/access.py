@@ -31,7 +31,9 @@ _HELD = """
     SELECT count(*) AS requests, coalesce(sum(tokens), 0) AS tokens FROM reservations WHERE day = ? AND owner = ?
 """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
-_FORGET_OLD = "DELETE FROM audit WHERE number <= (SELECT number FROM audit ORDER BY number DESC LIMIT 1 OFFSET ?)"
+_ENTRY = "at_ms, owner, action, address, count"
+_LOGS = {False: "audit", True: "operator_audit"}
+_FORGET_OLD = "DELETE FROM {table} WHERE number <= (SELECT number FROM {table} ORDER BY number DESC LIMIT 1 OFFSET ?)"
 
 
 class SQLAccessStore(ABC):
@@ -152,20 +154,25 @@ class SQLAccessStore(ABC):
 
         return await self.look(work)
 
-    async def add_audit(self, entry: AuditEntry) -> None:
+    async def add_audit(self, *entries: AuditEntry) -> None:
         def work(db: Statements) -> None:
-            values = (entry.at_ms, entry.owner, entry.action, entry.address)
-            db.execute("INSERT INTO audit (at_ms, owner, action, address) VALUES (?, ?, ?, ?)", values)
-            db.execute(_FORGET_OLD, (AUDIT_ENTRIES,))
+            for each in entries:
+                values = (each.at_ms, each.owner, each.action, each.address, each.count)
+                db.execute(f"INSERT INTO {_LOGS[each.by_operator]} ({_ENTRY}) VALUES (?, ?, ?, ?, ?)", values)
+            for table in {_LOGS[each.by_operator] for each in entries}:
+                db.execute(_FORGET_OLD.format(table=table), (AUDIT_ENTRIES,))
 
         await self.write(work)
 
     async def audit(self, limit: int) -> list[AuditEntry]:
-        select = "SELECT at_ms, owner, action, address FROM audit ORDER BY number DESC LIMIT ?"
-        names = ("at_ms", "owner", "action", "address")
-        return await self.look(
-            lambda db: [AuditEntry(*(row[name] for name in names)) for row in db.execute(select, (limit,))]
-        )
+        def work(db: Statements) -> list[AuditEntry]:
+            return [
+                AuditEntry(**{name: row[name] for name in _ENTRY.split(", ")}, by_operator=by_operator)
+                for by_operator, table in _LOGS.items()
+                for row in db.execute(f"SELECT {_ENTRY} FROM {table} ORDER BY number DESC LIMIT ?", (limit,))
+            ]
+
+        return sorted(await self.look(work), key=lambda each: each.at_ms, reverse=True)
 
     async def _one(self, where: str, value: bytes | str) -> ApiKey | None:
         def work(db: Statements) -> ApiKey | None:

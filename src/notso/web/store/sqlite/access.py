@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import TypeVar
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Rows, Statements, Value
 from notso.web.store.sqlite.connection import BUSY_MS, snapshot, storage_errors, transaction
-from notso.web.values.errors import DataDirectoryNewerError
+from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
 
 T = TypeVar("T")
 ACCESS_FILE = "access.db"
@@ -60,18 +61,45 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX reservations_by_owner ON reservations (owner, day);
     """,
+    """
+    ALTER TABLE audit ADD COLUMN count INTEGER NOT NULL DEFAULT 1;
+    CREATE TABLE operator_audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_ms INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        action TEXT NOT NULL,
+        address TEXT NOT NULL,
+        count INTEGER NOT NULL
+    ) STRICT;
+    """,
 )
 
 
+_WHAT = "access.db, which holds keys, usage and the audit log,"
+_ADVICE = "put a copy of it in its place, or move it away to go on without its keys; the conversations are another file"
+_DAMAGED = f"{_WHAT} is damaged; it was left as it is: {_ADVICE}"
+_EMPTY = f"{_WHAT} is empty, so that no key would count: {_ADVICE}"
+_GONE = f"{_WHAT} has gone: put it back, or start the server anew to go on without its keys"
+_BUSY = f"another program holds {_WHAT} and nothing can be looked up there: wait for it, or end it"
+_FAILED = f"{_WHAT} cannot be read or written just now"
+
+READ_MS = 1000
+"""How long a look waits for who writes, which takes some milliseconds."""
+SHORT_MS = 50
+"""After one that waited in vain, the others do not, each after the other."""
+
+
 class SQLiteAccessStore(SQLAccessStore):
-    """An AccessStore in one file of the data directory, opened when first used. One thread uses its connection."""
+    """An AccessStore in one file of the data directory, opened when first used. Who reads waits for no writer of this
+    process: each has a thread and a connection of its own. A file that was put in the place of this one is used from
+    the next moment on."""
 
     NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="notso-access")
-        self._connection: sqlite3.Connection | None = None
+        self._reading, self._writing = _Lane(self._path, "read", READ_MS), _Lane(self._path, "write", BUSY_MS)
+        self._was_open = False
 
     @staticmethod
     def exists(directory: Path) -> bool:
@@ -79,45 +107,80 @@ class SQLiteAccessStore(SQLAccessStore):
         return (directory / ACCESS_FILE).exists()
 
     async def open(self) -> None:
-        await self.look(lambda _: None)
+        await self.write(lambda _: None)
 
     async def close(self) -> None:
-        def work() -> None:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-        await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        self._thread.shutdown(wait=False)
+        for lane in (self._reading, self._writing):
+            await lane.run(lane.close)
+            lane.thread.shutdown(wait=False)
 
     async def write(self, work: Callable[[Statements], T]) -> T:
         def run(connection: sqlite3.Connection) -> T:
             with transaction(connection):
                 return work(_Connection(connection))
 
-        return await self._run(run)
+        return await self._run(self._writing, run)
 
     async def look(self, work: Callable[[Statements], T]) -> T:
-        return await self._run(lambda connection: work(_Connection(connection)))
+        return await self._run(self._reading, lambda connection: work(_Connection(connection)))
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, lane: _Lane, work: Callable[[sqlite3.Connection], T]) -> T:
         def guarded() -> T:
-            with storage_errors():
-                return work(self._opened())
+            with storage_errors(_DAMAGED, _FAILED, _BUSY):
+                if not self._was_open and not self._path.exists():
+                    _make(self._path)
+                self._was_open = True
+                return lane.do(work)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        return await lane.run(guarded)
+
+
+class _Lane:
+    """One thread with one connection."""
+
+    def __init__(self, path: Path, name: str, patience_ms: int) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"notso-access-{name}")
+        self._path = path
+        self._patience_ms = patience_ms
+        self._waited = False
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+
+    def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Raises sqlite3.Error and StorageError."""
+        try:
+            connection = self._opened()
+            connection.execute(f"PRAGMA busy_timeout={SHORT_MS if self._waited else self._patience_ms}")
+            result = work(connection)
+        except sqlite3.Error as error:
+            self._waited = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+            if not self._waited:
+                self.close()  # it may be another file by the next time
+            raise
+        self._waited = False
+        return result
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            try:
-                _prepare(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self.close()
+            raise StorageError(_GONE) from None
+        if not found.st_size:
+            self.close()
+            raise StorageDamagedError(_EMPTY)
+        if self._connection is None or self._file != (found.st_dev, found.st_ino):
+            self.close()
+            self._connection = _open(self._path, SHORT_MS if self._waited else self._patience_ms)
+            self._file = found.st_dev, found.st_ino
         return self._connection
 
 
@@ -134,12 +197,47 @@ class _Connection:
         return snapshot(self._connection)
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _make(path: Path) -> None:
+    """An empty one with its tables, all at once: of two processes the first one's stays. The file itself is opened by
+    SQLite alone, whose locks go with any descriptor of it that is closed."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
+    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        _open(new, BUSY_MS).close()
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return
+        except OSError:  # of a file system without links
+            new.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _open(path: Path, patience_ms: int) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(connection, patience_ms)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, patience_ms: int) -> None:
     connection.row_factory = sqlite3.Row
-    for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=DELETE", "synchronous=FULL", "trusted_schema=OFF"):
+    for pragma in (f"busy_timeout={patience_ms}", "journal_mode=DELETE", "synchronous=FULL", "trusted_schema=OFF"):
         connection.execute(f"PRAGMA {pragma}")
+    if _version(connection) == len(MIGRATIONS):
+        return
     connection.execute("BEGIN IMMEDIATE")  # two processes may come at once
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = _version(connection)
     if version > len(MIGRATIONS):
         raise DataDirectoryNewerError(f"{ACCESS_FILE} was written by a newer release")
     for step in MIGRATIONS[version:]:
@@ -147,3 +245,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -112,8 +112,12 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def storage_errors() -> Iterator[None]:
-    """Turn what SQLite and the system say into our own errors, without paths or SQL."""
+def storage_errors(
+    damaged: str = DAMAGED,
+    failed: str = "the conversations cannot be read or written just now",
+    busy: str = "another program holds the database of conversations: try again in a moment",
+) -> Iterator[None]:
+    """Turn what SQLite and the system say into our own errors, without paths or SQL; the words are of one database."""
     try:
         yield
     except sqlite3.Error as error:
@@ -122,8 +126,8 @@ def storage_errors() -> Iterator[None]:
         if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the log's index
             raise StorageFullError("the disk is full: free some space, nothing was lost") from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            raise StorageDamagedError(DAMAGED) from error
-        raise StorageError("the conversations cannot be read or written just now") from error
+            raise StorageDamagedError(damaged) from error
+        raise StorageError(busy if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else failed) from error
     except OSError as error:
         raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
 

@@ -1,0 +1,44 @@
+"""Keys in the environment of a server are not there for the programs that it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+CODE = """
+import ctypes, os, sys
+from pathlib import Path
+from notso.cli.private_memory import keep_memory_private
+
+if os.getuid() == 0:  # who may read everything
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as a program of that user is started
+if sys.argv[1] == "private":
+    keep_memory_private()
+reader = os.fork()
+if not reader:
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+    try:
+        found = b"very-secret" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        print("found" if found else "not there")
+    except PermissionError:
+        print("refused")
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(reader, 0)
+Path("/proc/self/smaps_rollup").read_text(), Path("/proc/self/status").read_text()  # our own we still read
+"""
+
+
+@pytest.mark.parametrize(("how", "told"), [("open", "found"), ("private", "refused")])
+def test_a_child_does_not_read_the_environment(how: str, told: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", CODE, how], env={"NOTSO_API_KEY": "very-secret"}, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == told, run.stderr
