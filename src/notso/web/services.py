@@ -21,7 +21,7 @@ class Shared:
     end: it answers, but admits nothing new; before that it may be `leaving`. `plugins` are those that were switched on.
     Without a `model_registry` there is one model only. `accounts` count what is used, where many use the server.
     `exchange` is how it speaks with other servers over the same store. `large_work` is what large bodies and prompts
-    wait in.
+    wait in, `forms` the same for what is typed into pages: it does not wait for the work of programs.
     """
 
     settings: Settings
@@ -32,6 +32,7 @@ class Shared:
     model_registry: ModelRegistry | None = None
     accounts: Accounts | None = None
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
     exchange: Exchange = field(default_factory=Alone)
     leaving: bool = False
     stopping: bool = False

@@ -13,6 +13,7 @@ from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages
 from notso.web.edge.assets import Assets
 from notso.web.edge.client_connection import ClientConnection
+from notso.web.edge.fair_turns import FairTurns
 from notso.web.edge.open_streams import OpenStreams
 from notso.web.edge.work_line import WorkLine
 from notso.web.engine.downloads import Downloads
@@ -27,6 +28,7 @@ from notso.web.turns.turns import Turns
 
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
+PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
 MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
 
 
@@ -50,6 +52,7 @@ class ChatServices:
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
     exporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    previews: FairTurns = field(default_factory=lambda: FairTurns(PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS))
     importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
 
 

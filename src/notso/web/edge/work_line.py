@@ -21,6 +21,9 @@ LARGE_BYTES = 64 * 1024
 MOST_WAITING = 64
 """What waits is a body each, and bodies have a budget of their own: this bounds those that count little there."""
 
+SMALL_THREADS = 4
+"""Of each line, for small work: where a thread is held for long, no other line's work waits for it."""
+
 RETRY_SECONDS = 5
 
 
@@ -32,6 +35,7 @@ class WorkLine:
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._small = ThreadPoolExecutor(SMALL_THREADS, thread_name_prefix=f"{name}-small")
         self._most_waiting = most_waiting
         self._turn = asyncio.Lock()
         self.waiting = 0
@@ -56,15 +60,16 @@ class WorkLine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, _then_give_back, work)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """Do it: in a turn of its own if it is of a large text, else at once in any thread."""
+        """Do it: in a turn of its own if it is of a large text, else at once in one of a few threads."""
         if size <= LARGE_BYTES:
-            return await asyncio.to_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn():
             return await self.work(work)
 
     def close(self) -> None:
         """What has not begun is not done any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._thread, self._small):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _then_give_back(work: Callable[[], T]) -> T:
