@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
+import http.server
 import json
 import math
+import os
 import re
 import shutil
+import socket
 import subprocess
+import threading
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import deb
 import pytest
@@ -153,6 +158,69 @@ def test_the_proxies_take_their_files(proxy: str) -> None:
     command = {"haproxy": ["-c", "-f", file], "caddy": ["adapt", "--adapter", "caddyfile", "--config", file]}[proxy]
     said = subprocess.run([program, *command], capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stdout[-500:] + said.stderr[-500:]
+
+
+class _Deserter(http.server.BaseHTTPRequestHandler):
+    """A replica that goes away with whatever it is asked, but for its health."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        else:
+            self._leave()
+
+    def do_POST(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("path", ["/chats", "/v1/messages"])
+def test_a_request_that_ended_one_replica_is_not_sent_to_the_next(path: str, tmp_path: Path) -> None:
+    """Of a GET the proxy may ask again: nothing is done by it."""
+    program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    if program is None:
+        pytest.skip("haproxy is not installed (Debian: apt-get install haproxy)")
+    replicas = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Deserter) for _ in range(3)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = (ROOT / "deploy" / "haproxy.cfg").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+    for number, replica in enumerate(replicas, start=1):
+        threading.Thread(target=replica.serve_forever, daemon=True).start()
+        text = text.replace(f"127.0.0.1:300{number}", f"127.0.0.1:{replica.server_port}")
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(text)
+    proxy = subprocess.Popen([program, "-db", "-f", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while proxy.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                os.sched_yield()
+        _Deserter.asked.clear()
+        for method in ("POST", "GET"):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request(method, path, headers={"Host": "localhost"})
+            assert connection.getresponse().status == 502
+            connection.close()
+        assert _Deserter.asked.count(f"POST {path}") == 1
+        assert (_Deserter.asked.count(f"GET {path}") > 1) == (path == "/chats")
+    finally:
+        proxy.terminate()
+        proxy.wait()
+        for replica in replicas:
+            replica.shutdown()
+            replica.server_close()
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:

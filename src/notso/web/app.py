@@ -163,7 +163,7 @@ def create_app(
         ],
     )
     app.state.parts = parts
-    app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
+    app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
@@ -293,7 +293,9 @@ async def _shut_down(parts: Parts) -> None:
     parts.chat.renderer.close()
     parts.chat.pages.close()
     parts.shared.large_work.close()
+    parts.shared.forms.close()
     parts.chat.importing.close()
+    parts.chat.previews.close()
     parts.chat.exporting.close()
 
 

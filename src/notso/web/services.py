@@ -22,7 +22,8 @@ class Shared:
     end: it answers, but admits nothing new; before that it may be `leaving`. `plugins` are those that were switched on.
     Without a `model_registry` there is one model only. `accounts` count what is used, where many use the server.
     `exchange` is how it speaks with other servers over the same store. `large_work` is what large bodies and prompts
-    wait in. `leases` tell whether the database of conversations answers, where it is shared.
+    wait in, `forms` the same for what is typed into pages: it does not wait for the work of programs. `leases` tell
+    whether the database of conversations answers, where it is shared.
     """
 
     settings: Settings
@@ -34,6 +35,7 @@ class Shared:
     accounts: Accounts | None = None
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
     leases: Leases | None = None
+    forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
     exchange: Exchange = field(default_factory=Alone)
     leaving: bool = False
     stopping: bool = False

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from notso.web.chat.chat_view import NEWEST_MESSAGES
+from notso.web.chat.routes import preview
 from notso.web.chat.routes import prompts as prompt_routes
 from notso.web.chat.submit import new_chat
 from notso.web.store.sql import store as store_module
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
+from notso.web.values.wording import words
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
@@ -275,6 +279,38 @@ def test_a_preview_holds_nothing_that_runs_or_leaves(server: Any) -> None:
     assert "evil.example" not in answer.text and "script" not in answer.text and "onclick" not in answer.text
     assert 'style="color: red"' in answer.text and "<style>h1 { margin: 0 }</style>" in answer.text
     assert "<linearGradient" in answer.text and 'viewBox="0 0 9 9"' in answer.text
+
+
+def test_previews_are_processes_of_which_each_owner_has_one(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    gates: dict[str, asyncio.Event] = {}
+
+    async def held(text: str) -> str:
+        asked.append(text)
+        gates[text] = asyncio.Event()
+        await gates[text].wait()
+        return text
+
+    monkeypatch.setattr(preview, "preview_html", held)
+    with ThreadPoolExecutor(8) as threads:
+        posts = [threads.submit(server.client.post, "/preview", data={"text": f"{n}"}) for n in range(6)]
+        server.wait(lambda: sum(post.done() for post in posts) == 1)  # one runs, four wait, one is refused
+        (refused,) = (post.result() for post in posts if post.done())
+        assert refused.status_code == 429 and len(asked) == 1
+        chat = threads.submit(server.ask, "beside them")
+        assert chat.result(60).chat_id and len(asked) == 1, "a question needs no thread that a preview holds"
+        for number in range(5):
+            server.wait(lambda number=number: len(asked) == number + 1)
+            server.on_loop(gates[asked[-1]].set)
+        assert sorted(post.result().status_code for post in posts) == [200] * 5 + [429]
+
+
+def test_a_preview_that_costs_too_much_says_so(server: Any) -> None:
+    many = "".join(f"<b id=x{number}>" for number in range(20_000))  # each is open at once: time in their square
+    answer = server.client.post("/preview", data={"text": many})
+    assert answer.status_code == 413 and words["error_preview"] in answer.text
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+    assert "<b>ok</b>" in server.client.post("/preview", data={"text": "<b>ok</b>"}).text
 
 
 def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:

@@ -27,6 +27,7 @@ from notso.web.values.fair_queue import FairQueue
 
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
+PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
 MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
 
 
@@ -50,6 +51,9 @@ class ChatServices:
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
+    previews: WorkLine = field(
+        default_factory=lambda: WorkLine("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)
+    )
     importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
 
 

@@ -21,7 +21,7 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
-    line: WorkLine = request.app.state.large_work
+    line: WorkLine = request.app.state.forms
     return await line.run(lambda: parse_form(body, most=most), len(body), owner_of(request))
 
 

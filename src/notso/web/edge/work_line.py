@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 from notso.smollm3 import give_back_freed
@@ -20,6 +22,9 @@ LARGE_BYTES = 64 * 1024
 MOST_WAITING = 64
 """What waits is a body each, and bodies have a budget of their own: this bounds those that count little there."""
 
+SMALL_THREADS = 4
+"""Of each line, for small work: where a thread is held for long, no other line's work waits for it."""
+
 RETRY_SECONDS = 5
 
 
@@ -29,8 +34,9 @@ class WorkLine:
     The memory that such work takes is given back when it is done: the C library would keep it.
     """
 
-    def __init__(self, name: str, most_waiting: int = MOST_WAITING) -> None:
-        self._queue = FairQueue(name)
+    def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
+        self._queue = FairQueue(name, at_once)
+        self._small = ThreadPoolExecutor(SMALL_THREADS, thread_name_prefix=f"{name}-small")
         self._most_waiting = most_waiting
 
     @property
@@ -51,15 +57,16 @@ class WorkLine:
         return await self._queue.work(lambda: _then_give_back(work))
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Do it: in a turn of its own if it is of a large text, else at once in any thread."""
+        """Do it: in a turn of its own if it is of a large text, else at once in one of a few threads."""
         if size <= LARGE_BYTES:
-            return await asyncio.to_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):
             return await self.work(work)
 
     def close(self) -> None:
         """What has not begun is not done any more."""
         self._queue.close()
+        self._small.shutdown(wait=False, cancel_futures=True)
 
 
 def _then_give_back(work: Callable[[], T]) -> T:
