@@ -160,6 +160,10 @@ class TokenStream:
         """The text that `token` completes, often empty within a character of several bytes."""
         return self._decoder.decode(self._tokenizer.token_bytes(token, self._skip_control))
 
+    def drop(self) -> None:
+        """Forget the beginning of a character that is not whole."""
+        self._decoder.reset()
+
     def finish(self) -> str:
         """What is left when no token follows."""
         return self._decoder.decode(b"", True)
