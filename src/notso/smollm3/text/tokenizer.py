@@ -68,7 +68,7 @@ class Tokenizer:
             raise ModelFileError(f"tokenizer.ggml.model is {quoted(kind)}; supported: 'gpt2' (byte-level BPE)")
         vocabulary = Vocabulary.from_gguf(metadata)
         beside = path.with_name("tokenizer.json") if path is not None else None
-        if beside is not None and beside.is_file():
+        if beside is not None and (beside.exists() or beside.is_symlink()):
             pipeline, encoder = _pipeline_from_json(beside, vocabulary)
         else:
             pipeline, encoder = _pipeline_from_gguf(metadata, vocabulary)
