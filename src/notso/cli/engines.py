@@ -70,7 +70,7 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.engine.device_choice import on_device, require_same_bits, weights_bytes
-    from notso.smollm3.engine.memory_plan import plan_engine
+    from notso.smollm3.engine.memory_plan import plan_file
     from notso.smollm3.model.weights import SmolLM3Weights
 
     with GGUFFile.open(path) as file:
@@ -80,14 +80,7 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
         def plan(backend: Backend, note: str) -> tuple[EnginePlan, str, str]:
             need = weights_bytes(file, backend)
             limit = backend.memory(mapped_bytes=need)
-            planned = plan_engine(
-                config,
-                need,
-                context_tokens=asked.context_tokens,
-                kv=asked.kv,
-                max_num_seqs=asked.max_num_seqs,
-                limit=limit,
-            )
+            planned = plan_file(file, config, asked, need, limit)
             require_same_bits(file, backend, asked.threads)
             return planned, backend.name, note
 

@@ -122,7 +122,7 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
         *terminal.columns([head, *rows], right=range(1, len(head))),
         f"Contexts of up to {K8V8_UP_TO_TOKENS:,} tokens are kept in k8v8, longer ones in k8v4, and in less as far as "
-        "memory asks; --kv chooses.",
+        "memory asks; of files of floats or 8 bits in f16, longer ones in k8v8; --kv chooses.",
     ]
 
 

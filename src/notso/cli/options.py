@@ -105,7 +105,7 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="Bits of keys and values; auto: what fits.",
+        help="Bits of keys and values; auto: by file and context.",
         show_envvar=False,
         show_default=False,
     ),
@@ -299,7 +299,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it holds more than {most_bytes >> 10:,} KiB")
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 10:,} KiB")
     return content
 
 

@@ -89,5 +89,10 @@ class QTensor:
         array = np.asarray(values, np.float32)
         if array.ndim < 1 or array.size == 0:
             raise OperandError(f"tensor {name!r}: shape {array.shape} has no rows or an empty side")
-        packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]), importance)
+        try:
+            packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]), importance)
+        except OperandError as error:
+            if not name:
+                raise
+            raise OperandError(f"tensor {name!r}: {error}") from error
         return cls(name, format, array.shape, packed.reshape(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,8 +13,9 @@ from golden.random_models import RandomModel
 from golden.reordered import write_reordered
 from smollm3.conversion.hf_folder_of import write_folder
 
-from notso.qtensor import F32, GGUFFile, QTensor
+from notso.qtensor import F32, GGUFFile, OperandError, QTensor
 from notso.smollm3 import Engine, InvalidRequestError, ModelFileError
+from notso.smollm3.conversion.converter import convert
 from notso.smollm3.conversion.importance import WINDOW_TOKENS
 from notso.smollm3.conversion.quantiser import MIXES, quantise
 from notso.smollm3.hub.registry import demo_path
@@ -144,9 +146,29 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
                 yield name, values
 
     broken = Broken(**{name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__})
-    with pytest.raises(Exception, match="NaN or infinity cannot be stored as Q4_K"):
-        quantise(broken.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf")
-    assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf"}
+    said = "tensor 'blk.0.ffn_up(.weight)?': NaN or infinity cannot be stored as Q4_K"
+    folder = write_folder(broken, tmp_path / "folder")
+    for source in (broken.write(tmp_path / "floats.gguf"), folder):
+        with pytest.raises(OperandError, match=said):
+            quantise(source, tmp_path / "made.gguf")
+    with pytest.raises(OperandError, match=r"tensor 'blk\.0\.ffn_up': NaN or infinity cannot be stored as F16"):
+        convert(folder, tmp_path / "made.gguf", "F16")
+    assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf", "folder"}
+
+
+@pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), ("Q5_K_M", "Q5_K")])
+def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_path: Path, mix: str, most: str) -> None:
+    """As llama.cpp's quantiser: without a head the embedding is one."""
+    for tied, embedding in ((True, "Q6_K"), (False, most)):
+        model, made = replace(SMALL, tied=tied), tmp_path / f"made-{tied}.gguf"
+        folder = write_folder(model, tmp_path / f"folder-{tied}")
+        quantise(model.write(tmp_path / f"floats-{tied}.gguf"), made, mix)
+        convert(folder, tmp_path / "converted.gguf", mix)
+        for path in (made, tmp_path / "converted.gguf"):
+            with GGUFFile.open(path) as file:
+                found = {name: tensor.format.name for name, tensor in file.tensors.items()}
+            assert found["token_embd.weight"] == embedding
+            assert found.get("output.weight") == (None if tied else "Q6_K")
 
 
 def test_norms_stay_as_they_are(tmp_path: Path) -> None:

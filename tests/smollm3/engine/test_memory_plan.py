@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+from golden.random_models import RandomModel
 from hypothesis import given
 from hypothesis import strategies as st
+from smollm3.conversion.hf_folder_of import write_folder
 
 from notso.qtensor import TILE_POSITIONS, kv_block_bytes
 from notso.qtensor.host_memory import MIB, MemoryLimit
+from notso.smollm3 import Engine
 from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.conversion.converter import convert
 from notso.smollm3.engine.memory_plan import (
     BLOCK_TOKENS,
     CONTEXT_FLOOR_TOKENS,
@@ -30,6 +37,7 @@ from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
 
+SMALL = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
 WEIGHTS = 1_907_462_144  # SmolLM3-3B in Q4_K_M
 SMOLLM3_3B = SmolLM3Config(
     hidden_size=2048,
@@ -231,3 +239,55 @@ def test_the_largest_context_fits_and_one_step_more_does_not(kv_format: KVFormat
 
 def test_no_room_at_all_is_a_context_of_nothing() -> None:
     assert largest_context(SMOLLM3_3B, WEIGHTS, "k4v3", MemoryLimit("the system", MIB)) == 0
+
+
+# ---------------------------------------------------------------- files of floats and of eight bits
+
+
+@pytest.mark.parametrize(
+    ("context", "kv_format"), [(None, "f16"), (32_768, "f16"), (32_769, "k8v8"), (131_072, "k8v8")]
+)
+def test_fine_weights_have_a_finer_cache_whatever_memory_there_is(context: int | None, kv_format: KVFormat) -> None:
+    """An 8-bit cache costs more accuracy than the weights' format does."""
+    assert plan(64, context_tokens=context, fine_weights=True).kv_format == kv_format
+    if context is None:
+        little = plan(2.5, fine_weights=True)
+        assert little.kv_format == "f16" and little.reduced
+    else:
+        with pytest.raises(OutOfMemoryError, match=rf"tokens in {kv_format} needs .* tokens would fit in"):
+            plan(2.5, context_tokens=context, fine_weights=True)
+
+
+def test_what_was_kept_goes_before_the_rule() -> None:
+    assert plan(64, fine_weights=True, kept="k8v8").kv_format == "k8v8"
+    assert plan(64, kept="k8v4").kv_format == "k8v4"
+    assert plan(64, kept="k8v4", kv="f16").kv_format == "f16"
+    assert plan(4.3, context_tokens=131_072, kept="k8v8").kv_format == "k4v3", "other files go by memory as before"
+
+
+FORMATS_OF_FILES = {
+    "F32": "f16", "F16": "f16", "BF16": "f16", "Q8_0": "f16", "Q6_K": "k8v8", "Q4_K_M": "k8v8", "Q4_0": "k8v8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mix", FORMATS_OF_FILES)
+def test_the_format_goes_by_the_file_and_is_kept_in_the_folder(tmp_path: Path, mix: str) -> None:
+    model, cache = tmp_path / "model.gguf", tmp_path / "kv"
+    convert(write_folder(SMALL, tmp_path / "folder"), model, mix)
+
+    def loaded(**settings: Any) -> str:
+        with Engine.load(model, threads=1, **settings) as engine:
+            return engine.info.kv_format
+
+    expected = FORMATS_OF_FILES[mix]
+    assert loaded(context_tokens=256) == expected
+    assert loaded(context_tokens=256, cache_dir=cache) == expected
+    kept = json.loads((cache / "formats.json").read_text())
+    assert list(kept.values()) == [expected]
+    (cache / "formats.json").write_text(json.dumps(dict.fromkeys(kept, "k8v4")))  # as another release chose
+    assert loaded(context_tokens=256, cache_dir=cache) == "k8v4"
+    assert loaded(context_tokens=128, cache_dir=cache) == expected, "another context is another choice"
+    assert loaded(context_tokens=256, cache_dir=cache, kv="k4v4") == "k4v4"
+    assert sorted(json.loads((cache / "formats.json").read_text()).values()) == sorted(["k8v4", expected])
+    (cache / "formats.json").write_text("[" * 100_000)
+    assert loaded(context_tokens=256, cache_dir=cache) == expected

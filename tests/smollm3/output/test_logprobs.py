@@ -1,4 +1,4 @@
-"""Log probabilities: the model's own, one for each token that shows, in the event that shows it."""
+"""Log probabilities: the model's own, one for each token, in the event that shows it or what comes next."""
 
 from __future__ import annotations
 
@@ -52,30 +52,43 @@ def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) ->
     prompt, answer, events = answered(demo_engine, SUM, params, top_logprobs=4)
     values = expected(demo_engine, prompt, answer)
     found = entries(events)
-    place = 0
-    for entry in found:
-        while bytes(entry.bytes) != demo_engine.tokenizer.token_bytes(answer[place]) or entry.logprob != pytest.approx(
-            values[place][answer[place]], abs=2e-4
-        ):
-            assert (
-                answer[place] in demo_engine.tokenizer.special_ids or demo_engine.detokenize([answer[place]]) == "\n"
-            ), "a token was left out that shows"
-            place += 1
+    assert [entry.id for entry in found] == answer
+    for place, entry in enumerate(found):
+        assert entry.logprob == pytest.approx(values[place][answer[place]], abs=2e-4)
         ranked = np.argsort(-values[place], kind="stable")[:4]
         assert [other.logprob for other in entry.top] == pytest.approx(values[place][ranked].tolist(), abs=2e-4)
         assert [bytes(other.bytes) for other in entry.top] == [
             demo_engine.tokenizer.token_bytes(int(token)) for token in ranked
         ]
         assert all(other.top == () for other in entry.top)
-        place += 1
     assert len(found) > 20
+
+
+@pytest.mark.parametrize(
+    ("params", "options"),
+    [
+        (SamplingParams(max_tokens=300, temperature=0), {}),
+        (SamplingParams(max_tokens=300, temperature=0), {"thinking": False}),
+        (SamplingParams(max_tokens=12, temperature=0), {}),
+        (SamplingParams(max_tokens=300, temperature=0, thinking_budget=5), {}),
+        (SamplingParams(max_tokens=300, temperature=0, stop=("75",)), {}),
+        (SamplingParams(max_tokens=60, temperature=2.0, seed=4, ignore_eos=True), {}),
+        (SamplingParams(max_tokens=300, temperature=0), {"tools": [TOOL], "tool_choice": "required"}),
+    ],
+    ids=["whole", "no thought", "cut", "a thought cut short", "a stop string", "noise", "a call"],
+)
+def test_there_is_one_for_every_token(demo_engine: Engine, params: SamplingParams, options: dict[str, Any]) -> None:
+    _, answer, events = answered(demo_engine, SUM, params, top_logprobs=1, **options)
+    usage = next(event.usage for event in events if event.usage is not None)
+    assert [entry.id for entry in entries(events)] == answer
+    assert len(answer) == usage.completion_tokens
 
 
 @pytest.mark.parametrize("kind", ["reasoning", "text"])
 def test_they_join_to_what_is_shown(demo_engine: Engine, kind: str) -> None:
     params = SamplingParams(max_tokens=200, temperature=0, stop=("never said", "= 7", "75!"))
     events = list(demo_engine.generate(SUM, params, RequestOptions(top_logprobs=0)))
-    assert b"".join(bytes(entry.bytes) for entry in entries(events, kind)).startswith(shown(events, kind))
+    assert shown(events, kind) in b"".join(bytes(entry.bytes) for entry in entries(events, kind))
     assert shown(events, kind)
     assert all(entry.top == () for entry in entries(events))
 
@@ -127,7 +140,7 @@ def spoken(tokenizer: Tokenizer, tokens: Sequence[int], **options: Any) -> list[
         if answer.finish_reason is not None:
             break
     events += answer.finish("length")
-    return events
+    return [*events, Event("end", logprobs=answer.untold)]
 
 
 def places(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
@@ -161,22 +174,22 @@ def _byte(tokenizer: Tokenizer, byte: int) -> int:
     return next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == bytes([byte]))
 
 
-def test_what_does_not_show_takes_its_own_along(small_tokenizer: Tokenizer) -> None:
+def test_what_does_not_show_goes_with_what_is_shown_next(small_tokenizer: Tokenizer) -> None:
     """Tags, the newlines around them, a tool call, a stop string and what ends the answer."""
     encode = small_tokenizer.encode
     think, thought = encode("<think>", control=True), encode("</think>", control=True)
     [newline], [hm], [yes] = encode("\n"), encode("h"), encode("y")
     said = [*think, newline, hm, newline, *thought, newline, yes]
-    assert places(spoken(small_tokenizer, said)) == [("h", [2]), ("y", [6])]
+    assert places(spoken(small_tokenizer, said)) == [("h", [0, 1, 2]), ("y", [3, 4, 5, 6])]
     call = encode('<tool_call>\n{"name": "f", "arguments": {"a": "y"}}\n</tool_call>', control=True)
     found = places(spoken(small_tokenizer, [yes, *call, newline, yes], find_tool_calls=True))
-    assert found == [("y", [0]), ("y", [len(call) + 2])]
+    assert found == [("y", [0]), ("y", list(range(1, len(call) + 3)))]
     stopped = spoken(small_tokenizer, [yes, *encode("STOP"), yes], stop=("STOP",))
     assert places(stopped) == [("y", [0])]
 
 
 def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
-    """Each at most once, in order, and every shown character's token among them."""
+    """Each once, those of a kind in order, and every shown character's token among them."""
     chance = random.Random(3)
     parts = [
         "hm",
@@ -204,5 +217,22 @@ def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
             for character in shown(events, kind).decode():
                 position = come.find(character, position) + 1
                 assert position, (text, events)
-        together = [entry.logprob for event in events for entry in event.logprobs]
-        assert len(together) == len(set(together))
+        together = [-int(entry.logprob) for event in events for entry in event.logprobs]
+        assert sorted(together) == list(range(len(together))), "each of them once"
+        assert len(together) == len(tokens) or b"stop" in small_tokenizer.decode(tokens).encode()
+
+
+@pytest.mark.parametrize("held", [1, 2, 3])
+def test_a_thought_that_ends_within_a_character_leaves_no_replacement(small_tokenizer: Tokenizer, held: int) -> None:
+    """By the model's own tag, or by ours when the budget is spent."""
+    [think], [thought] = (small_tokenizer.encode(tag, control=True) for tag in ("<think>", "</think>"))
+    [newline], [hm], [yes] = (small_tokenizer.encode(text) for text in ("\n", "h", "y"))
+    parts = [_byte(small_tokenizer, byte) for byte in "🦜".encode()][:held]
+    for closing in ([thought, newline], [newline, thought, newline]):
+        answer = OutputProcessor(small_tokenizer, [], (), False)
+        events = [event for token in (think, hm, *parts) for event in answer.push(token)]
+        if closing[0] == newline:
+            answer.cut_character()
+        events += [event for token in (*closing, yes) for event in answer.push(token)]
+        events += answer.finish("stop")
+        assert [(event.kind, event.text) for event in events] == [("reasoning", "h"), ("text", "y")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import numpy as np
 import pytest
 from golden.compare import FLOAT_TOLERANCE
 from golden.folder_cases import BASE, COMPUTED, FolderCase
+from smollm3.conversion.hf_folder_of import config_of
+from smollm3.conversion.test_unusual_folders import TAKEN, write
 
-from notso.smollm3 import Engine
+from notso.smollm3 import Engine, Message
 from notso.smollm3.conversion import hf_config
 from notso.smollm3.conversion.converter import convert
+from notso.smollm3.conversion.hf_tokenizer import PROBES, folder_tokenizer
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="make test-tune has it")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -72,3 +78,27 @@ def test_what_transformers_saves_is_converted(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "chat_template.jinja").write_text((folder / "chat_template.jinja").read_text())
     convert(tmp_path / "saved", tmp_path / "made.gguf", "F32")
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_tokenizer_gives_the_ids_that_transformers_gives(
+    tmp_path: Path, small_json: dict[str, Any], name: str
+) -> None:
+    """And a template prints what it prints there."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>"}
+    folder = write(tmp_path, small_json, TAKEN[name], config)
+    (folder / "config.json").write_text(json.dumps(config_of(BASE)))
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content + eos_token }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    entries = {key: value for key, (value, _) in folder_tokenizer(folder, 1300, []).items()}
+    ours = Tokenizer.from_gguf(entries)
+    for text in (*PROBES, "<|im_start|>user\ne\u0301 12345<|im_end|>\n<think>Ａ x</think>"):
+        assert ours.encode(text, control=True) == theirs(text).input_ids, text
+    chat = ChatTemplate.from_gguf(entries, ours)
+    assert chat is not None
+    said = [{"role": "user", "content": "It's 12345 o'clock."}, {"role": "assistant", "content": "Café."}]
+    messages = [Message(each["role"], each["content"]) for each in said]  # type: ignore[arg-type]
+    assert chat.render(messages) == theirs.apply_chat_template(said, tokenize=False)
+    ids = theirs.apply_chat_template(said, tokenize=True, return_dict=False)
+    assert chat.encode(ours, messages) == ids

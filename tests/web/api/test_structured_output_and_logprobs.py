@@ -147,10 +147,12 @@ def test_what_cannot_be_held_is_refused_by_name(served: Any) -> None:
 
 def test_log_probabilities_are_the_model_s_own(served: Any) -> None:
     ask: dict[str, Any] = AT_ONCE | {"logprobs": True, "top_logprobs": 5, "max_tokens": 12}
-    greedy = client_of(served).chat.completions.create(**ask, temperature=0).choices[0]
+    answer = client_of(served).chat.completions.create(**ask, temperature=0)
+    greedy = answer.choices[0]
     assert greedy.logprobs and greedy.logprobs.content
     said = b"".join(bytes(entry.bytes or []) for entry in greedy.logprobs.content)
-    assert said.decode() == greedy.message.content
+    assert said.decode() == f"{greedy.message.content}<|im_end|>", "the end is a token, too"
+    assert answer.usage and len(greedy.logprobs.content) == answer.usage.completion_tokens
     for entry in greedy.logprobs.content:
         assert len(entry.top_logprobs) == 5 and entry.top_logprobs[0].token == entry.token
         assert entry.logprob == entry.top_logprobs[0].logprob <= 0
@@ -172,14 +174,15 @@ def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
         for name, listed in streamed.items():
             listed += told.get(name) or []  # type: ignore[attr-defined]
     assert streamed["content"] == whole["content"] and streamed["reasoning_content"] == whole["reasoning_content"]
-    assert whole["reasoning_content"]
+    assert whole["reasoning_content"] and whole["content"][-1]["token"] == "<|im_end|>"
 
 
 def test_the_older_form_of_them(served: Any) -> None:
     answer = client_of(served).completions.create(model="notso-demo", prompt="2 + 3", logprobs=3, temperature=0)
     told = answer.choices[0].logprobs
     assert told and told.tokens and told.token_logprobs and told.top_logprobs
-    assert "".join(told.tokens) == answer.choices[0].text
+    assert "".join(told.tokens) == f"{answer.choices[0].text}<|im_end|>"
+    assert answer.usage and len(told.tokens) == answer.usage.completion_tokens
     for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
         assert top[token] == logprob == max(top.values())
 

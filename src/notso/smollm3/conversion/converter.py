@@ -55,9 +55,11 @@ def convert(
                 if progress is not None:
                     progress(written, writer.tensor_bytes)
 
-        for tensor in source.tensors(config, head_dim):
+        tensors = source.tensors(config, head_dim)
+        is_tied = all(tensor.name != "output" for tensor in tensors)
+        for tensor in tensors:
             shape = tensor.source.shape
-            format = format_in(mix, tensor.name, len(shape), config["num_hidden_layers"])
+            format = format_in(mix, tensor.name, len(shape), config["num_hidden_layers"], is_tied=is_tied)
             require_whole_blocks(shape[-1], format)
             writer.add_tensor(f"{tensor.name}.weight", shape, format, blocks(tensor, format))
     return writer.tensor_bytes

@@ -142,11 +142,16 @@ Entries = dict[str, tuple[Any, str]]
 _log = logging.getLogger(__name__)
 
 
-def read_object(folder: Path, name: str, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of a folder. Raises ModelFileError."""
+def read_object(
+    folder: Path, name: str, most_bytes: int = MAX_CONFIG_BYTES, *, is_optional: bool = False
+) -> dict[str, Any]:
+    """The object in a JSON file of a folder; an empty one for an optional file that is not there. Raises
+    ModelFileError."""
     try:
         found = json.loads(read_regular(folder / name, most_bytes))
     except OSError as error:
+        if is_optional and isinstance(error, FileNotFoundError):
+            return {}
         raise ModelFileError(f"{folder} has no {name} that can be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ModelFileError(f"{name} is not JSON") from None
@@ -204,7 +209,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
     Raises ModelFileError for what is no id, and for a setting of generation_config.json that changes every answer.
     """
-    generation = read_object(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).exists() else {}
+    generation = read_object(folder, GENERATION_CONFIG, is_optional=True)
     not_kept = []
     for name, value in generation.items():
         if name in GENERATION_CHOSEN:

@@ -140,7 +140,7 @@ def _equal(one: QTensor, other: QTensor) -> bool:
 def _files(folder: Path) -> list[Path]:
     """The one file of weights, which goes first as in transformers, or those of the index, which must lie in the folder
     itself."""
-    if (folder / WHOLE_FILE).exists():
+    if (folder / WHOLE_FILE).exists() or (folder / WHOLE_FILE).is_symlink():
         return [folder / WHOLE_FILE]
     index = folder / INDEX_FILE
     if not index.exists():

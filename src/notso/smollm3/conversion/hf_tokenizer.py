@@ -69,9 +69,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     if len(tokens) > vocab:
         raise ModelFileError(f"{TOKENIZER_FILE} has {len(tokens):,} tokens, the embedding {vocab:,} rows")
-    config = {}
-    if (folder / TOKENIZER_CONFIG).exists():
-        config = read_object(folder, TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES)
+    config = read_object(folder, TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES, is_optional=True)
     _check(config)
     _mark_special(config, found)
     if "eos_token" in config or "bos_token" in config:

@@ -69,7 +69,8 @@ def _quantise_file(
                     f"{source.name} is quantised already: {quoted(tensor.name)} is {tensor.format}. "
                     "What was lost does not come back: quantise the file it was made of, in F16, BF16 or F32"
                 )
-        formats = {name: _format(mix, tensor, config) for name, tensor in file.tensors.items()}
+        is_tied = "output.weight" not in file.tensors
+        formats = {name: _format(mix, tensor, config, is_tied) for name, tensor in file.tensors.items()}
         measured = None
         if text is not None:
             measured = importance(file, text[1], threads, lambda done, total: progress("reading", done, total))
@@ -93,9 +94,9 @@ def _quantise_file(
     return writer.tensor_bytes
 
 
-def _format(mix: str, tensor: QTensor, config: SmolLM3Config) -> Format:
+def _format(mix: str, tensor: QTensor, config: SmolLM3Config, is_tied: bool) -> Format:
     name = tensor.name.removesuffix(_SUFFIX)
-    format = format_in(mix, name, len(tensor.shape), config.num_hidden_layers)
+    format = format_in(mix, name, len(tensor.shape), config.num_hidden_layers, is_tied=is_tied)
     require_whole_blocks(tensor.cols, format)
     return format
 

@@ -17,7 +17,7 @@ from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
-from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, plan_engine, step_rows
+from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
 from notso.smollm3.engine.model_description import model_info
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
@@ -72,15 +72,7 @@ class Engine:
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
         there = weights_bytes(file, backend)
-        plan = plan_engine(
-            self.config,
-            there,
-            context_tokens=config.context_tokens,
-            kv=config.kv,
-            max_num_seqs=config.max_num_seqs,
-            limit=backend.memory(mapped_bytes=there),
-            beside_bytes=config.beside_bytes,
-        )
+        plan = plan_file(file, self.config, config, there, backend.memory(mapped_bytes=there))
         require_same_bits(file, backend, config.threads)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.release()
@@ -111,6 +103,7 @@ class Engine:
         self._offload: KVOffload | None = None
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
+            keep_choice(file, self.config, config, plan)
             self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         self._inputs = InputProcessor(

@@ -115,7 +115,6 @@ class InputProcessor:
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
-                tells_all=scores is not None,
             ),
             most=0 if options.prompt_only else min(params.max_tokens or room, room),
             thinking_budget=params.thinking_budget,

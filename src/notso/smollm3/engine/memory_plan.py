@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from notso.qtensor import MIB, MemoryLimit, available_memory, reserved_blocks
+from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
+from notso.smollm3.kv.format_choice import has_fine_weights, keep_format, kept_format
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED
@@ -46,6 +48,7 @@ CONTEXT_FLOOR_TOKENS = 2048
 K8V8_UP_TO_TOKENS = 32_768
 _QUANTISED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
+_FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +122,16 @@ def plan_engine(
     limit: MemoryLimit | None = None,
     mapped_bytes: int = 0,
     beside_bytes: int | None = None,
+    fine_weights: bool = False,
+    kept: KVFormat | None = None,
 ) -> EnginePlan:
     """Choose what was left open so that it fits, or refuse.
 
     context_tokens None: up to 8,192 as memory allows, in steps of 1,024, never under 2,048 (or under the trained
     context where that is smaller). A number: exactly that.
-    kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, and further down (k4v4, k4v3) only as far as memory asks.
+    kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, and further down (k4v4, k4v3) only as far as memory asks. With
+    `fine_weights`, floats or of eight bits: f16 up to 32,768 tokens, k8v8 beyond, whatever memory there is. `kept`:
+    what was chosen before, which goes first.
     max_num_seqs None: 16, or fewer where memory asks. A number: exactly that.
     mapped_bytes: so much of the weights is in the address space already.
     beside_bytes: what other engines were planned to occupy, whether they have touched it or not; beside them the plan
@@ -140,7 +147,7 @@ def plan_engine(
         limit = MemoryLimit(f"{limit.source}, beside the models that are loaded,", left)
     planner = _Planner(config, weights_bytes, limit)
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
-    formats = _formats(context_tokens or usual, kv)
+    formats = auto_formats(context_tokens or usual, fine_weights, kept) if kv == "auto" else (kv,)
     counts = [max_num_seqs] if max_num_seqs is not None else _halved(DEFAULT_SEQUENCES)
     if beside_bytes is not None:
         formats, counts = formats[:1], counts[:1]
@@ -250,11 +257,40 @@ class _Planner:
         return BLOCK_TOKENS * kv_bytes_per_token(self.config, kv_format)
 
 
-def _formats(context: int, kv: KVChoice) -> tuple[KVFormat, ...]:
-    """What may be used, the best first."""
-    if kv != "auto":
-        return (kv,)
-    return _LADDER if context <= K8V8_UP_TO_TOKENS else _LADDER[1:]
+def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
+    """What may be used for "auto", the best first."""
+    is_long = context > K8V8_UP_TO_TOKENS
+    if fine_weights:
+        return (kept or _FINE_LADDER[is_long],)
+    usual = _LADDER[is_long:]
+    return (kept, *(each for each in usual if each != kept)) if kept is not None else usual
+
+
+def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: int, limit: MemoryLimit) -> EnginePlan:
+    """The plan for a file whose weights take `need` bytes. A cache format that was chosen for it before is taken again
+    where the folder of `asked` says which. Raises what `plan_engine` raises."""
+    folder = Path(asked.cache_dir) if asked.cache_dir is not None and asked.kv == "auto" else None
+    return plan_engine(
+        config,
+        need,
+        context_tokens=asked.context_tokens,
+        kv=asked.kv,
+        max_num_seqs=asked.max_num_seqs,
+        limit=limit,
+        beside_bytes=asked.beside_bytes,
+        fine_weights=has_fine_weights(file.tensors.values()),
+        kept=kept_format(folder, file, asked.context_tokens) if folder is not None else None,
+    )
+
+
+def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
+    """Note the cache format in the folder of `asked`, if the file and the context led to it, and not memory."""
+    if asked.cache_dir is None or asked.kv != "auto":
+        return
+    usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
+    fine_weights = has_fine_weights(file.tensors.values())
+    if plan.kv_format == auto_formats(asked.context_tokens or usual, fine_weights, None)[0]:
+        keep_format(Path(asked.cache_dir), file, asked.context_tokens, plan.kv_format)
 
 
 def _halved(count: int) -> list[int]:

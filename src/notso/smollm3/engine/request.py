@@ -40,7 +40,7 @@ class Request:
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
     scores: PromptScores | None = None
-    describe: Callable[[Floats, int], TokenLogprob] | None = None
+    describe: Callable[[Floats | None, int], TokenLogprob] | None = None
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # what to tell before anything else
     submitted: float = 0.0
@@ -97,11 +97,12 @@ class Request:
     def close_reasoning(self) -> list[Event]:
         """Write the end of the thought for the model, as far as there is room; it goes on behind it."""
         events: list[Event] = []
+        self.output.cut_character()
         for token in self.closing:
             if self.is_over:
                 break
             self.sequence.tokens.append(token)
-            events += self.output.push(token)
+            events += self.output.push(token, None if self.describe is None else self.describe(None, token))
         return events
 
     def accept(self, drafted: int, right: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from notso.regular_file import open_regular
+from notso.regular_file import open_regular, read_regular
 
 Store = Literal["ollama", "lm studio", "llama.cpp"]
 
@@ -74,9 +74,7 @@ def _of_ollama() -> Iterator[StoredModel]:
 
 def _ollama_blob(root: Path, manifest: Path) -> Path | None:
     try:
-        if manifest.stat().st_size > MAX_MANIFEST_BYTES:
-            return None
-        layers = json.loads(manifest.read_bytes())["layers"]
+        layers = json.loads(read_regular(manifest, MAX_MANIFEST_BYTES))["layers"]
         digests = [each["digest"] for each in layers if each["mediaType"] == _OLLAMA_MODEL]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -24,13 +24,16 @@ def has_more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def format_in(mix: str, name: str, sides: int, layers: int) -> Format:
-    """The format of the tensor called `name` (without `.weight`) in a file of this mix; norms are F32 always."""
+def format_in(mix: str, name: str, sides: int, layers: int, *, is_tied: bool) -> Format:
+    """The format of the tensor called `name` (without `.weight`) in a file of this mix; norms are F32 always. What the
+    logits come from has more bits: the embedding, or the head where the file has one (not `is_tied`)."""
     if sides == 1:
         return F32
     if mix not in MIXED:
         return FORMATS_BY_NAME[mix]
-    if name in ("token_embd", "output"):
+    if name == "token_embd":
+        return Q6_K if is_tied else MIXED[mix]
+    if name == "output":
         return Q6_K
     _, layer, role = name.split(".")
     return Q6_K if role in ("attn_v", "ffn_down") and has_more_bits(int(layer), layers) else MIXED[mix]

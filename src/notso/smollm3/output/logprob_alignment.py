@@ -15,7 +15,7 @@ class LogprobAlignment:
     """The tokens of a text in order; a span of the text that is shown takes the entries of its tokens along.
 
     An entry goes with the first shown character of its token. A token that completes no character belongs to the
-    character it has a part in. Entries of tokens of which nothing is shown go with nothing.
+    character it has a part in. The entry of a token of which nothing is shown goes with the next span, or is left over.
     """
 
     def __init__(self) -> None:
@@ -28,17 +28,18 @@ class LogprobAlignment:
         self._end += length
 
     def rest(self) -> list[TokenLogprob]:
-        """The entries that went with no text."""
+        """The entries that no span took along."""
         return [entry for _, _, entry in self._tokens if entry is not None]
 
     def take(self, span: Span) -> list[Share]:
-        """What a span came from. Spans are taken in order; what lies between them is forgotten."""
+        """What a span came from, and before that the entries that lie between it and the span before. Spans are taken
+        in order."""
         shares: list[Share] = []
         end = span.start + len(span)
         while self._tokens and self._tokens[0][0] < end:
             at, length, entry = self._tokens.popleft()
             shared = max(0, min(at + length, end) - max(at, span.start))
-            if shared or (not length and at >= span.start):
+            if shared or entry is not None:
                 shares.append((shared, entry))
                 entry = None
             if at + length > end:

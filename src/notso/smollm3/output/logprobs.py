@@ -11,11 +11,14 @@ from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import TokenLogprob
 
 
-def token_logprob(tokenizer: Tokenizer, logits: Floats, token: int, alternatives: int) -> TokenLogprob:
-    """The entry of `token`, drawn from logits (V,) as the model gave them, with the likeliest tokens there.
+def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alternatives: int) -> TokenLogprob:
+    """The entry of `token`, drawn from logits (V,) as the model gave them, with the likeliest tokens there. None: it
+    was written for the model, so it is certain, and nothing stands beside it.
 
     Raises EngineError if the logits are not finite.
     """
+    if logits is None:
+        return _entry(tokenizer, token, 0.0)
     values = log_probabilities(logits)
     entry = partial(_entry, tokenizer)
     top = tuple(entry(other, float(values[other])) for other in likeliest(values, alternatives))

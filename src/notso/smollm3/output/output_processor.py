@@ -19,8 +19,8 @@ class OutputProcessor:
 
     token bytes -> whole characters -> reasoning or answer -> (answer only) stop strings -> tool calls.
     Each stage holds back what it cannot decide yet. Where tokens come with log probabilities, each of them goes out
-    with the first character of its token that is shown; what shows nothing (tags, a tool call, a stop string) takes its
-    own along.
+    once and in order: with the first character of its token that is shown; one of which nothing is shown (a tag, a tool
+    call, a stop string) with the next text that is, or at the end by `untold`.
     """
 
     def __init__(
@@ -37,17 +37,14 @@ class OutputProcessor:
         calls_are_held: bool = False,
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
-        tells_all: bool = False,
     ) -> None:
         """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
         tags are part of it. one_call: it ends with its first tool call. is_structured: `begin` says where it begins.
         calls_are_held: what opens as a call becomes one, so its arguments are told as they are written.
-        stop_token_ids: end it as the model's own end does. min_tokens: stop strings are looked for behind so many.
-        tells_all: log probabilities of tokens of which nothing is shown are kept for `untold`."""
+        stop_token_ids: end it as the model's own end does. min_tokens: stop strings are looked for behind so many."""
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)
         self._min_tokens = min_tokens
-        self._tells_all = tells_all
         self._characters = tokenizer.stream()
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
         self._thinking = ReasoningParser(
@@ -67,12 +64,13 @@ class OutputProcessor:
         self.tokens += 1
         if token in self._end_ids:
             self.finish_reason = "stop"
-            self._decoded.add(0, logprob if self._tells_all else None)
+            self._decoded.add(0, logprob)
             return
+        if token == self._tokenizer.think_close_id:
+            self.cut_character()
         was_reasoning = self._thinking.in_reasoning
         text = self._characters.push(token)
-        shows = logprob is not None and (self._tells_all or self._tokenizer.token_bytes(token, skip_control=True))
-        self._decoded.add(len(text), logprob if shows else None)
+        self._decoded.add(len(text), logprob)
         pieces = self._thinking.feed(token, text)
         self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
         yield from self._pieces(pieces)
@@ -89,8 +87,13 @@ class OutputProcessor:
 
     @property
     def untold(self) -> tuple[TokenLogprob, ...]:
-        """At the end, those that no text took along, where all are to be told."""
-        return (*self._text_alignment.rest(), *self._decoded.rest()) if self._tells_all else ()
+        """At the end, those that no text took along."""
+        return (*self._text_alignment.rest(), *self._decoded.rest())
+
+    def cut_character(self) -> None:
+        """Drop the beginning of a character that is not whole: the thought ends within it."""
+        if self._thinking.in_reasoning:
+            self._characters.drop()
 
     def begin(self, calls: bool) -> None:
         """The next token is the first of the answer, and whatever follows is shown; tool calls only if it has any."""

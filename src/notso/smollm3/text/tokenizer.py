@@ -68,7 +68,7 @@ class Tokenizer:
             raise ModelFileError(f"tokenizer.ggml.model is {quoted(kind)}; supported: 'gpt2' (byte-level BPE)")
         vocabulary = Vocabulary.from_gguf(metadata)
         beside = path.with_name("tokenizer.json") if path is not None else None
-        if beside is not None and beside.is_file():
+        if beside is not None and (beside.exists() or beside.is_symlink()):
             pipeline, encoder = _pipeline_from_json(beside, vocabulary)
         else:
             pipeline, encoder = _pipeline_from_gguf(metadata, vocabulary)
@@ -159,6 +159,10 @@ class TokenStream:
     def push(self, token: int) -> str:
         """The text that `token` completes, often empty within a character of several bytes."""
         return self._decoder.decode(self._tokenizer.token_bytes(token, self._skip_control))
+
+    def drop(self) -> None:
+        """Forget the beginning of a character that is not whole."""
+        self._decoder.reset()
 
     def finish(self) -> str:
         """What is left when no token follows."""

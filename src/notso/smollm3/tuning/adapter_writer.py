@@ -82,8 +82,10 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
         def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
             return packed(rows(tensor), format, tensor.name, threads=threads)
 
+        is_tied = "output.weight" not in file.tensors
         for name, tensor in file.tensors.items():
-            format = format_in(mix, name.removesuffix(".weight"), len(tensor.shape), config.num_hidden_layers)
+            role, sides = name.removesuffix(".weight"), len(tensor.shape)
+            format = format_in(mix, role, sides, config.num_hidden_layers, is_tied=is_tied)
             require_whole_blocks(tensor.cols, format)
             writer.add_tensor(name, tensor.shape, format, blocks(tensor, format))
         writer.write()

@@ -49,7 +49,8 @@ class ChatSerializer:
             yield data_event(chunk(number, {}, prompt_progress=progress_body(event.progress)))
         if event.kind == "end":
             report = timings([choice]) | {"reasoning_mode": self._asked.reasoning_mode}
-            yield data_event(chunk(number, {}, choice.reason, timings=report))
+            untold = logprobs_body(event.logprobs, ()) if event.logprobs else None
+            yield data_event(chunk(number, {}, choice.reason, untold, timings=report))
 
     async def finalise(self) -> None:
         """Nothing is kept."""

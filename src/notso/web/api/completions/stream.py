@@ -57,8 +57,6 @@ class TextSerializer:
             yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
         if event.kind == "end":
             untold = legacy(event.logprobs, written) if event.logprobs else None
-            if choice.content_logprobs is not None:
-                choice.content_logprobs += event.logprobs
             yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
 
     async def finalise(self) -> None:

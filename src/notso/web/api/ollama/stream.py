@@ -28,6 +28,7 @@ class OllamaSerializer:
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
+        self._untold: dict[str, Any] = {}
         self.id = new_id("ollama")
         self.ping = self._line(self._piece())  # there is no comment in JSON: an empty piece says the least
 
@@ -46,6 +47,8 @@ class OllamaSerializer:
         self._choice.add(event)
         weighed = {"logprobs": entries(event.logprobs)} if event.logprobs else {}
         match event.kind:
+            case "end":
+                self._untold = weighed
             case "text":
                 yield self._line(self._piece(text=event.text) | weighed)
             case "reasoning":
@@ -57,8 +60,8 @@ class OllamaSerializer:
         """Nothing is kept."""
 
     def closing(self) -> Iterator[bytes]:
-        """The counts."""
-        yield self._line(self._piece() | self._end())
+        """The counts, and the tokens of which nothing was shown."""
+        yield self._line(self._piece() | self._untold | self._end())
 
     def failure(self, error: ApiError) -> bytes:
         """The error, in place of all that would have come."""

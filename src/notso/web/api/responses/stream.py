@@ -80,6 +80,7 @@ class ResponseSerializer:
             case "error" if event.error is not None:
                 raise event.error
             case "end":
+                self._weighed += event.logprobs
                 whole = event.finish_reason not in ("length", "cancelled")
                 self._status = "completed" if whole else "incomplete"
                 self._is_cancelled = self.asked.background and event.finish_reason == "cancelled"

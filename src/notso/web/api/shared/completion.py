@@ -65,6 +65,7 @@ class Choice:
             case "error" if event.error is not None:
                 raise event.error
             case "end":
+                self._weigh(self.content_logprobs, event)
                 self.finish_reason = event.finish_reason or "stop"
                 self.ended = True
                 if self.begun_call is not None:  # cut: what was told of it stands

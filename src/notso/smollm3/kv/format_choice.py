@@ -1,0 +1,63 @@
+"""The cache format chosen for a model file, kept beside what was computed in it and could not be used in another."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from notso.qtensor import GGUFFile, QTensor
+from notso.regular_file import read_regular
+from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+
+FILE = "formats.json"
+MAX_BYTES = 1 << 16
+MAX_KEPT = 64
+FINE_FORMATS = ("F32", "F16", "BF16", "Q8_0")
+
+_log = logging.getLogger(__name__)
+
+
+def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
+    """Whether most numbers of the matrices are floats or of eight bits: an 8-bit cache then costs more accuracy than
+    the weights' own format (see docs/kernels/attention.md)."""
+    values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
+    return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
+
+
+def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
+    """What was chosen for this file and this requested context; None where nothing was, or it cannot be read."""
+    found = _read(folder).get(_key(file, context_tokens))
+    return next((each for each in KV_FORMATS if each == found), None)
+
+
+def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
+    """Note a choice; the oldest of many goes. A folder that cannot be written to is left alone: the same is chosen
+    again as long as the rule is the same."""
+    kept, key = _read(folder), _key(file, context_tokens)
+    if kept.get(key) == kv_format:
+        return
+    kept.pop(key, None)
+    newest = dict([*kept.items(), (key, kv_format)][-MAX_KEPT:])
+    draft = folder / f".{FILE}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft.write_text(json.dumps(newest, indent=1), "utf-8")
+        draft.replace(folder / FILE)
+    except OSError as error:
+        _log.warning("the choice of a cache format cannot be kept in %s: %s", folder, error.strerror)
+        draft.unlink(missing_ok=True)
+
+
+def _read(folder: Path) -> dict[str, str]:
+    try:
+        content = json.loads(read_regular(folder / FILE, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {key: value for key, value in content.items() if isinstance(value, str)} if isinstance(content, dict) else {}
+
+
+def _key(file: GGUFFile, context_tokens: int | None) -> str:
+    return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"

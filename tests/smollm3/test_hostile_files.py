@@ -1,0 +1,165 @@
+"""Files that are none, or have no end, where a model, an adapter or a configuration is looked for: each reader says so
+at once, waits for no writer and fills no memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from golden.adapters import random_pairs, write_peft
+from golden.random_models import RandomModel
+from smollm3.conversion.hf_folder_of import write_folder
+
+from notso.cli import config_file, options
+from notso.qtensor import GGUFFile, NotsoError, SafetensorsFile
+from notso.regular_file import open_regular, read_regular
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.conversion.converter import convert
+from notso.smollm3.hub.other_stores import is_smollm3
+from notso.smollm3.hub.registry import sha256_of
+from notso.smollm3.model.adapter_file import read_adapter
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.web.tools.mcp_config import read_mcp_config
+from notso.web.values.errors import SettingsError
+from notso.web.values.sign_in import OidcSettings, read_sign_in
+
+SMALL = RandomModel(layers=1, hidden=64, ffn=64, heads=2, kv_heads=1, head_dim=32, vocab=300)
+HOLE_BYTES = 1 << 40
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = Path.cwd()
+        os.chdir(path.parent)  # a socket's path has a hundred characters at most
+        made.bind(path.name)
+        os.chdir(here)
+
+
+def _hole(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(HOLE_BYTES)
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "FIFO": os.mkfifo,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "endless device": lambda path: path.symlink_to("/dev/zero"),
+    "terminal": lambda path: path.symlink_to("/dev/ptmx"),
+    "link to itself": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
+    """Puts something in the place of a file."""
+
+    def put(path: Path) -> Path:
+        path.unlink(missing_ok=True)
+        KINDS[request.param](path)
+        return path
+
+    yield put
+
+
+def test_a_file_that_is_none_is_not_opened(tmp_path: Path, place: Callable[[Path], Path]) -> None:
+    path = place(tmp_path / "it")
+    for read in (open_regular, lambda path: read_regular(path, 10)):
+        with pytest.raises(OSError) as raised:
+            read(path)
+        assert raised.value.strerror and raised.value.filename == str(path)
+    with pytest.raises(NotsoError):
+        GGUFFile.open(path)
+    with pytest.raises(OSError):
+        SafetensorsFile(path)
+    with pytest.raises(OSError):
+        sha256_of(path)
+    assert not is_smollm3(path)
+
+
+def test_what_has_no_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    _hole(tmp_path / "hole")
+    with pytest.raises(OSError, match="it has more than 1 KiB"):
+        read_regular(tmp_path / "hole", 1024)
+    (tmp_path / "whole").write_bytes(b"x" * 1024)
+    assert read_regular(tmp_path / "whole", 1024) == b"x" * 1024
+    without_size = Path("/proc/self/maps")
+    if without_size.exists():
+        with pytest.raises(OSError, match="it has more than 10 bytes"):
+            read_regular(without_size, 10)
+    with pytest.raises(OSError, match="not a file name"):
+        open_regular(Path("a\0b"))
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+FOLDER_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    "model.safetensors",
+)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> SmolLM3Config:
+    with GGUFFile.open(SMALL.write(tmp_path_factory.mktemp("base") / "base.gguf")) as file:
+        return SmolLM3Config.from_metadata(file.metadata)
+
+
+@pytest.mark.parametrize("name", ["alone.gguf", *ADAPTER_FILES])
+def test_adapters(tmp_path: Path, config: SmolLM3Config, place: Callable[[Path], Path], name: str) -> None:
+    folder = write_peft(tmp_path / "a", random_pairs(config, 1), config.head_dim)
+    path = place(folder / name)
+    with pytest.raises(NotsoError) as raised:
+        read_adapter("a", path if name == "alone.gguf" else folder, config)
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [*FOLDER_FILES, "model.safetensors.index.json"])
+def test_model_folders(tmp_path: Path, place: Callable[[Path], Path], name: str) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder", shards=2 if name.endswith("index.json") else 1)
+    place(folder / name)
+    with pytest.raises((NotsoError, OSError)):
+        convert(folder, tmp_path / "made.gguf", "F32")
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDER_FILES if name != "model.safetensors"])
+def test_holes_in_model_folders(tmp_path: Path, name: str) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder")
+    _hole(folder / name)
+    with pytest.raises(NotsoError, match="more than"):
+        convert(folder, tmp_path / "made.gguf", "F32")
+
+
+def test_a_tokenizer_beside_the_model(tmp_path: Path, small_metadata: Any, place: Callable[[Path], Path]) -> None:
+    place(tmp_path / "tokenizer.json")
+    with pytest.raises(NotsoError, match=r"tokenizer\.json beside the model"):
+        Tokenizer.from_gguf(small_metadata, tmp_path / "model.gguf")
+
+
+def test_configurations(tmp_path: Path, place: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place(tmp_path / "it")
+    for read in (read_mcp_config, read_sign_in):
+        with pytest.raises(SettingsError, match="cannot be read"):
+            read(path)
+    address = "https://a.example"
+    secret = OidcSettings(issuer=address, public_url=address, client_id="b", client_secret_file=str(path))
+    with pytest.raises(SettingsError, match="cannot be read"):
+        secret.secret()
+    monkeypatch.setenv("NOTSO_CONFIG", str(path))
+    with pytest.raises(typer.BadParameter):
+        config_file.read_config(None)
+
+
+def test_a_key_or_text_that_a_person_names_has_an_end(tmp_path: Path) -> None:
+    """It may be a pipe of their shell."""
+    endless = Path("/dev/zero")
+    with pytest.raises(typer.BadParameter, match="more than 64 KiB"):
+        options.api_key(endless)
+    (tmp_path / "key").write_text("a key\r\n")
+    assert options.api_key(tmp_path / "key") == "a key"
+    (tmp_path / "text").write_bytes(b"a\r\nb\r")
+    assert options.read_text(tmp_path / "text", "TEXT") == "a\nb\n"
