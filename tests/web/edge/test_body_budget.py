@@ -188,3 +188,54 @@ def test_who_holds_little_finds_room_beside_one_who_took_all() -> None:
         await asyncio.gather(more, too_much, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a byte costs until it is answered is counted, and what was taken since the last look as well."""
+    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+    looks = []
+
+    def available() -> int:
+        looks.append(1)
+        return body_budget.COST * 90 * KIB
+
+    async def run() -> None:
+        budget = BodyBudget(1 << 30, available)
+        assert budget.most_of_one() == FREE_BYTES + 90 * KIB
+        monkeypatch.setattr(body_budget, "LOOK_SECONDS", 3600.0)
+        first, task = begun(budget, FREE_BYTES + 60 * KIB)
+        await settled(lambda: first.held == 60 * KIB)
+        with pytest.raises(BodyGaveWayError):  # the one that holds more gives way: it is of the same host, and older
+            await asyncio.gather(task, arrival(budget, "b").gather(sender(b"x" * (FREE_BYTES + 40 * KIB))))
+        assert budget.most_of_one() <= FREE_BYTES + 90 * KIB and len(looks) == 1
+
+    asyncio.run(run())
+
+
+def test_a_body_beyond_the_memory_there_is_is_refused_by_its_size() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def status(path: str, *pieces: bytes, chunked: bool = False) -> tuple[int, bytes]:
+        limits = RequestLimits(app)
+        limits._budget = BodyBudget(available=lambda: body_budget.COST * 100 * KIB)
+        length = (b"transfer-encoding", b"chunked") if chunked else (b"content-length", b"%d" % sum(map(len, pieces)))
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [length], "state": {}}
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await limits(scope, sender(*pieces), send)
+        return sent[0]["status"], sent[-1].get("body", b"")
+
+    async def run() -> None:
+        for path in ("/import", "/v1/chat/completions"):
+            for chunked in (False, True):
+                assert (await status(path, b"x" * 64 * KIB, chunked=chunked))[0] == 200
+                assert (await status(path, b"x" * 150 * KIB, chunked=chunked))[0] == 200
+                refused = await status(path, b"x" * 150 * KIB, b"x" * 100 * KIB, chunked=chunked)
+                assert refused == (413, b"This is too much at once: at most 167,936 bytes can be sent.\n")
+
+    asyncio.run(run())

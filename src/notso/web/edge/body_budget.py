@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import io
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.types import Message, Receive
+
+from notso.smollm3 import available_memory
 
 MIB = 1 << 20
 MOST_BYTES = 64 * MIB
@@ -16,12 +19,24 @@ MOST_BYTES = 64 * MIB
 SMALL_SHARE = 4
 """A holder of no more than this part of it finds that part beyond, where others have taken all: one import."""
 
+COST = 12
+"""Bytes of memory that a byte of a body may take until it is answered: it is gathered, copied, parsed and stored. An
+import of 13 MiB takes nine times its bytes at its peak, and memory comes in pieces."""
+
+LOOK_SECONDS = 0.1
+"""So old what was read of the process's memory may be."""
+
 FREE_BYTES = 64 * 1024
 """Of each body these do not count, so that an ordinary question finds room whatever else is sent. How many there are of
 them is bounded by the connections."""
 
 FAIR_SECONDS = 2.0
 """So long a body may take for arriving while others wait for its room; the largest import takes a tenth of it here."""
+
+
+def available_bytes() -> int:
+    """What the process may still allocate: the system, its control group and its own limits leave it that much."""
+    return available_memory().available_bytes
 
 
 class RequestTooSlowError(Exception):
@@ -92,11 +107,13 @@ class Arrival:
 class BodyBudget:
     """What all bodies may hold together. When it is used up, whoever needs more waits for a moment, until others are
     done with; then the bodies that have been arriving for longest give way, first those of who holds most. Who holds
-    little finds some room beyond. Called on the loop.
+    little finds some room beyond. None of it is more than the process has memory for. Called on the loop.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, available: Callable[[], int] = available_bytes) -> None:
         self.free = most_bytes
+        self._available = available
+        self._memory, self._looked = 0, float("-inf")
         self._beyond = most_bytes // SMALL_SHARE
         self._held = Counter[str]()
         self._arriving: dict[Arrival, None] = {}
@@ -113,13 +130,24 @@ class BodyBudget:
                 while not self._has_room(arrival, size):
                     await self._make_room(arrival)
         self.free -= size - arrival.held
+        self._memory -= size - arrival.held
         self._held[arrival.holder] += size - arrival.held
         arrival.held = size
+
+    def most_of_one(self) -> int:
+        """How large one body may be by the memory that there is, were there no others."""
+        return FREE_BYTES + max(0, self._room_in_memory() + self._held.total())
 
     def _has_room(self, arrival: Arrival, size: int) -> bool:
         more = size - arrival.held
         beyond = self._beyond if self._held[arrival.holder] + more <= self._beyond else 0
-        return more <= self.free + beyond
+        return more <= min(self.free + beyond, self._room_in_memory())
+
+    def _room_in_memory(self) -> int:
+        now = asyncio.get_running_loop().time()
+        if now - self._looked >= LOOK_SECONDS:
+            self._memory, self._looked = self._available() // COST, now
+        return self._memory
 
     def arrived(self, arrival: Arrival) -> None:
         """It is whole, or is not waited for any longer: from here on it cannot give way."""

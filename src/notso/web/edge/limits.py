@@ -8,6 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.body_budget import (
+    FREE_BYTES,
     Arrival,
     BodyBudget,
     BodyGaveWayError,
@@ -54,6 +55,8 @@ class RequestLimits:
             await refusal(scope, receive, send)
             return
         limit = _body_limit(scope)
+        if limit > MAX_BODY_BYTES or _claimed_bytes(scope) > FREE_BYTES:
+            limit = min(limit, self._budget.most_of_one())
         deadline = asyncio.get_running_loop().time() + self._body_seconds
         arrival = Arrival(self._budget, (scope.get("client") or ("",))[0], limit, deadline)
         started = whole = False
@@ -170,6 +173,12 @@ def _closing(text: str, status: int) -> PlainTextResponse:
 
 def _body_limit(scope: Scope) -> int:
     return LARGER_BODIES.get(scope["path"], MAX_BODY_BYTES)
+
+
+def _claimed_bytes(scope: Scope) -> int:
+    """The length a request claims; the largest there is for one that does not say."""
+    lengths = header_values(scope, b"content-length")
+    return int(lengths[0]) if lengths else (MAX_BODY_BYTES if header_values(scope, b"transfer-encoding") else 0)
 
 
 def _too_large(limit: int) -> PlainTextResponse:
