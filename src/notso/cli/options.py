@@ -105,7 +105,7 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="Bits of keys and values; auto: by file and context.",
+        help="Bits of keys and values; auto: by file.",
         show_envvar=False,
         show_default=False,
     ),

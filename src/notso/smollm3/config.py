@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from notso.smollm3.errors import ModelFileError, quoted
@@ -86,7 +86,8 @@ class SmolLM3Config:
     no_rope_layers: tuple[int, ...]
     yarn_of_file: tuple[float, int] | None = None
     """YaRN's factor and the context trained before it, where the file carries both; then it holds for every context."""
-    yarn_ramp: YarnRamp = YarnRamp()
+    yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
+    """Not in the text of a configuration, by which kept prefixes are known: the frequencies that it leads to are."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
