@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
+import llguidance
 import pytest
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.gbnf import MAX_NESTED
-from notso.smollm3.sampling.grammar import Grammars, answer_part
+from notso.smollm3.sampling.gbnf import MAX_NESTED, lark_of_gbnf
+from notso.smollm3.sampling.grammar import MAX_ROW_ITEMS, Grammars, answer_part
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -97,6 +99,63 @@ def test_what_is_wrong_with_a_grammar_is_told(grammars: Grammars, source: str, t
         for _ in range(20):
             matcher.take(int(matcher.allowed().argmax()))
     assert caught.value.param == "grammar" and len(str(caught.value)) < 300
+
+
+def test_what_never_ends_is_left_out(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    """The library would follow it in mid-answer until it has too many items."""
+    source = (
+        'root ::= "x" | "a" bad | other bad? | (bad "c")* "d"\nbad ::= "b" bad | worse\nworse ::= bad\nother ::= "o"'
+    )
+    for text in ("x", "o", "d"):
+        assert is_of(grammars, small_tokenizer, "gbnf", source, text)
+    matcher = grammars.matcher([answer_part(Grammar("gbnf", source))], "grammar")
+    assert not matcher.takes_all(small_tokenizer.encode("a"))
+    for never in ('root ::= "b" root', "root ::= a\na ::= root", 'root ::= "a" root{1,3}'):
+        with pytest.raises(InvalidRequestError, match="root never ends"):
+            answer_part(Grammar("gbnf", never))
+
+
+def _grammar(drawn: random.Random) -> str:
+    names = ["root", *(f"r{number}" for number in range(drawn.randint(0, 3)))]
+
+    def part(depth: int) -> str:
+        kind = drawn.random()
+        if kind < 0.45 or not depth:
+            return drawn.choice(['"a"', '"ab"', '""', "[a-c]", "[^a]", '", "'])
+        return drawn.choice(names) if kind < 0.85 else f"({options(depth - 1)})"
+
+    def sequence(depth: int) -> str:
+        repeats = ["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}"]
+        return " ".join(part(depth) + drawn.choice(repeats) for _ in range(drawn.randint(0, 3)))
+
+    def options(depth: int) -> str:
+        return " | ".join(sequence(depth) for _ in range(drawn.choice([1, 2, 2, 3])))
+
+    return "\n".join(f"{name} ::= {options(2)}" for name in names)
+
+
+def test_small_grammars_do_not_fail_in_mid_answer() -> None:
+    drawn, vocabulary, followed = random.Random(21), llguidance.LLTokenizer("byte"), 0
+    for _ in range(240):
+        source = _grammar(drawn)
+        try:
+            lark = lark_of_gbnf(source, "grammar")
+        except InvalidRequestError:
+            continue
+        limits = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False)
+        grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
+        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        followed += not matcher.is_error()
+        for _ in range(40):
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            bits = matcher.compute_bitmask()
+            allowed = [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
+            if not matcher.is_error() and allowed:
+                matcher.consume_token(drawn.choice([byte for byte in allowed if byte in b"abc, "] or allowed))
+        # So many readings of one text are a limit of ours, and each of these grammars reads a text in many ways.
+        assert not matcher.is_error() or "row has" in matcher.get_error(), f"{source}: {matcher.get_error()}"
+    assert followed >= 120
 
 
 def test_one_of_several_texts(grammars: Grammars, small_tokenizer: Tokenizer) -> None:

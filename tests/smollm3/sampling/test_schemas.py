@@ -13,8 +13,6 @@ import pytest
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.grammar import Grammars, answer_part
 from notso.smollm3.sampling.schemas.json_schema import HeldSchema, held_schema
-from notso.smollm3.sampling.schemas.negation import pattern_of_all_but
-from notso.smollm3.sampling.schemas.texts import written_pattern
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -218,15 +216,6 @@ def test_a_hostile_schema_is_refused_soon(grammars: Grammars, schema: dict[str, 
 def test_what_is_no_schema_is_refused(grammars: Grammars, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
-
-
-def test_texts_that_an_answer_cannot_write() -> None:
-    assert written_pattern("a.b[.]\\.") == "a[^\\n\\r\\u2028\\u2029]b[.]\\."
-    for taken in ("[\\x00-\\x7f]", "[^\\x00-\\x1f]+", "a\\\\x00", "\\u{41}\\t"):
-        assert written_pattern(taken) == taken
-    for refused in ("\\x00", "a\\x1F", "\\u0007", "[\\x00]", "\x01", "\\cA", "\\0", "[\x02]"):
-        assert written_pattern(refused) is None
-    assert pattern_of_all_but(["a\x00"]) is None
 
 
 def test_cases_that_multiply_are_refused_before_they_are_made() -> None:

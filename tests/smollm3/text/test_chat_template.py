@@ -20,6 +20,7 @@ from notso.smollm3.errors import InvalidRequestError, ModelFileError, TemplateEr
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES, MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message, ToolCall
+from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS
 
 DAY = date(2025, 7, 8)
 WEATHER = {
@@ -373,3 +374,13 @@ def test_the_demo_s_template_is_the_one_in_training() -> None:
 def test_a_template_that_drops_what_is_asked_is_refused_at_load(source: str, told: str) -> None:
     with pytest.raises(TemplateError, match=told):
         ChatTemplate(source)
+
+
+def test_what_a_template_leaves_out_is_found_by_showing_it(template_source: str) -> None:
+    drops = ChatTemplate(template_source).drops
+    assert (LATER_SYSTEM in drops) == ('role == "system"' not in template_source.split("for message in messages")[1])
+    assert OVERRIDDEN_TOOLS in drops
+    keeps = "{% for message in messages %}{{ message.role ~ message.content }}{% endfor %}{{ xml_tools | join }}"
+    assert ChatTemplate(keeps).drops == ()
+    refuses = keeps.replace("{{ message.role", "{{ raise_exception('no') if message.role == 'system' }}{{ message.role")
+    assert ChatTemplate(refuses).drops == ()

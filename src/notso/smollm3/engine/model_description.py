@@ -26,6 +26,7 @@ def model_info(
     note: str,
     kv_bytes: int,
     is_demo: bool,
+    template_drops: tuple[str, ...],
 ) -> ModelInfo:
     """The facts of a file as an engine with this plan runs it."""
     named = file.metadata.get("general.name")
@@ -52,4 +53,5 @@ def model_info(
         layers_without_rope=config.nope_layers,
         end_token=tokenizer.token_text(file.metadata.get(END_KEYS[0], min(tokenizer.end_ids))),
         memory=plan.budget,
+        template_drops=template_drops,
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
+from typing import Literal
 
 from notso.smollm3.errors import InvalidRequestError
 
@@ -37,6 +39,21 @@ def lark_of_gbnf(source: str, param: str) -> str:
     return _Translation(source, param).lark()
 
 
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A part of a rule: options, a sequence of parts, a repeated part, the name of a rule, or what Lark has for a text.
+
+    can_end: whether some text of it is finite; others no answer could be done with.
+    """
+
+    kind: Literal["options", "sequence", "repeat", "name", "text"]
+    text: str = ""
+    parts: list[_Node] = field(default_factory=list)
+    parent: _Node | None = None
+    missing: int = 0
+    can_end: bool = False
+
+
 class _Translation:
     def __init__(self, source: str, param: str) -> None:
         self._source = source
@@ -53,10 +70,12 @@ class _Translation:
         self._tokens.append(("end", "", at))
         self._at = 0
         self._rules: dict[str, str] = {}
+        self._ending: list[_Node] = []
+        self._uses: dict[str, list[_Node]] = {}
 
     def lark(self) -> str:
         """All rules, each by a number: names mean something in Lark."""
-        bodies: dict[str, str] = {}
+        bodies: dict[str, _Node] = {}
         self._skip_lines()
         while self._kind != "end":
             at = self._tokens[self._at][2]
@@ -67,14 +86,40 @@ class _Translation:
             if name in bodies:
                 raise self._fault(at, f"{name} is there twice")
             bodies[name] = self._options(0)
+            bodies[name].text = name
             if self._kind not in ("line", "end"):
                 raise self._fault(self._tokens[self._at][2], f"{self._tokens[self._at][1]!r} cannot stand here")
             self._skip_lines()
         for name in (*self._rules, "root"):
             if name not in bodies:
-                raise InvalidRequestError(f"the grammar is refused: there is no rule {name[:80]}", param=self._param)
+                raise self._refusal(f"there is no rule {name[:80]}")
+        self._find_ends()
+        if not bodies["root"].can_end:
+            raise self._refusal("no text follows it: root never ends")
         lines = [f"start: {self._rule('root')}"]
-        return "\n".join((*lines, *(f"{self._rule(name)}: {body}" for name, body in bodies.items())))
+        written = (f"{self._rule(name)}: {_written(body)}" for name, body in bodies.items() if body.can_end)
+        return "\n".join((*lines, *written))
+
+    def _made(self, node: _Node) -> _Node:
+        for part in node.parts:
+            part.parent = node
+        node.missing = len(node.parts) if node.kind == "sequence" else 1
+        if node.kind == "text" or (node.kind == "sequence" and not node.parts) or _may_be_left_out(node):
+            self._ending.append(node)
+        return node
+
+    def _find_ends(self) -> None:
+        """Mark what can end, from the texts up: the library would follow what cannot without end, in mid-answer."""
+        while self._ending:
+            node = self._ending.pop()
+            if node.can_end:
+                continue
+            node.can_end = True
+            after = [node.parent] if node.parent is not None else self._uses.get(node.text, [])
+            for each in after:
+                each.missing -= 1
+                if each.kind != "sequence" or each.missing == 0:
+                    self._ending.append(each)
 
     @property
     def _kind(self) -> str:
@@ -94,7 +139,7 @@ class _Translation:
     def _rule(self, name: str) -> str:
         return self._rules.setdefault(name, f"r{len(self._rules)}")
 
-    def _options(self, nested: int) -> str:
+    def _options(self, nested: int) -> _Node:
         if nested > MAX_NESTED:
             raise self._fault(self._tokens[self._at][2], f"it is nested deeper than {MAX_NESTED}")
         options = [self._sequence(nested)]
@@ -102,10 +147,10 @@ class _Translation:
             self._at += 1
             self._skip_lines()
             options.append(self._sequence(nested))
-        return " | ".join(options)
+        return self._made(_Node("options", parts=options))
 
-    def _sequence(self, nested: int) -> str:
-        parts: list[str] = []
+    def _sequence(self, nested: int) -> _Node:
+        parts: list[_Node] = []
         repeats = 0
         while True:
             kind, text, at = self._tokens[self._at]
@@ -118,33 +163,35 @@ class _Translation:
                 if repeats > MAX_NESTED:
                     raise self._fault(at, f"it is repeated more than {MAX_NESTED} times over")
                 self._at += 1
-                parts[-1] = f"({parts[-1]}){''.join(text.split())}"
+                parts[-1] = self._made(_Node("repeat", "".join(text.split()), [parts[-1]]))
             elif kind in ("name", "text", "set") or text in ("(", "."):
                 self._at += 1
                 repeats = 0
                 parts.append(self._part(kind, text, at, nested))
             else:
-                return " ".join(parts) or '""'
+                return self._made(_Node("sequence", parts=parts))
 
-    def _part(self, kind: str, text: str, at: int, nested: int) -> str:
+    def _part(self, kind: str, text: str, at: int, nested: int) -> _Node:
         if kind == "name":
-            return self._rule(text)
-        if kind == "text":
-            letters = self._letters(text[1:-1], at)
-            return (
-                "(" + " ".join(json.dumps(letter, ensure_ascii=False) for letter, _ in letters) + ")"
-                if letters
-                else '""'
-            )
+            self._rule(text)
+            node = _Node("name", text=self._rule(text))
+            self._uses.setdefault(text, []).append(node)
+            return node
+        if text == "(":
+            inner = self._options(nested + 1)
+            if self._tokens[self._at][1] != ")":
+                raise self._fault(self._tokens[self._at][2], ") is missing")
+            self._at += 1
+            return inner
+        return self._made(_Node("text", self._terminal(kind, text, at)))
+
+    def _terminal(self, kind: str, text: str, at: int) -> str:
         if kind == "set":
             return self._set(text[1:-1], at)
         if text == ".":
             return "/(?s:.)/"
-        inner = self._options(nested + 1)
-        if self._tokens[self._at][1] != ")":
-            raise self._fault(self._tokens[self._at][2], ") is missing")
-        self._at += 1
-        return f"({inner})"
+        letters = self._letters(text[1:-1], at)
+        return f"({' '.join(json.dumps(letter, ensure_ascii=False) for letter, _ in letters)})" if letters else '""'
 
     def _set(self, text: str, at: int) -> str:
         """A set of characters, written by number so that none means anything else."""
@@ -174,4 +221,23 @@ class _Translation:
 
     def _fault(self, at: int, what: str) -> InvalidRequestError:
         line = self._source.count("\n", 0, at) + 1
-        return InvalidRequestError(f"the grammar is refused: line {line}: {what}", param=self._param)
+        return self._refusal(f"line {line}: {what}")
+
+    def _refusal(self, why: str) -> InvalidRequestError:
+        return InvalidRequestError(f"the grammar is refused: {why}", param=self._param)
+
+
+def _may_be_left_out(node: _Node) -> bool:
+    return node.kind == "repeat" and (node.text in "*?" or node.text.startswith(("{0,", "{0}")))
+
+
+def _written(node: _Node) -> str:
+    """What can end of it, in Lark's notation."""
+    if node.kind in ("name", "text"):
+        return node.text
+    if node.kind == "options":
+        shown = " | ".join(_written(part) for part in node.parts if part.can_end)
+        return f"({shown})" if node.parent is not None else shown
+    if node.kind == "repeat":
+        return f"({_written(node.parts[0])}){node.text}" if node.parts[0].can_end else '""'
+    return " ".join(map(_written, node.parts)) or '""'

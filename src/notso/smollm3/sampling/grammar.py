@@ -290,6 +290,8 @@ def _sentence(error: str) -> str:
     """The first line of what the library says, or what it means."""
     if "oneOf constraints" in error:
         return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
+    if "lookarounds not supported" in error:
+        return "a pattern has ^ or $ where something has to stand before or behind it, which is not supported"
     if "NoExtensionBias" in error:
         return "no text follows it"
     return error.strip().split("\n", 1)[0][:200]

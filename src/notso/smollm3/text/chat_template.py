@@ -25,6 +25,7 @@ from notso.smollm3.text.special_tokens import Run, SpecialTexts
 from notso.smollm3.text.template_sandbox import SandboxFailure
 from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
 from notso.smollm3.values.messages import ROLES, Message, Tool, ToolCall, thinking_set_by
+from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, dropped_parts
 
 MAX_TEMPLATE_CHARACTERS = 65_536
 MAX_ERROR_CHARACTERS = 200
@@ -90,6 +91,7 @@ class ChatTemplate:
         if not self.is_known:
             _log.warning("the model's chat template is not a known one (sha256 %s): it runs apart", self.sha256)
         self._probe()
+        self.drops = self._probed_drops()
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -117,6 +119,24 @@ class ChatTemplate:
                 raise TemplateError("the model's chat template prints nothing")
             if question not in printed:
                 raise TemplateError("the model's chat template leaves out what is asked")
+
+    def _probed_drops(self) -> tuple[str, ...]:
+        """What the template leaves out of a conversation without a word: found by showing it."""
+        mark = f"probe {secrets.token_hex(8)}"
+        system = Message("system", "/system_override")
+        later = [Message("user", "a"), Message("assistant", "b"), Message("system", mark), Message("user", "c")]
+        tool: Tool = {"type": "function", "function": {"name": mark}}
+        conversations = {LATER_SYSTEM: _Conversation(later, None, True, True)}
+        if "xml_tools" in self.source:
+            conversations[OVERRIDDEN_TOOLS] = _Conversation([system, Message("user", "a")], [tool], True, True)
+        dropped = []
+        for name, conversation in conversations.items():
+            try:
+                (printed,) = self._render([conversation.variables(str)], _today())
+            except TemplateError:  # it refuses, and says so
+                continue
+            dropped += [name] if mark not in printed else []
+        return tuple(dropped)
 
     def render(
         self,
@@ -187,6 +207,8 @@ class ChatTemplate:
         stand-ins used."""
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError("this model's chat template cannot show tools", param="tools")
+        for name in dropped_parts(self.drops, conversation.roles, conversation.first, bool(conversation.tools)):
+            _log.warning("the chat template leaves out of the prompt: %s", name)
         stand_in = conversation.unused_character(self.source)
         contents: list[Callable[[str], str]] = [lambda text: text.replace("<", stand_in), _skeleton]
         texts = self._render(map(conversation.variables, contents if check else contents[:1]), day or _today())
@@ -233,11 +255,10 @@ class _Conversation:
         fixed = thinking_set_by(messages[0].content) if messages[0].role == "system" else None
         thinks = bool(thinking) if fixed is None else fixed
         self.turns = [(message.role, _pieces(message, thinks)) for message in messages]
+        self.roles, self.first = [message.role for message in messages], messages[0].content
         self.tools = [_tool_json(tool) for tool in tools or ()]
         self.thinking = bool(thinking)
         self.add_generation_prompt = bool(add_generation_prompt)
-        if self.tools and self.turns[0][0] == "system" and "/system_override" in messages[0].content:
-            _log.warning("/system_override in the system message keeps the tools out of the prompt")
 
     def variables(self, content: Callable[[str], str]) -> dict[str, Any]:
         """What the template gets, each piece of content passed through `content`."""

@@ -48,6 +48,11 @@ class PromptWriter:
             raise ModelFileError("this model file has no chat template; give token ids instead of messages")
         return self._template
 
+    @property
+    def template_drops(self) -> tuple[str, ...]:
+        """See ModelInfo."""
+        return self._template.drops if self._template is not None else ()
+
     def write(self, messages: Sequence[Message], options: RequestOptions, *, most_tokens: int | None = None) -> Prompt:
         """The prompt for the next answer or, with `continue_last`, for more of the last message, an assistant's.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools under /system_override"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class ModelInfo:
     max_num_seqs: int = 1  # answers that can be written at the same time
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
+    template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS: of a conversation
     end_token: str = ""  # the control token that ends an answer, as it is spelt
     memory: MemoryBudget | None = None
 
@@ -75,3 +78,11 @@ class EngineStats:
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     weight_placement: str = "mmap"
+
+
+def dropped_parts(drops: Collection[str], roles: Sequence[str], first: str, has_tools: bool) -> Iterator[str]:
+    """Yield what of a conversation is left out by a template with these `drops`. first: the first message's text."""
+    if LATER_SYSTEM in drops and "system" in roles[1:]:
+        yield LATER_SYSTEM
+    if OVERRIDDEN_TOOLS in drops and has_tools and list(roles[:1]) == ["system"] and "/system_override" in first:
+        yield OVERRIDDEN_TOOLS

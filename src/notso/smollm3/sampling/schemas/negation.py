@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from notso.smollm3.sampling.schemas.patterns import any_but
 from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 Schema: TypeAlias = bool | dict[str, Any]
@@ -280,8 +281,7 @@ def _pattern_of_rests(strings: Sequence[str]) -> str:
     for text in strings:
         if text:
             rests.setdefault(text[0], []).append(text[1:])
-    letters = "".join(_escaped(letter) for letter in rests)
-    options = [f"[^{letters}][\\s\\S]*" if letters else "[\\s\\S]+"]
+    options = [f"{any_but(rests)}[\\s\\S]*" if rests else "[\\s\\S]+"]
     options += (f"{_escaped(letter)}(?:{_pattern_of_rests(rest)})" for letter, rest in rests.items())
     if "" not in strings:
         options.append("")

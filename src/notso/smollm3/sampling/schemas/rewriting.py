@@ -25,8 +25,9 @@ from notso.smollm3.sampling.schemas.keywords import (
     VALUES,
 )
 from notso.smollm3.sampling.schemas.negation import Negation, Schema, all_of, all_types_but, any_of
+from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern
 from notso.smollm3.sampling.schemas.references import References, is_old_draft
-from notso.smollm3.sampling.schemas.texts import has_unwritable, written_pattern
+from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
@@ -147,10 +148,10 @@ class SchemaRewriter:
         return {keyword: self._checked(value, is_right, path)}
 
     def _pattern(self, value: Any, path: str) -> str:
-        written = written_pattern(self._checked(value, isinstance(value, str), path))
-        if written is None:
-            raise self._refusal(f"{path} has control characters, which an answer cannot write")
-        return written
+        try:
+            return library_pattern(self._checked(value, isinstance(value, str), path))
+        except PatternError as error:
+            raise self._refusal(f"{path} {error}") from None
 
     def _checked(self, value: Any, is_right: bool, path: str) -> Any:
         if not is_right:
@@ -308,7 +309,10 @@ class SchemaRewriter:
         parts: list[list[_Case]] = []
         for keyword, value in schema.items() if isinstance(schema, dict) else ():
             if keyword in NAMED:
-                own[keyword].update(dict.fromkeys(_listed(value), True))
+                known = _listed(value)
+                if keyword == "patternProperties":
+                    known = [self._pattern(name, f"{path}/{name}") for name in known]
+                own[keyword].update(dict.fromkeys(known, True))
             elif keyword in ("additionalProperties", "unevaluatedProperties") and depth > 1:
                 own["patternProperties"][_ANY_NAME] = True
             elif keyword == "allOf":

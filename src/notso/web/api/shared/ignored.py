@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
 from urllib.parse import quote
 
-from notso.smollm3 import RequestOptions, ToolName, ignored_keywords
+from notso.smollm3 import Message, ModelInfo, RequestOptions, ToolName, dropped_parts, ignored_keywords
 from notso.web.api.shared.api_request import ApiRequest
+from notso.web.edge.api_error import ApiError
 
 IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 
 
-def ignored_headers(asked: ApiRequest) -> dict[str, str]:
+def dropped_by_template(info: ModelInfo, asked: ApiRequest) -> list[str]:
+    """Return what the model's chat template leaves out of a request's conversations, each once."""
+    found: dict[str, None] = {}
+    for prompt in asked.prompts:
+        messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []
+        if messages:
+            roles, has_tools = [each.role for each in messages], bool(asked.options.tools)
+            found |= dict.fromkeys(dropped_parts(info.template_drops, roles, messages[0].content, has_tools))
+    return list(found)
+
+
+def refuse_dropped(name: str) -> NoReturn:
+    """Raise ApiError (400), which names what the template would leave out."""
+    said = f"the model's chat template would leave out {name}, and this server refuses what it would ignore"
+    raise ApiError(400, "unsupported_value", said, param="messages")
+
+
+def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
     """The header, where there is something to name: names between commas, what is not ASCII as in addresses.
 
     The question was accepted: its schemas can be held.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
-    names = dict.fromkeys((*asked.ignored, *(hint.name for hint in asked.hints), *keywords))
+    names = dict.fromkeys((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
     return {IGNORED: value} if value else {}
 

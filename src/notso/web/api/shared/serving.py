@@ -21,7 +21,7 @@ from notso.web.api.request_fields.hints import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.generation_events import generation_events
-from notso.web.api.shared.ignored import ignored_headers
+from notso.web.api.shared.ignored import dropped_by_template, ignored_headers, refuse_dropped
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of, whole_response
 from notso.web.api.shared.services import ApiServices, api_services
@@ -156,8 +156,9 @@ async def respond(
     serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
     """As `_response`, with a header that names what was ignored."""
-    response = await _response(request, services, owner, asked, serializer_of)
-    response.headers.update(await with_prompt(request, lambda: ignored_headers(asked)))
+    dropped: list[str] = []
+    response = await _response(request, services, owner, asked, serializer_of, dropped)
+    response.headers.update(await with_prompt(request, lambda: ignored_headers(asked, dropped)))
     return response
 
 
@@ -167,6 +168,7 @@ async def _response(
     owner: str,
     asked: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
+    dropped: list[str],
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
     conversation, or wants it in the background, where it is known by its own id. Raises ApiError for whatever can be
@@ -177,6 +179,9 @@ async def _response(
     try:
         engine = await _loaded(running, choice)
         info = answering(host, choice, engine.info)
+        dropped += dropped_by_template(info, asked)
+        if dropped and services.shared.settings.strict_fields:
+            refuse_dropped(dropped[0])
         if asked.keep_alive_s is not None:
             host.keep(host.model(choice.model), asked.keep_alive_s)
         if choices > info.max_num_seqs:

@@ -1,0 +1,489 @@
+"""Patterns of schemas, which are ECMA-262's, told in the dialect of the library, which is Rust's.
+
+A pattern is read with the flag `u`, as JSON Schema recommends; one that is only valid without it is read as ECMA-262's
+Annex B has it. Characters are written by number, so that none means anything in the other dialect. What a pattern
+remembers or looks around for is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+MAX_NESTED = 64
+MAX_REPEATS = 100_000
+"""The library counts no further."""
+
+_LAST = 0x10FFFF
+_NOTHING = r"[^\x{0}-\x{10ffff}]"
+_SURROGATES = (0xD800, 0xDFFF)
+_UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
+"""As `has_unwritable` has them."""
+_UNWRITABLE_TEXT = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"
+_SYNTAX = frozenset("^$\\.*+?()[]{}|/")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_DIGITS = frozenset("0123456789")
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_NAMED = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+_LOOKS = {"?=": "a lookahead", "?!": "a lookahead", "?<=": "a lookbehind", "?<!": "a lookbehind"}
+
+Ranges = tuple[tuple[int, int], ...]
+
+_LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+_CLASSES: dict[str, Ranges] = {
+    "d": ((0x30, 0x39),),
+    "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+    "s": (
+        *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+        *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+    ),
+}
+
+
+class PatternError(ValueError):
+    """The pattern is none, or asks for what cannot be held; the message says why, to follow its name."""
+
+
+class _NotUnicodeError(Exception):
+    """The pattern is not valid with the flag `u`; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """Characters: ranges of code points, and properties as the library spells them. is_pair: it is beyond U+FFFF, and
+    read without the flag `u`, two units."""
+
+    ranges: Ranges
+    properties: tuple[str, ...] = ()
+    is_negated: bool = False
+    is_pair: bool = False
+
+
+def library_pattern(pattern: str) -> str:
+    """Return the pattern in the library's dialect. Raises PatternError. Takes time in proportion to the pattern."""
+    try:
+        return _Reader(pattern, is_unicode=True).read()
+    except _NotUnicodeError:
+        return _Reader(pattern, is_unicode=False).read()
+
+
+def any_but(letters: Iterable[str]) -> str:
+    """Return a class, in the library's dialect, of what an answer can write but these letters."""
+    return _written(_Set(tuple((ord(letter), ord(letter)) for letter in letters), is_negated=True))
+
+
+def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    found, at = [], 0
+    for first, last in sorted(ranges):
+        if first > at:
+            found.append((at, first - 1))
+        at = max(at, last + 1)
+    if at <= _LAST:
+        found.append((at, _LAST))
+    return tuple(found)
+
+
+def _written(characters: _Set) -> str:
+    """Without characters that an answer cannot write: of a class that holds all control characters the library would
+    take every escape, those of quotation marks and backslashes included."""
+    ranges, properties = characters.ranges, "".join(characters.properties)
+    if properties:
+        text = "".join(_range(*each) for each in ranges)
+        return f"[[{'^' if characters.is_negated else ''}{text}{properties}]&&[^{_UNWRITABLE_TEXT}]]"
+    held = _writable(_complement(ranges) if characters.is_negated else ranges)
+    if len(held) == 1 and held[0][0] == held[0][1] and chr(held[0][0]) in _LETTERS | _DIGITS:
+        return chr(held[0][0])
+    return f"[{''.join(_range(*each) for each in held)}]" if held else _NOTHING
+
+
+def _writable(ranges: Ranges) -> Ranges:
+    """The ranges without unwritable characters and surrogates, which no text has."""
+    return _complement((*_complement(ranges), *_UNWRITABLE, _SURROGATES))
+
+
+def _range(first: int, last: int) -> str:
+    return f"\\x{{{first:x}}}" + (f"-\\x{{{last:x}}}" if last > first else "")
+
+
+class _Reader:
+    """Reads one pattern, in one of the two ways."""
+
+    def __init__(self, pattern: str, *, is_unicode: bool) -> None:
+        self._pattern = pattern
+        self._is_unicode = is_unicode
+        self._at = 0
+        self._groups = 0
+        self._names: set[str] = set()
+        self._refused: str | None = None  # what is valid and not supported, once the rest is known to be valid
+        self._backreferences: list[int] = []
+        self._named_backreferences: list[str] = []
+
+    def read(self) -> str:
+        written = self._options(0)
+        if self._at < len(self._pattern):
+            raise self._fault("a group is closed that is not open")
+        if any(number > self._groups for number in self._backreferences):
+            self._only_without_u("there is no such group")
+        if any(name not in self._names for name in self._named_backreferences):
+            self._only_without_u("there is no group of that name")
+            raise self._fault("there is no group of that name")
+        if self._backreferences or self._named_backreferences:
+            self._refuse("a backreference")
+        if self._refused is not None:
+            raise PatternError(self._refused)
+        return written
+
+    # The text
+
+    def _next(self, count: int = 1) -> str:
+        return self._pattern[self._at : self._at + count]
+
+    def _take(self, text: str) -> bool:
+        is_there = self._pattern.startswith(text, self._at)
+        self._at += len(text) if is_there else 0
+        return is_there
+
+    def _run(self, characters: frozenset[str], most: int) -> str:
+        end = self._at
+        while end < len(self._pattern) and end - self._at < most and self._pattern[end] in characters:
+            end += 1
+        taken, self._at = self._pattern[self._at : end], end
+        return taken
+
+    def _fault(self, why: str) -> Exception:
+        if self._is_unicode:
+            return _NotUnicodeError(why)
+        return PatternError(f"is no regular expression of ECMA-262: {why}, at character {self._at}")
+
+    def _only_without_u(self, why: str) -> None:
+        """What follows is valid without the flag only."""
+        if self._is_unicode:
+            raise _NotUnicodeError(why)
+
+    def _refuse(self, what: str) -> None:
+        self._refused = self._refused or f"has {what}, which is not supported"
+
+    def _refuse_unwritable(self) -> None:
+        self._refused = self._refused or "has control characters, which an answer cannot write"
+
+    # The grammar
+
+    def _options(self, nested: int) -> str:
+        options = [self._sequence(nested)]
+        while self._take("|"):
+            options.append(self._sequence(nested))
+        return "|".join(options)
+
+    def _sequence(self, nested: int) -> str:
+        parts: list[str] = []
+        while self._at < len(self._pattern) and self._next() not in "|)":
+            parts.append(self._term(nested))
+        return "".join(parts)
+
+    def _term(self, nested: int) -> str:
+        start = self._at
+        if self._next() in "^$":
+            self._at += 1
+            if self._quantifier() is not None:
+                raise self._fault("nothing is repeated")
+            return self._pattern[start]
+        if self._next(2) in (r"\b", r"\B"):
+            self._at += 2
+            self._refuse("a word boundary")
+            if self._quantifier() is not None:
+                raise self._fault("nothing is repeated")
+            return ""
+        if self._take("("):
+            atom: str | _Set = self._group(nested + 1)
+        else:
+            atom = self._atom()
+        quantifier = self._quantifier()
+        if isinstance(atom, _Set):
+            if atom.is_pair and quantifier is not None:
+                self._refuse("a repetition of half a character beyond U+FFFF")
+            atom = self._checked(atom)
+        return atom + (quantifier or "")
+
+    def _group(self, nested: int) -> str:
+        if nested > MAX_NESTED:
+            raise PatternError(f"is nested deeper than {MAX_NESTED}")
+        look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._take(opening)), None)
+        if look is not None:
+            self._refuse(_LOOKS[look])
+        elif self._take("?<"):
+            name = self._name()
+            if name in self._names:
+                raise self._fault("two groups have one name")
+            self._names.add(name)
+            self._groups += 1
+        elif self._take("?:"):
+            pass
+        elif self._next() == "?":
+            raise self._fault("there is no such group")
+        else:
+            self._groups += 1
+        inner = self._options(nested)
+        if not self._take(")"):
+            raise self._fault("a group is not closed")
+        if look is not None and self._next() in ("*", "+", "?", "{") and self._next():
+            if "<" in look and self._quantifier() is not None:
+                raise self._fault("nothing is repeated")
+            self._only_without_u("a lookahead is repeated")
+        return f"(?:{inner})"
+
+    def _name(self) -> str:
+        end = self._pattern.find(">", self._at)
+        name = self._pattern[self._at : end] if end >= 0 else ""
+        if not name.replace("$", "_").isidentifier():
+            raise self._fault("a group's name is none")
+        self._at = end + 1
+        return name
+
+    def _quantifier(self) -> str | None:
+        """What repeats the part before, without how eager it is: that says nothing of which texts match."""
+        found = self._next()
+        if found and found in "*+?":
+            self._at += 1
+        elif found == "{" and (counts := self._counts()) is not None:
+            found = counts
+        else:
+            return None
+        self._take("?")
+        return found
+
+    def _counts(self) -> str | None:
+        start = self._at
+        self._at += 1
+        least = self._run(_DIGITS, len(self._pattern))
+        has_comma = self._take(",")
+        most = self._run(_DIGITS, len(self._pattern)) if has_comma else least
+        if not least or not self._take("}"):
+            self._at = start
+            return None
+        least, most = least.lstrip("0") or "0", (most.lstrip("0") or "0") if most else ""
+        if most and (len(most), most) < (len(least), least):
+            raise self._fault("the numbers of a repetition are out of order")
+        if any(len(number) > 6 or int(number or 0) > MAX_REPEATS for number in (least, most)):
+            self._refuse(f"more than {MAX_REPEATS:,} repetitions")
+            return "{1}"
+        return f"{{{least},{most}}}" if has_comma else f"{{{least}}}"
+
+    def _atom(self) -> _Set:
+        character = self._next()
+        if character == "[":
+            self._at += 1
+            return self._class()
+        if character == "\\":
+            self._at += 1
+            return self._escape()
+        if character == ".":
+            self._at += 1
+            return self._one_unit(_LINE_ENDS, is_negated=True)
+        if character in "*+?":
+            raise self._fault("nothing is repeated")
+        if character in "{}]":
+            if character == "{" and self._counts() is not None:
+                raise self._fault("nothing is repeated")
+            self._only_without_u(f"a lone {character}")
+        self._at += 1
+        return self._one(ord(character))
+
+    def _one(self, point: int) -> _Set:
+        return _Set(((point, point),), is_pair=point > 0xFFFF and not self._is_unicode)
+
+    def _one_unit(self, ranges: Ranges, properties: tuple[str, ...] = (), *, is_negated: bool = False) -> _Set:
+        """Characters of a class. Without `u` a class takes one unit, so none that is beyond U+FFFF."""
+        if self._is_unicode:
+            return _Set(ranges, properties, is_negated)
+        if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != _LAST:
+            self._refuse("half a character beyond U+FFFF")
+        found = _complement(ranges) if is_negated else ranges
+        return _Set(tuple((first, min(last, 0xFFFF)) for first, last in found if first <= 0xFFFF))
+
+    def _checked(self, characters: _Set) -> str:
+        """The set in the library's dialect. An answer can write at least one of it."""
+        if not characters.properties:
+            held = _complement(characters.ranges) if characters.is_negated else characters.ranges
+            if held and not _writable(held) and held[0][0] < 0x80:
+                self._refuse_unwritable()
+        return _written(characters)
+
+    # Escapes and classes
+
+    def _escape(self) -> _Set:
+        """What an escape outside of a class stands for; the backslash is taken."""
+        if self._at >= len(self._pattern):
+            raise self._fault("nothing is escaped")
+        character = self._next()
+        if character in "123456789":
+            start, number = self._at, self._run(_DIGITS, len(self._pattern))
+            if self._is_unicode or (len(number) < 6 and int(number) <= self._all_groups[0]):
+                self._backreferences.append(int(number) if len(number) < 6 else 10**6)
+                return _Set(((0x78, 0x78),))
+            self._at = start
+        if character == "k" and (self._is_unicode or self._all_groups[1]):
+            self._at += 1
+            if not self._take("<"):
+                raise self._fault("a reference has no name")
+            self._named_backreferences.append(self._name())
+            return _Set(((0x78, 0x78),))
+        return self._class_escape(in_class=False)
+
+    @cached_property
+    def _all_groups(self) -> tuple[int, bool]:
+        """How many groups the whole pattern has that remember what they matched, and whether one has a name."""
+        count, has_names, at, in_class = 0, False, 0, False
+        while at < len(self._pattern):
+            character = self._pattern[at]
+            if character == "\\":
+                at += 1
+            elif in_class:
+                in_class = character != "]"
+            elif character == "[":
+                in_class = True
+            elif character == "(":
+                after = self._pattern[at + 1 : at + 4]
+                is_named = after[:2] == "?<" and after[2:] not in ("=", "!")
+                has_names |= is_named
+                count += is_named or not after.startswith("?")
+            at += 1
+        return count, has_names
+
+    def _class_escape(self, *, in_class: bool) -> _Set:
+        character = self._next()
+        if character.lower() in _CLASSES and character:
+            self._at += 1
+            return self._one_unit(_CLASSES[character.lower()], is_negated=character.isupper())
+        if character in ("p", "P") and self._is_unicode:
+            self._at += 1
+            return _Set((), (self._property(character),))
+        return self._one(self._character(in_class=in_class))
+
+    def _property(self, letter: str) -> str:
+        end = self._pattern.find("}", self._at)
+        name = self._pattern[self._at + 1 : end] if self._next() == "{" and end > 0 else ""
+        if not name.replace("=", "", 1).replace("_", "").isalnum() or not name.isascii():
+            raise self._fault("there is no such property")
+        self._at = end + 1
+        return f"\\{letter}{{{name}}}"
+
+    def _character(self, *, in_class: bool) -> int:
+        """The code point that an escape stands for."""
+        character = self._next()
+        self._at += 1
+        if character in _NAMED:
+            return _NAMED[character]
+        if character == "b" and in_class:
+            return 0x08
+        if character == "-" and in_class and self._is_unicode:
+            return 0x2D
+        if character == "c":
+            return self._control(in_class)
+        if character == "x":
+            return self._by_number(2, ord("x"))
+        if character == "u":
+            return self._unit()
+        if character in _DIGITS:
+            return self._octal(character)
+        if character not in _SYNTAX:
+            self._only_without_u(f"\\{character}")
+        return ord(character)
+
+    def _control(self, in_class: bool) -> int:
+        letter = self._next()
+        if letter in _LETTERS or (in_class and not self._is_unicode and letter in _DIGITS | {"_"} and letter):
+            self._at += 1
+            return ord(letter) % 32
+        self._only_without_u("\\c without a letter")
+        self._at -= 1  # the backslash is one, and the c stands for itself
+        return 0x5C
+
+    def _by_number(self, digits: int, otherwise: int) -> int:
+        start = self._at
+        number = self._run(_HEX, digits)
+        if len(number) == digits:
+            return int(number, 16)
+        self._only_without_u("an escape without its number")
+        self._at = start
+        return otherwise
+
+    def _unit(self) -> int:
+        if self._is_unicode and self._take("{"):
+            number = self._run(_HEX, len(self._pattern))
+            if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > _LAST:
+                raise _NotUnicodeError("a number of no character")
+            return int(number, 16)
+        point = self._by_number(4, ord("u"))
+        if 0xD800 <= point < 0xDC00 and self._next(2) == "\\u":
+            start = self._at
+            self._at += 2
+            low = self._run(_HEX, 4)
+            if len(low) == 4 and 0xDC00 <= int(low, 16) <= 0xDFFF:
+                return 0x10000 + ((point - 0xD800) << 10) + int(low, 16) - 0xDC00
+            self._at = start
+        return point
+
+    def _octal(self, first: str) -> int:
+        if first == "0" and self._next() not in _DIGITS:
+            return 0
+        self._only_without_u("an octal escape")
+        if first in "89":
+            return ord(first)
+        digits = first
+        while self._next() and self._next() in "01234567" and int(digits + self._next(), 8) <= 0xFF:
+            digits += self._next()
+            self._at += 1
+        return int(digits, 8)
+
+    def _class(self) -> _Set:
+        """A class; its bracket is taken."""
+        is_negated = self._take("^")
+        ranges: list[tuple[int, int]] = []
+        properties: list[str] = []
+        while True:
+            if self._at >= len(self._pattern):
+                raise self._fault("a class is not closed")
+            if self._take("]"):
+                break
+            first = self._member()
+            if self._next() != "-" or self._next(2) == "-]":
+                self._add(first, ranges, properties)
+                continue
+            self._at += 1
+            if self._at >= len(self._pattern):
+                raise self._fault("a class is not closed")
+            last = self._member()
+            if isinstance(first, _Set) or isinstance(last, _Set):
+                self._only_without_u("a range of classes")
+                for each in (first, 0x2D, last):
+                    self._add(each, ranges, properties)
+            elif first > last:
+                raise self._fault("a range is out of order")
+            else:
+                ranges.append((first, last))
+        merged = _complement(_complement(ranges))
+        return self._one_unit(merged, tuple(properties), is_negated=is_negated)
+
+    def _add(self, member: int | _Set, ranges: list[tuple[int, int]], properties: list[str]) -> None:
+        if isinstance(member, int):
+            ranges.append((member, member))
+        else:
+            ranges += _complement(member.ranges) if member.is_negated else member.ranges
+            properties += member.properties
+
+    def _member(self) -> int | _Set:
+        """One character of a class, or the class that an escape stands for."""
+        if not self._take("\\"):
+            self._at += 1
+            return ord(self._pattern[self._at - 1])
+        if self._at >= len(self._pattern):
+            raise self._fault("nothing is escaped")
+        if self._next() == "B" or self._next() == "k":
+            self._only_without_u("an escape of no character")
+        if self._next() == "k" and self._all_groups[1]:
+            raise self._fault("an escape of no character")
+        found = self._class_escape(in_class=True)
+        alone = found.ranges[0][0] if len(found.ranges) == 1 and not found.is_negated else -1
+        is_one = alone >= 0 and found.ranges[0][1] == alone and not found.properties
+        return alone if is_one else found
