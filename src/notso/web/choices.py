@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from notso.plugins.plugin_set import Plugins
+from notso.web.edge.access import LOCAL_OWNER
 from notso.web.sign_in.ways import plugin_with_role
 from notso.web.store.access import AccessStore
 from notso.web.store.opening import access_store_at, store_at
@@ -27,7 +28,9 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 def store_of(settings: Settings, plugins: Plugins) -> ChatStore:
     """Raises SettingsError: what is to keep the conversations was not switched on, or is not installed."""
     if settings.store_plugin is None:
-        return store_at(settings.directory, settings.database_url)
+        store = store_at(settings.directory, settings.database_url)
+        store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
+        return store
     return plugin_store(plugin_with_role(plugins, settings.store_plugin, "store_plugin"), settings.directory)
 
 
