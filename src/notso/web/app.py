@@ -72,7 +72,7 @@ from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.upkeep import give_back, purge
-from notso.web.values.errors import OwnerFullError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import StorageDamagedError, StorageError, StorageFullError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
@@ -368,7 +368,7 @@ def _problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
-        case StorageFullError() | OwnerFullError():
+        case StorageFullError():
             return Problem(507, str(error))
         case StorageDamagedError():
             return Problem(503, str(error))

@@ -19,7 +19,7 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.values.errors import OwnerFullError, StorageError
+from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.ids import new_generation_id, new_id
 
 
@@ -196,7 +196,7 @@ def test_an_owner_keeps_no_more_than_one_may(kept: Kept) -> None:
             lambda: store.edit_message(OWNER, chat.id, turn.assistant_message.id, "z"),
         ]
         for each in refused:
-            with pytest.raises(OwnerFullError, match="delete some"):
+            with pytest.raises(StorageFullError, match="delete some"):
                 await each()
         assert [len(each.content) for each in await store.messages(OWNER, chat.id)] == [1500, 600]
         assert [each.id for each in await store.chats(OWNER)] == [chat.id]

@@ -66,9 +66,5 @@ class StorageDamagedError(StorageError):
     """The database failed its integrity check, or commits are missing from it. It was not touched."""
 
 
-class OwnerFullError(StorageError):
-    """An owner keeps as much as one may."""
-
-
 class StorageFullError(StorageError):
-    """There is no room to write."""
+    """There is no room to write, or none for this owner."""

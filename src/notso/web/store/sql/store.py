@@ -29,7 +29,7 @@ from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import chat_of, message_of, settings_text
 from notso.web.store.tree import end_of, shown_path
-from notso.web.values.errors import OwnerFullError
+from notso.web.values.errors import StorageFullError
 
 T = TypeVar("T")
 
@@ -322,14 +322,14 @@ class SQLStore(ABC):
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
     async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
-        """Write something new. Raises OwnerFullError where the owner keeps as much as one may."""
+        """Write something new. Raises StorageFullError where the owner keeps as much as one may."""
         most = self.most_kept(owner)
 
         def within(db: Database) -> T:
             kept = db.execute(_KEPT, (owner,)) if most else None
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
-                raise OwnerFullError(
+                raise StorageFullError(
                     f"there is no room for more of your chats here ({most:,} characters): delete some, and try again"
                 )
             return result
