@@ -47,7 +47,7 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.choices import access_store_of, tracing_of
+from notso.web.choices import access_store_of, store_of, tracing_of
 from notso.web.edge.access import TruePeer, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
@@ -67,7 +67,6 @@ from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.sign_in.ways import SignInWays, sign_in_ways
 from notso.web.store.leases import Leases
-from notso.web.store.opening import store_at
 from notso.web.tools.plugin_tools import PluginTools
 from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
@@ -231,7 +230,7 @@ async def _wait_for_all(parts: Parts) -> None:
 def _parts(
     engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
 ) -> Parts:
-    store = store_at(settings.directory, settings.database_url)
+    store = store_of(settings)
     engine = EngineHost(engine_source, settings.keep_alive_seconds)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue("notso-render")

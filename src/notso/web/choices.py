@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from notso.web.edge.access import LOCAL_OWNER
 from notso.web.store.access import AccessStore
-from notso.web.store.opening import access_store_at
+from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import ChatStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.settings import Settings
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("notso.web")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def store_of(settings: Settings) -> ChatStore:
+    """The store of the conversations. Raises SettingsError: the extra for its database is missing."""
+    store = store_at(settings.directory, settings.database_url)
+    store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
+    return store
 
 
 def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:

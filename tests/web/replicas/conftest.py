@@ -61,7 +61,7 @@ def replica(
 ) -> Callable[..., Any]:
     """Starts servers over the same store."""
     store = OneStore(tmp_path / "data")
-    monkeypatch.setattr(app, "store_at", lambda directory, address: store)
+    monkeypatch.setattr(app, "store_of", lambda settings: store)
 
     def begin(engine: Any, **settings: Any) -> Any:
         return start(engine, valkey_url=valkey.url, **settings).ready()

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 from web.store.conftest import Kept
-from web.store.some_chats import OWNER, a_chat, a_turn
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished
 
 from notso.web.store.protocol import (
     ChatStore,
     Heartbeat,
+    NewMessage,
     Numbers,
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.values.errors import StorageError
+from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.ids import new_generation_id, new_id
 
 
@@ -177,3 +178,35 @@ def test_after_closing_every_call_is_a_storage_error(kept: Kept) -> None:
             await store.set_title(OWNER, new_id(), "x")
 
     asyncio.run(session())
+
+
+def test_an_owner_keeps_no_more_than_one_may(kept: Kept) -> None:
+    """It is refused before anything is stored; deleting makes room, and nobody else is bound by it."""
+
+    async def work(store: Any) -> None:
+        store.most_kept = lambda owner: 0 if owner == "local" else 3000
+        chat = a_chat()
+        first = a_turn(chat, "x" * 1500)
+        turn = await finished(store, first, "y" * 600, chat)
+        refused = [
+            lambda: store.add_turn(OWNER, a_turn(chat)),
+            lambda: store.add_turn(OWNER, a_turn(other := a_chat()), other),
+            lambda: store.add_message(OWNER, NewMessage(an_answer(chat), turn.user_message.id, new_id())),
+            lambda: store.add_chat(OWNER, a_chat(), []),
+            lambda: store.edit_message(OWNER, chat.id, turn.assistant_message.id, "z"),
+        ]
+        for each in refused:
+            with pytest.raises(StorageFullError, match="delete some"):
+                await each()
+        assert [len(each.content) for each in await store.messages(OWNER, chat.id)] == [1500, 600]
+        assert [each.id for each in await store.chats(OWNER)] == [chat.id]
+        mine = a_chat()
+        await store.add_chat("local", mine, [replace(turn.user_message, id=new_id(), chat_id=mine.id, parent_id=None)])
+        for _ in range(3):
+            await store.add_chat("local", a_chat(), [])
+        assert (await store.add_turn(OWNER, first, chat)).repeated
+        await store.trash_chat(OWNER, chat.id)
+        await store.purge(0)
+        assert isinstance(await store.add_turn(OWNER, a_turn(new := a_chat()), new), TurnAccepted)
+
+    kept.run(work)

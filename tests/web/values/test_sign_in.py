@@ -103,3 +103,13 @@ def test_other_machines_are_let_in_where_people_are_known() -> None:
         Settings(host="0.0.0.0", sign_in=SignInSettings(operators=("ann",)))
     assert Settings(host="0.0.0.0", sign_in=SignInSettings(require_key=True)).asks_who
     assert Settings(host="0.0.0.0", sign_in_plugin="doorman").asks_who
+
+
+def test_what_an_owner_may_keep_is_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "sign-in.toml"
+    file.write_text("kept_characters = 0")
+    assert read_sign_in(file).kept_characters == 0
+    for wrong in ("-1", "true", "1.5", '"1"'):
+        file.write_text(f"kept_characters = {wrong}")
+        with pytest.raises(SettingsError, match="whole number"):
+            read_sign_in(file)

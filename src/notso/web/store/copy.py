@@ -51,7 +51,7 @@ _MESSAGES = (
     "id chat_id owner parent_id position role content reasoning state generation_id idempotency_key note prompt_tokens"
     " cached_tokens completion_tokens reasoning_tokens prompt_ms completion_ms thinking_ms queue_ms first_token_ms"
     " answer_html reasoning_html renderer created_ms kind chosen_child edited attachments dropped_messages trash_id"
-    " tool_uses"
+    " tool_uses size"
 )
 TABLES = (
     Table(

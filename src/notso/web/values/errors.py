@@ -78,4 +78,4 @@ class StorageDamagedError(StorageError):
 
 
 class StorageFullError(StorageError):
-    """There is no room to write."""
+    """There is no room to write, or none for this owner."""

@@ -86,9 +86,11 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     """`require_key`: also at this machine nobody comes in without a key or being known. `operators` are names, as proxy
-    or provider tell them, who may see what concerns everybody."""
+    or provider tell them, who may see what concerns everybody. `kept_characters`: what each key, or person who signed
+    in, may keep in chats, 0 is no limit; the server's own key has none."""
 
     require_key: bool = False
+    kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()
     proxy: ProxySignIn | None = None
     oidc: OidcSettings | None = None
@@ -146,6 +148,8 @@ def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
             values[name] = tuple(value)
             continue
         _require(wanted != "bool" or isinstance(value, bool), f"{where}{name} must be true or false")
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        _require(wanted != "int" or is_count, f"{where}{name} must be a whole number from 0 on")
         _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be a text")
         values[name] = value
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -133,7 +134,8 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
     """A new chat that begins with everything down to this message; the old one stays as it is."""
     await read_form(request)
     view = await read_chat(services, owner, chat_id)
-    chat, copied = branched(view.chat, view.line_to(view.message(message_id).id))
+    last = view.message(message_id)
+    chat, copied = await asyncio.to_thread(lambda: branched(view.chat, view.line_to(last.id)))
     if any(each.active for each in copied):
         raise Problem(409, words["error_running"])
     await services.shared.store.add_chat(owner, chat, copied)

@@ -49,9 +49,9 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
         if kind == "json":
             text = await asyncio.to_thread(chat_as_json, chat, messages)
             return _download(JSON_HEAD + text + JSON_TAIL, "application/json", name)
-        path = shown_path(messages, chat.chosen_root)
+        path = await asyncio.to_thread(shown_path, messages, chat.chosen_root)
         if kind == "md":
-            markdown = await asyncio.to_thread(export_markdown, chat, [shown.message for shown in path])
+            markdown = await asyncio.to_thread(lambda: export_markdown(chat, [shown.message for shown in path]))
             return _download(markdown, "text/markdown; charset=utf-8", name)
         path = await services.kept_html.path(path, user_messages=False)
         css = await asyncio.to_thread(_css)

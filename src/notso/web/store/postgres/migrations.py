@@ -161,13 +161,18 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
-    # 4: a branch is followed within an index; lists of chats are read in their order.
+    # 4: a branch is followed within an index; lists of chats are read in their order; what an owner keeps is added
+    # up.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position);
     CREATE INDEX first_messages ON messages (chat_id, position) WHERE parent_id IS NULL;
     CREATE INDEX chats_in_list ON chats (owner, pinned DESC, updated_ms DESC, id DESC) WHERE trash_id IS NULL;
     CREATE INDEX unread_chats ON chats (owner) WHERE unread;
+
+    ALTER TABLE messages ADD COLUMN size BIGINT NOT NULL DEFAULT 0;
+    UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
+    CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
     # 5: what running requests have reserved of their quotas.
     """

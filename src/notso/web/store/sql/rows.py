@@ -11,6 +11,8 @@ from typing import Any
 from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage, ToolUse
 from notso.web.store.sql.database import Database
 
+ROW_CHARACTERS = 500
+"""So much a message counts besides its text."""
 _PLAIN: tuple[str, ...] = (
     "id",
     "chat_id",
@@ -35,7 +37,7 @@ _SAVED: tuple[str, ...] = (
     "reasoning_html",
     "renderer",
 )
-_SAVED += ("dropped_messages", "tool_uses")
+_SAVED += ("dropped_messages", "tool_uses", "size")
 _SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ? AND owner = ?"
 
 
@@ -90,9 +92,9 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
     attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
     db.execute(
         "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, reasoning, state, generation_id,"
-        " idempotency_key, created_ms, kind, chosen_child, edited, attachments, note)"
+        " idempotency_key, created_ms, kind, chosen_child, edited, attachments, note, size)"
         " VALUES (?,?,?,?,(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
-        ",?,?,?,?,?,?,?,?,?,?,?,?)",
+        ",?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             *(
                 message.id,
@@ -105,19 +107,25 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
                 message.content,
             ),
             *(message.reasoning, message.state, message.generation_id, key, message.created_ms, message.kind),
-            *(message.chosen_child, message.edited, attachments, message.note),
+            *(message.chosen_child, message.edited, attachments, message.note, _size(message, attachments)),
         ),
     )
 
 
 def update_message(db: Database, owner: str, assistant_message: StoredMessage) -> bool:
     """Everything about an answer that changes while it is written."""
-    texts = {"tool_uses": json.dumps([asdict(use) for use in assistant_message.tool_uses])}
+    tool_uses = json.dumps([asdict(use) for use in assistant_message.tool_uses])
+    made: dict[str, str | int] = {"tool_uses": tool_uses, "size": _size(assistant_message, tool_uses)}
+    numbers = assistant_message.numbers
     values = [
-        texts.get(name, getattr(assistant_message.numbers if name in _NUMBERS else assistant_message, name))
+        made[name] if name in made else getattr(numbers if name in _NUMBERS else assistant_message, name)
         for name in _SAVED
     ]
     return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
+
+
+def _size(message: StoredMessage, more: str) -> int:
+    return ROW_CHARACTERS + len(message.content) + len(message.reasoning) + len(more)
 
 
 def settings_text(settings: Mapping[str, SettingValue]) -> str:

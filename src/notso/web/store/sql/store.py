@@ -29,12 +29,14 @@ from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import chat_of, message_of, settings_text
 from notso.web.store.tree import end_of, shown_path
+from notso.web.values.errors import StorageFullError
 
 T = TypeVar("T")
 
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ?"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
@@ -43,6 +45,7 @@ class SQLStore(ABC):
     """A ChatStore but for its opening and closing (see protocol.py for the methods)."""
 
     def __init__(self) -> None:
+        self.most_kept: Callable[[str], int] = lambda owner: 0  # of each owner, in characters; 0: any amount
         self._in_trash: dict[str, float] = {}
 
     @property
@@ -192,10 +195,10 @@ class SQLStore(ABC):
         return await self.look(lambda db: db.find(owner, query, limit), owner)
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat), owner)
+        return await self._add(owner, lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.add_message(db, owner, new), owner)
+        return await self._add(owner, lambda db: tree_writes.add_message(db, owner, new))
 
     async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
@@ -207,8 +210,8 @@ class SQLStore(ABC):
     async def edit_message(
         self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
     ) -> bool:
-        return await self.write(
-            lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content, through), owner
+        return await self._add(
+            owner, lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content, through)
         )
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
@@ -304,7 +307,7 @@ class SQLStore(ABC):
         return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.add_chat(db, owner, chat, messages), owner)
+        await self._add(owner, lambda db: tree_writes.add_chat(db, owner, chat, messages))
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
@@ -321,6 +324,21 @@ class SQLStore(ABC):
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+
+    async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
+        """Write something new. Raises StorageFullError where the owner keeps as much as one may."""
+        most = self.most_kept(owner)
+
+        def within(db: Database) -> T:
+            kept = db.execute(_KEPT, (owner,)) if most else None
+            result = write(db)
+            if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
+                raise StorageFullError(
+                    f"there is no room for more of your chats here ({most:,} characters): delete some, and try again"
+                )
+            return result
+
+        return await self.write(within, owner)
 
     async def _change(self, owner: str, sql: str, *parameters: Value) -> bool:
         return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)

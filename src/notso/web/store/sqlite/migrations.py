@@ -127,13 +127,18 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
-    # 7: a branch is followed within an index, however large its messages are; lists of chats are read in their order.
+    # 7: a branch is followed within an index, however large its messages are; lists of chats are read in their
+    # order; what an owner keeps is added up.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);
     CREATE INDEX first_messages ON messages (chat_id, position) WHERE parent_id IS NULL;
     CREATE INDEX chats_in_list ON chats (owner, pinned DESC, updated_ms DESC, id DESC) WHERE trash_id IS NULL;
     CREATE INDEX unread_chats ON chats (owner) WHERE unread;
+
+    ALTER TABLE messages ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+    UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
+    CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
 )
 
