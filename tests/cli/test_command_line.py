@@ -159,7 +159,7 @@ def test_no_error_of_ours_falls_through_the_table() -> None:
     ours = [kind for kind in every_error(qtensor.NotsoError) if kind.__module__.startswith("notso.")]
     named = {kind for kind in ours if any(issubclass(kind, row) for row in told)}
 
-    storage = {"StorageError", "StorageDamagedError", "StorageFullError", "SettingsError"}
+    storage = {"StorageError", "StorageDamagedError", "StorageFullError", "SettingsError", "QuotaError"}
     assert {kind.__name__ for kind in ours if kind not in named} <= general | storage
 
 
