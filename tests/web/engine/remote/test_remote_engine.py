@@ -254,13 +254,16 @@ def test_a_front_end_may_start_before_its_engine(start: Start, relayed: Relayed,
     front.ready()
 
 
-def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(start: Start, relayed: Relayed) -> None:
+def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(
+    start: Start, relayed: Relayed, tmp_path: Any
+) -> None:
     steps = Steps()
     first, second = start(ScriptedEngine(steps), **ENGINE).ready(), ScriptedEngine()
     relay, source = relayed(first.address)
     engine = source()
     generation = engine.submit(ASKED)
-    host, _, port = start(second, **ENGINE, data_dir=None).ready().address.removeprefix("http://").rpartition(":")
+    anew = start(second, **ENGINE, data_dir=tmp_path / "anew").ready()
+    host, _, port = anew.address.removeprefix("http://").rpartition(":")
     relay._to = (host, int(port))
     relay.cut()
     wait(lambda: generation.finished)
