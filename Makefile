@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
+  freeze audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -132,6 +132,10 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, and write docs/reliability.md (ARGS="-k words")
 	@CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
+
+freeze: $(VENV)/.dev  ## record what a rearrangement must not change, and compare (make freeze AGAINST=build/freeze/COMMIT)
+	@now=build/freeze/$$(git rev-parse --short HEAD); rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
+	  $(if $(AGAINST),$(BIN)/python tests/freeze/record.py compare "$(AGAINST)" "$$now",echo "recorded in $$now")
 
 coverage: $(VENV)/.dev  ## measure which lines the tests run, Python and native, and write docs/coverage.md
 	@$(BIN)/python tests/measure_coverage.py $(ARGS)

@@ -1,0 +1,31 @@
+"""`make freeze`: ids and times are masked, anything else that differs is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from freeze import record
+
+
+def test_what_differs_from_run_to_run_is_masked() -> None:
+    one = '{"id":"chatcmpl-abcdef0123456789","created":1764100000,"total_duration":12.5e3} 127.0.0.1:4001 took 1.25 s'
+    two = '{"id":"chatcmpl-0123456789abcdef","created":1764100001,"total_duration":7} 127.0.0.1:4002 took 13 s'
+    assert record.masked(one) == record.masked(two)
+    for changed in (one.replace("took", "needed"), one.replace("created", "made"), one + " "):
+        assert record.masked(changed) != record.masked(two)
+
+
+def test_a_difference_is_found_unless_it_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, word in ((old, "Look"), (new, "Theme")):
+        folder.mkdir()
+        (folder / "pages.txt").write_text(f"<h2>{word}</h2>\nsame\n")
+    monkeypatch.setattr(record, "REWORDED", tmp_path / "reworded.tsv")
+    assert record.compare(old, new) == 2 and "+<h2>Theme</h2>" in capsys.readouterr().out
+    (tmp_path / "reworded.tsv").write_text("<h2>Look\t<h2>Theme\n")
+    assert record.compare(old, new) == 0
+    (new / "routes.txt").write_text("GET /more\n")
+    assert record.compare(old, new) == 1
