@@ -248,3 +248,10 @@ def test_what_a_month_costs_adds_up() -> None:
         assert hours == 730 * (engines + spare), row
         assert others == 730 * (0 if people <= 5 else 1 if people <= 30 else 5), row
         assert cost == int(hours * 0.10 + others * 0.05 + 0.5), row
+
+
+def test_a_whole_answer_outlasts_no_proxy_and_a_stream_is_sent_at_once() -> None:
+    """An answer that is not streamed sends nothing for minutes."""
+    haproxy, kubernetes = ((ROOT / "deploy" / name).read_text() for name in ("haproxy.cfg", "kubernetes.yaml"))
+    assert "timeout server 1h" in haproxy and "option http-no-delay" in haproxy
+    assert 'proxy-read-timeout: "3600"' in kubernetes and "enableServiceLinks: false" in kubernetes

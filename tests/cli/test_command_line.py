@@ -217,3 +217,13 @@ def test_the_documentation_shows_the_help_as_it_is() -> None:
 
 def test_the_environment_of_other_tests_is_clean() -> None:
     assert [name for name in os.environ if name.startswith(("NOTSO_", "HF_TOKEN"))] == []
+
+
+def test_a_kubernetes_service_of_our_name_sets_no_port(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTSO_PORT", "tcp://10.96.12.7:80")
+
+    assert notso("doctor", "--json").code in (0, 1)
+
+    monkeypatch.setenv("NOTSO_PORT", "many")
+    refused = notso("doctor", "--json")
+    assert refused.code == 2 and "NOTSO_PORT" in refused.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -115,10 +116,17 @@ for _name, _module in zip(
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 
 
+def _drop_service_links() -> None:
+    """Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, so one called `notso` would set our own port."""
+    if os.environ.get("NOTSO_PORT", "").startswith(("tcp://", "udp://", "sctp://")):
+        del os.environ["NOTSO_PORT"]
+
+
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and turn every way it can end into an exit code and at most one line on stderr. Without arguments
     the chat opens."""
     terminal.prepare_streams()
+    _drop_service_links()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         group = typer.main.get_command(app)

@@ -15,6 +15,7 @@ from notso.smollm3 import (
     InvalidRequestError,
     OutOfMemoryError,
     RequestOptions,
+    SamplingParams,
     TemplateError,
     ToolName,
 )
@@ -160,17 +161,12 @@ def test_what_asks_for_nothing_is_taken() -> None:
 
 REFUSED = [
     ({"tool_choice": "sometimes"}, "tool_choice"),
-    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.allowed_tools"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"thinking": False}, "thinking"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"functions": []}, "functions"),
     ({"grammar_lazy": True}, "grammar_lazy"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"mirostat": 2}, "mirostat"),
-    ({"temprature": 1}, "temprature"),
-    ({"stream": True, "stream_options": {"include_usage": True, "x": 1}}, "stream_options.x"),
-    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
 ]
 
@@ -194,7 +190,8 @@ INVALID = [
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": True}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
+    ({"max_tokens": 5.5}, "max_tokens"),
     ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"n": 0}, "n"),
@@ -249,7 +246,7 @@ def test_a_refusal_repeats_nothing_long_that_was_sent() -> None:
         {"messages": HELLO, "temperature": secret},
         {"messages": [{"role": secret, "content": secret}]},
         {"messages": [{"role": "user", "content": {"a": secret}}]},
-        {"messages": HELLO, secret: 1},
+        {"messages": HELLO, "tool_choice": {"type": secret}},
     ]
     assert all(secret not in refusal(body).message for body in bodies)
 
@@ -337,3 +334,83 @@ def test_errors_of_the_floors_below() -> None:
         assert "a path or a prompt" not in mapped.message
     kept = ApiError(418, "x", "y")
     assert api_error_of(kept) is kept
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "budget"),
+    [
+        ({"enable_thinking": False}, False, None),
+        ({"thinking": False}, False, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 300}}, True, 300),
+        ({"thinking": {"type": "adaptive"}}, True, None),
+        ({"think": False}, False, None),
+        ({"think": "low"}, True, 256),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning": {"effort": "high", "exclude": True}}, True, 4096),
+        ({"reasoning": {"max_tokens": 77}}, True, 77),
+        ({"reasoning": {"enabled": False}}, False, None),
+        ({"chat_template_kwargs": {"enable_thinking": False, "tokenize": True}}, False, None),
+        ({"think": True, "reasoning_effort": "low", "enable_thinking": True}, True, 256),
+    ],
+)
+def test_the_spellings_of_thinking(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
+    asked = parse_chat_request({"messages": HELLO} | fields)
+    assert (asked.options.thinking, asked.params[0].thinking_budget) == (thinking, budget)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": False, "enable_thinking": True},
+        {"think": "low", "reasoning_effort": "high"},
+        {"reasoning": {"effort": "none"}, "think": True},
+    ],
+)
+def test_spellings_that_contradict_each_other_are_refused(fields: dict[str, Any]) -> None:
+    assert "contradict" in refusal({"messages": HELLO} | fields).message
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"max_new_tokens": 9}, {"max_tokens": 9}),
+        ({"max_tokens": 5.0, "top_k": 3.0, "seed": 2.0}, {"max_tokens": 5, "top_k": 3, "seed": 2}),
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"dry_sequence_breakers": '["\\n", ":"]'}, {"dry_sequence_breakers": ("\n", ":")}),
+        ({"dry_sequence_breakers": '"a", "b"'}, {"dry_sequence_breakers": ("a", "b")}),
+        ({"do_sample": False, "temperature": 1.0}, {"temperature": 0.0}),
+        ({"do_sample": True, "num_beams": 1, "skip_special_tokens": True, "best_of": 1}, {}),
+        ({"samplers": ["top_k", "temperature"], "temperature_last": True, "early_stopping": False}, {}),
+    ],
+)
+def test_the_spellings_of_other_servers(fields: dict[str, Any], params: dict[str, Any]) -> None:
+    assert parse_chat_request({"messages": HELLO} | fields).params == (SamplingParams(**params),)
+
+
+def test_whether_the_last_message_is_continued_may_be_said() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "I am"}]
+    for fields, continued in (
+        ({}, True),
+        ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"continue_final_message": False, "add_generation_prompt": True}, False),
+    ):
+        assert parse_chat_request({"messages": begun} | fields).options.continue_last is continued
+        if continued and fields:
+            assert refusal({"messages": HELLO} | fields).param == "continue_final_message"
+        else:
+            assert not parse_chat_request({"messages": HELLO} | fields).options.continue_last
+
+
+def test_allowed_tools_are_those_that_are_shown() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
+
+    def choice(mode: str, *names: str) -> dict[str, Any]:
+        named = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+    for mode, expected in (("auto", "auto"), ("required", "required")):
+        asked = parse_chat_request({"messages": HELLO, "tools": tools, "tool_choice": choice(mode, "a", "c")})
+        assert asked.options.tool_choice == expected
+        assert [tool["function"]["name"] for tool in asked.options.tools or ()] == ["a", "c"]
+    assert "among the tools" in refusal({"messages": HELLO, "tools": tools, "tool_choice": choice("auto", "d")}).message

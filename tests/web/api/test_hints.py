@@ -14,7 +14,7 @@ from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.ollama.request import parse_chat as parse_ollama_chat
-from notso.web.api.request_fields.hints import MAX_HINTS
+from notso.web.api.request_fields.hints import MAX_HINTS, refuse_hints
 from notso.web.api.responses.request import parse_response_request
 from notso.web.edge.api_error import ApiError
 from notso.web.testing.scripted_engine import ScriptedEngine, say
@@ -150,21 +150,31 @@ def test_they_are_no_part_of_what_is_asked(path: str, body: dict[str, Any], name
 
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.parametrize("value", [1, 0, True, "x", {}, [0], {"a": False}], ids=str)
-def test_a_name_nobody_knows_is_refused_where_it_may_ask_for_something(path: str, value: Any) -> None:
-    """However many names that ask for nothing stand before it."""
+def test_an_unknown_name_is_taken_and_named(path: str, value: Any) -> None:
     parse, least = PARSERS[path]
-    for body in ({"odd": value}, {**{f"nothing_{number}": False for number in range(200)}, "odd": value}):
-        with pytest.raises(ApiError) as caught:
-            parse(least | body)
-        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
+    asked, without = parse(least | {"odd": value}), parse(least)
+    assert [(hint.name, hint.tells) for hint in asked.hints] == [("odd", False)]
+    assert (asked.prompts, asked.params, asked.options) == (without.prompts, without.params, without.options)
+    with pytest.raises(ApiError) as caught:
+        refuse_hints(asked.hints)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
 
 
-@pytest.mark.parametrize("name", ["web_search_options", "thinking", "grammar_lazy", "include_reasoning", "functions"])
-def test_a_name_that_is_known_is_not_excused_by_an_empty_value(name: str) -> None:
+@pytest.mark.parametrize("name", ["web_search_options", "include_reasoning", "functions"])
+def test_a_documented_field_is_refused_with_values_that_are_not_offered(name: str) -> None:
     for value in (False, "", []):
         with pytest.raises(ApiError) as caught:
             parse_chat_request({"messages": HELLO, name: value})
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["grammar_lazy", "structural_tag", "grammar_triggers"])
+def test_a_documented_field_without_a_meaning_here_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+    for value in (None, False, "", []):
+        assert parse_chat_request({"messages": HELLO, name: value}).options
+    with pytest.raises(ApiError) as caught:
+        parse_chat_request({"messages": HELLO, name: {"a": 1}})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +187,9 @@ def test_a_name_that_is_known_is_not_excused_by_an_empty_value(name: str) -> Non
         ("top_a", "0"),
         ("top_n_sigma", 1.5),
         ("min_keep", 2),
-        ("samplers", ["top_k"]),
+        ("num_beams", 4),
+        ("typical", 0.5),
+        ("penalty_alpha", 0.6),
     ],
 )
 def test_samplers_that_there_are_not_are_refused_where_they_are_on(name: str, value: Any) -> None:
@@ -260,7 +272,7 @@ def test_what_other_servers_answered_can_be_gone_on_from() -> None:
         ("/v1/chat/completions", {"role": "user", "content": 5}, "messages.3.content"),
         ("/v1/chat/completions", {"role": "user"}, "messages.3.content"),
         ("/v1/chat/completions", {"role": "assistant", "tool_calls": [CALL, {}]}, "messages.3.tool_calls.1.id"),
-        ("/v1/chat/completions", {"role": "user", "content": "x", "mood": "odd"}, "messages.3.mood"),
+        ("/v1/chat/completions", {"role": "user", "content": "x", "audio": 5, "name": 5}, "messages.3.name"),
         ("/v1/messages", {"role": "user", "content": [{"type": "text", "text": 1}]}, "messages.3.content.0.text"),
         (
             "/v1/messages",

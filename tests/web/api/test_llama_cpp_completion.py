@@ -152,7 +152,6 @@ REFUSED = [
     ({"prompt": [10**6]}, "invalid_value", "prompt"),
     ({"prompt": ["x"] * 65}, "invalid_value", "prompt"),
     ({"prompt": [1, *["x"] * 1025]}, "invalid_value", "prompt"),
-    ({"samplers": ["top_k"]}, "unsupported_parameter", "samplers"),
     ({"post_sampling_probs": True}, "unsupported_parameter", "post_sampling_probs"),
     ({"mirostat": 2}, "unsupported_parameter", "mirostat"),
     ({"lora": [{"id": 0, "scale": 1}]}, "unsupported_parameter", "lora"),

@@ -173,11 +173,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": 9}}, "options.temperature"),
     ({"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
     ({"options": {"top_k": 40.5}}, "options.top_k"),
-    ({"options": {"magic": 1}}, "options.magic"),
     ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
     ({"think": "hard"}, "think"),
     ({"format": "xml"}, "format"),
-    ({"magic": 1}, "magic"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"messages": [{"role": "narrator", "content": "x"}]}, "role"),
 ]

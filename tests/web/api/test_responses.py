@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference"}]}, "input.0.id"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input.0.content.0.image_url",
+        "input.0.content.0.type",
     ),
     ({"input": "x " * 9000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -147,8 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"truncation": "middle"}, "truncation"),
     ({"seed": 1}, "seed"),
-    ({"messages": []}, "messages"),
-    ({"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+    ({"messages": [{}]}, "messages"),
 ]
 
 

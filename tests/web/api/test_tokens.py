@@ -95,7 +95,7 @@ REFUSED = [
     ("/detokenize", {"tokens": "1"}, "invalid_value", "tokens"),
     ("/apply-template", {"messages": []}, "empty_prompt", "messages"),
     ("/apply-template", {"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]}, "invalid_value", "messages"),
-    ("/apply-template", {"messages": HELLO, "x": 1}, "unsupported_parameter", "x"),
+    ("/apply-template", {"messages": HELLO, "functions": [1]}, "unsupported_parameter", "functions"),
 ]
 
 

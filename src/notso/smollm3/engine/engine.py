@@ -130,6 +130,7 @@ class Engine:
             note=note,
             kv_bytes=cache.nbytes,
             is_demo=config.model is None,
+            chat_template=self._prompts.template_source,
             template_drops=self._prompts.template_drops,
         )
         for source in config.adapters:

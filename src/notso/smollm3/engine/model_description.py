@@ -26,6 +26,7 @@ def model_info(
     note: str,
     kv_bytes: int,
     is_demo: bool,
+    chat_template: str,
     template_drops: tuple[str, ...],
 ) -> ModelInfo:
     """The facts of a file as an engine with this plan runs it."""
@@ -53,5 +54,6 @@ def model_info(
         layers_without_rope=config.nope_layers,
         end_token=tokenizer.token_text(file.metadata.get(END_KEYS[0], min(tokenizer.end_ids))),
         memory=plan.budget,
+        chat_template=chat_template,
         template_drops=template_drops,
     )

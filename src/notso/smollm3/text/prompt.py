@@ -49,6 +49,11 @@ class PromptWriter:
         return self._template
 
     @property
+    def template_source(self) -> str:
+        """See ModelInfo."""
+        return self._template.source if self._template is not None else ""
+
+    @property
     def template_drops(self) -> tuple[str, ...]:
         """See ModelInfo."""
         return self._template.drops if self._template is not None else ()

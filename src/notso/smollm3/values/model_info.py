@@ -45,6 +45,7 @@ class ModelInfo:
     max_num_seqs: int = 1  # answers that can be written at the same time
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
+    chat_template: str = field(default="", repr=False)  # its source; empty: the file has none
     template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS: of a conversation
     end_token: str = ""  # the control token that ends an answer, as it is spelt
     memory: MemoryBudget | None = None

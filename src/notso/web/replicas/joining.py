@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from notso.web.edge.rate_limit import Counters, OwnCounters
 from notso.web.replicas.exchange import Alone, Exchange
 from notso.web.values.errors import SettingsError
+
+DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
@@ -16,7 +20,7 @@ def exchange_at(url: str | None) -> Exchange:
     except ImportError as error:
         raise _missing() from error
     try:
-        return ValkeyExchange(url)
+        return ValkeyExchange(_with_port(url))
     except (ValueError, TypeError) as error:
         raise SettingsError(f"valkey_url is no address of a server: {error}", setting="valkey_url") from error
 
@@ -29,7 +33,15 @@ def counters_at(url: str | None) -> Counters:
         from notso.web.replicas.valkey_counters import ValkeyCounters
     except ImportError as error:
         raise _missing() from error
-    return ValkeyCounters(url)
+    return ValkeyCounters(_with_port(url))
+
+
+def _with_port(url: str) -> str:
+    """The address with Valkey's own port where it names none: not every library that reads it knows that port."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" or not parts.hostname or parts.port is not None:
+        return url
+    return parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{DEFAULT_PORT}").geturl()
 
 
 def _missing() -> SettingsError:

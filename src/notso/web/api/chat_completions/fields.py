@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
+from notso.web.api.request_fields.absent_samplers import Whole
 from notso.web.api.request_fields.fields import Content, Fields, Name, Notes, Text, hint, inert, refused, works
 from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields
 from notso.web.api.request_fields.hints import TELLS, Hint
@@ -148,21 +149,55 @@ class TemplateOptions(Fields):
     enable_thinking: bool | None = None
 
 
+class ThinkingOptions(Fields):
+    """Thinking as Anthropic and DeepSeek spell it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Whole | None = None
+
+
+class ReasoningOptions(Fields):
+    """Thinking as the Responses API and OpenRouter spell it."""
+
+    effort: Literal["none"] | Effort | None = None
+    max_tokens: Whole | None = None
+    enabled: bool | None = None
+    exclude: Annotated[bool | None, Hint(done=(False,))] = None
+    summary: Annotated[Name | None, Hint()] = None
+
+
+class AllowedTools(Fields):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedToolsChoice(Fields):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ChatFields(GrammarFields):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: AnyFormat | None = None
     tools: Annotated[list[ToolEntry], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Literal["none"] | Effort | None = None
     enable_thinking: bool | None = None
-    thinking_budget: int | None = None
+    thinking: bool | ThinkingOptions | None = None
+    think: bool | Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_budget: Whole | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
     service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
@@ -176,7 +211,8 @@ class ChatFields(GrammarFields):
     # Fields whose value, if it is one of these, asks for nothing.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     include_reasoning: Literal[True] | None = None
-    add_generation_prompt: Literal[True] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     functions: None = None
     function_call: None = None
     audio: None = None
@@ -199,7 +235,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
     "tool_choice": works(
-        "`none`, `auto`, `required`, or one function", "give none, auto, required or one function by its name"
+        "`none`, `auto`, `required` (`any`), one function, or `allowed_tools`",
+        "give none, auto, required or one function by its name",
     ),
     "parallel_tool_calls": works("false: at most one call"),
     "chat_template_kwargs": works("only `enable_thinking`, true or false"),
@@ -208,6 +245,9 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         f"{EFFORT_ADVICE}, or thinking_budget in tokens",
     ),
     "enable_thinking": works("another way to say `chat_template_kwargs.enable_thinking`"),
+    "thinking": works("true or false, or `type` `enabled`, `disabled`, `adaptive` with `budget_tokens`"),
+    "think": works("true or false, or an effort as in `reasoning_effort`"),
+    "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
     "thinking_budget": works("the same in tokens; beats `reasoning_effort`"),
     "reasoning_format": works(
         "`auto` and `deepseek` put thoughts into `reasoning_content`; `none` leaves them in the text, within tags"
@@ -223,23 +263,19 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "prediction": hint("what repeats the prompt is guessed ahead anyway"),
     "modalities": inert("`text`", "the model reads and writes text only"),
     "include_reasoning": inert("true", "use reasoning_effort none, or leave the thoughts unread"),
-    "add_generation_prompt": inert("true", "an assistant's message at the end is continued"),
+    "add_generation_prompt": works("false: the assistant's message at the end is continued"),
+    "continue_final_message": works("false: the assistant's message at the end is not continued, another follows it"),
     "functions": inert("null", "use tools"),
     "function_call": inert("null", "use tool_choice"),
     "audio": inert("null", "the model reads and writes text only"),
     "moderation": inert("null", "nothing is moderated here; leave this out"),
     "web_search_options": inert("null", "give a tool that searches"),
-    "reasoning": refused("use reasoning_effort"),
-    "thinking": refused("use reasoning_effort, or enable_thinking"),
-    "think": refused("use reasoning_effort, or enable_thinking"),
-    "continue_final_message": refused("leave this out: an assistant's message at the end is continued"),
 }
 
 WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "image_url": refused("the model reads text only"),
     "input_audio": refused("the model reads text only"),
     "file": refused("the model reads text only; put the file's text into the message"),
-    "allowed_tools": refused("give only the tools that may be called"),
     "name": hint("of a message: the model's template has no names; say in the text who speaks"),
     "refusal": works("of an assistant's message: stands for its content, where there is none"),
     "reasoning_details": hint("of an assistant's message: past thoughts are left out of the prompt"),

@@ -5,7 +5,7 @@ Used by the HTTP route and by `notso batch`, so that a line of a batch file mean
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, Tool
 from notso.web.api.chat_completions.fields import (
     CHAT_NOTES,
     WITHIN_CHAT,
+    AllowedToolsChoice,
     AnyMessage,
     AssistantMessage,
     ChatFields,
     NamedTool,
     ObjectFormat,
     SchemaFormat,
+    ThinkingOptions,
     ToolMessage,
 )
 from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
@@ -64,7 +66,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     top_logprobs = _top_logprobs(fields)
     tools = _tools(fields)
     grammar, said_by = grammar_of(fields, _format(fields))
-    longest = either(fields, "max_tokens", "max_completion_tokens", "n_predict")
+    longest = either(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
     return ChatRequest(
         model=fields.model,
         prompts=(messages,),
@@ -78,7 +80,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
             grammar=grammar,
             logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=top_logprobs,
-            continue_last=messages[-1].role == "assistant",
+            continue_last=_continues(fields, messages),
         ),
         names={"response_format": said_by},
         hints=hints_of(fields, body),
@@ -93,16 +95,43 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     """Whether to think, and for how many tokens at most."""
-    asked = fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None
-    if asked is not None and fields.enable_thinking not in (None, asked):
-        raise invalid("enable_thinking", "enable_thinking and chat_template_kwargs contradict each other")
-    asked = fields.enable_thinking if asked is None else asked
-    effort = fields.reasoning_effort
+    options, reasoning = fields.thinking, fields.reasoning
+    switches = {
+        "chat_template_kwargs": fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None,
+        "enable_thinking": fields.enable_thinking,
+        "thinking": options.type != "disabled" if isinstance(options, ThinkingOptions) else options,
+        "think": fields.think if isinstance(fields.think, bool) else None,
+        "reasoning.enabled": reasoning.enabled if reasoning else None,
+    }
+    efforts = {
+        "reasoning_effort": fields.reasoning_effort,
+        "reasoning.effort": reasoning.effort if reasoning else None,
+        "think": None if isinstance(fields.think, bool) else fields.think,
+    }
+    name, asked = next(((name, value) for name, value in switches.items() if value is not None), ("", None))
+    said, effort = next(((name, value) for name, value in efforts.items() if value is not None), ("", None))
+    for names, first, value in ((switches, name, asked), (efforts, said, effort)):
+        for other, given in names.items():
+            if given not in (None, value):
+                raise invalid(other, f"{first} and {other} contradict each other")
     if effort is not None and asked is not None and asked == (effort == "none"):
-        raise invalid("reasoning_effort", "reasoning_effort and enable_thinking contradict each other")
+        raise invalid(said, f"{said} and {name} contradict each other")
     thinking = effort != "none" if effort is not None else asked is not False
-    budget = EFFORT_BUDGETS.get(effort or "") if fields.thinking_budget is None else fields.thinking_budget
+    budgets = (
+        *(fields.thinking_budget, options.budget_tokens if isinstance(options, ThinkingOptions) else None),
+        *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),
+    )
+    budget = next((each for each in budgets if each is not None), None)
     return thinking, budget if thinking else None
+
+
+def _continues(fields: ChatFields, messages: Sequence[Message]) -> bool:
+    """Whether more of the last message is to be written. Raises ApiError where that is asked of a user's message."""
+    wanted, begun = fields.continue_final_message, fields.add_generation_prompt
+    for name, contradicts in (("continue_final_message", wanted is True), ("add_generation_prompt", begun is False)):
+        if contradicts and messages[-1].role != "assistant":
+            raise invalid(name, f"{name}: there is no assistant's message at the end to be continued")
+    return messages[-1].role == "assistant" and wanted is not False
 
 
 def _top_logprobs(fields: ChatFields) -> int | None:
@@ -127,14 +156,26 @@ def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
         return None
     for index, tool in enumerate(fields.tools):
         check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
-    return tuple(tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in fields.tools)
+    choice = fields.tool_choice
+    allowed = (
+        {tool.function.name for tool in choice.allowed_tools.tools} if isinstance(choice, AllowedToolsChoice) else None
+    )
+    return tuple(
+        tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        for tool in fields.tools
+        if allowed is None or tool.function.name in allowed
+    )
 
 
 def _tool_choice(fields: ChatFields) -> ToolChoice:
     choice = fields.tool_choice
+    names = [tool.function.name for tool in fields.tools or ()]
+    if isinstance(choice, AllowedToolsChoice):
+        for tool in choice.allowed_tools.tools:
+            checked_choice("tool_choice", tool.function.name, names)
+        choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
         return "auto"  # without tools there is nothing to choose
-    names = [tool.function.name for tool in fields.tools or ()]
     return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

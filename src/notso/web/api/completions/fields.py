@@ -45,7 +45,6 @@ class TextFields(GrammarFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Fields whose value, if it is this, asks for nothing.
-    best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
 
 
@@ -60,7 +59,6 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "echo": works("true: the prompt stands before the answer, with `logprobs` those of its tokens too"),
     "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
-    "best_of": inert("1", "use n"),
     "suffix": inert(
         "an empty text",
         "the model has no tokens for filling gaps, and was not trained to: it would write on, and not towards what "
@@ -95,7 +93,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
     grammar, said_by = grammar_of(fields)
-    asked = either(fields, "max_tokens", "n_predict")
+    asked = either(fields, "max_tokens", "max_new_tokens", "n_predict")
     longest = DEFAULT_MAX_TOKENS if asked is None else asked
     return TextRequest(
         model=fields.model,

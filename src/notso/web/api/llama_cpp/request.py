@@ -63,7 +63,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
         raise invalid("prompt", f"prompt holds at most {MAX_TEXTS:,} texts: join those that stand beside each other")
     grammar, said_by = grammar_of(fields)
-    longest = either(fields, "n_predict", "max_tokens")
+    longest = either(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
     wants_tokens = bool(fields.stream or fields.return_tokens or n_probs)
     plain = fields.model_copy(

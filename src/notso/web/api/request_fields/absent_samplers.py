@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from notso.web.api.request_fields.fields import Fields, Notes, hint, inert, refused
+from notso.web.api.request_fields.fields import Fields, Notes, hint, inert
 from notso.web.api.request_fields.hints import Hint
 
 
@@ -21,6 +21,7 @@ Off = Annotated[Literal[0, -1], BeforeValidator(whole)]
 OffBelow0 = Annotated[Literal[-1], BeforeValidator(whole)]
 Off0 = Annotated[Literal[0], BeforeValidator(whole)]
 Off1 = Annotated[Literal[1], BeforeValidator(whole)]
+Whole = Annotated[int, BeforeValidator(whole)]
 Number = int | float
 
 
@@ -49,7 +50,31 @@ class AbsentSamplerFields(Fields):
     n_cache_reuse: Annotated[int | None, Hint(done=(0,))] = None
     sse_ping_interval: Annotated[Number | None, Hint()] = None
     backend_sampling: Annotated[bool | None, Hint(done=(False,))] = None
+    samplers: Annotated[Any, Hint()] = None
+    sampler_order: Annotated[Any, Hint()] = None
+    sampler_priority: Annotated[Any, Hint()] = None
+    temperature_last: Annotated[bool | None, Hint(done=(False,))] = None
+    smoothing_curve: Annotated[Number | None, Hint()] = None
+    skew: Off0 | None = None
+    typical: Off1 | None = None
+    epsilon_cutoff: Off0 | None = None
+    eta_cutoff: Off0 | None = None
+    penalty_alpha: Off0 | None = None
+    encoder_repetition_penalty: Off1 | None = None
+    num_beams: Off1 | None = None
+    use_beam_search: Literal[False] | None = None
+    early_stopping: Annotated[bool | None, Hint(done=(False,))] = None
+    best_of: Off1 | None = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Annotated[bool | None, Hint(done=(True,))] = None
+    include_stop_str_in_output: Literal[False] | None = None
+    add_bos_token: Annotated[bool | None, Hint()] = None
+    ban_eos_token: Literal[False] | None = None
+    truncation_length: Annotated[int | None, Hint()] = None
+    truncate_prompt_tokens: Annotated[int | None, Hint()] = None
 
+
+_ORDER = "the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
 
 ABSENT_NOTES: Notes = {
     "tfs_z": inert("1: off", "use top_p, top_k or min_p"),
@@ -74,5 +99,26 @@ ABSENT_NOTES: Notes = {
     "n_cache_reuse": hint("what is known of a prompt is found by itself", "0"),
     "sse_ping_interval": hint("a comment comes every 15 s"),
     "backend_sampling": hint("there is one sampler", "false"),
-    "samplers": refused("leave it out: the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"),
+    "samplers": hint(_ORDER),
+    "sampler_order": hint(_ORDER),
+    "sampler_priority": hint(_ORDER),
+    "temperature_last": hint(_ORDER, "false"),
+    "smoothing_curve": hint("the sampler it belongs to is off"),
+    "skew": inert("0: off", "use top_p or min_p"),
+    "typical": inert("1: off", "use typical_p"),
+    "epsilon_cutoff": inert("0: off", "use min_p"),
+    "eta_cutoff": inert("0: off", "use min_p"),
+    "penalty_alpha": inert("0: off", "use temperature, top_p or min_p"),
+    "encoder_repetition_penalty": inert("1: off", "use repeat_penalty"),
+    "num_beams": inert("1: off", "there is no beam search; use n"),
+    "use_beam_search": inert("false", "there is no beam search; use n"),
+    "early_stopping": hint("there is no beam search", "false"),
+    "best_of": inert("1", "use n"),
+    "skip_special_tokens": inert("true", "an answer never shows control tokens"),
+    "spaces_between_special_tokens": hint("an answer never shows control tokens", "true"),
+    "include_stop_str_in_output": inert("false", "the event or field `stop` tells which stop string came"),
+    "add_bos_token": hint("the model has no token that begins a text"),
+    "ban_eos_token": inert("false", "use ignore_eos"),
+    "truncation_length": hint("the context is the server's (`--context`)"),
+    "truncate_prompt_tokens": hint("a prompt that is too long is refused"),
 }

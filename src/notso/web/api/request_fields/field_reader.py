@@ -58,6 +58,8 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
             return invalid(missing, f"{missing} is required")
         case "union_tag_invalid" | "union_tag_not_found":
             return _wrong_kind(shown, fault.get("ctx", {}), notes)
+        case "literal_error" if (given := _at(body, path)) in notes and notes[given].advice:
+            return unsupported(shown, f"{shown}: {given} is not supported: {notes[given].advice}")
         case "literal_error" | "none_required" | "too_long":
             advised = [end for end, part in enumerate(path, 1) if part in notes and notes[str(part)].advice]
             if advised:
@@ -95,6 +97,13 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
             path.append(part)
             body = body[part]
     return path
+
+
+def _at(body: Any, path: Sequence[str | int]) -> str:
+    """The text at a place in the body, as `_path` found it; '' for anything else."""
+    for part in path:
+        body = body[part]
+    return body if isinstance(body, str) else ""
 
 
 def printable(text: str) -> str:

@@ -19,21 +19,22 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Fields(StrictFields):
-    """Of any body. A name nobody knows asks for nothing where it is null; where it is false, an empty text or an empty
-    list, too, unless the context of the validation, a table of notes, says something of it."""
+    """Fields of a request body, at any depth. A name that is no field is left out, and named to the caller by
+    `hints_of`; but one in the context of the validation (a table of notes on documented fields that are not offered) is
+    refused, unless it asks for nothing: null, false, an empty text or list."""
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_what_asks_for_nothing(cls, given: Any, info: ValidationInfo) -> Any:
+    def _leave_out_unknown(cls, given: Any, info: ValidationInfo) -> Any:
         if not isinstance(given, dict) or given.keys() <= (known := _spellings(cls)):
             return given
-        noted = info.context or ()
+        noted = info.context or {}
         return {
             name: value
             for name, value in given.items()
-            if name in known or not (value is None or (_is_nothing(value) and name not in noted))
+            if name in known or (name in noted and not noted[name].is_taken and not _is_nothing(value))
         }
 
 
@@ -49,7 +50,7 @@ def _spellings(kind: type[BaseModel]) -> frozenset[str]:
 
 def _is_nothing(value: object) -> bool:
     """No object: an empty one asks for what is done by default."""
-    return value is False or value == "" or value == []
+    return value is None or value is False or value == "" or value == []
 
 
 class TextPart(Fields):

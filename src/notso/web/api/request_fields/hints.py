@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from notso.web.api.request_fields.field_reader import printable, unsupported
 from notso.web.api.request_fields.fields import spelling
 
-MAX_HINTS = 32
-"""Of one request; what is ignored beside them is ignored unnamed."""
+MAX_HINTS = 1024
+"""Of one request; what is ignored beside them is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...]
         if said is None:
             continue
         if name not in marks:
-            yield (name,), False  # a name nobody knows, which asks for nothing
+            yield (name,), False  # an unknown name
             continue
         attribute, hint = marks[name]
         read = getattr(value, attribute)

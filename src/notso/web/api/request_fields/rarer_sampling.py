@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from notso.smollm3 import MAX_BREAKERS, MAX_STOP_TOKENS
 from notso.web.api.request_fields.fields import Fields, Notes, Text, inert, works
@@ -13,6 +14,16 @@ MIROSTAT_ADVICE = (
     "it steers by how surprising the tokens before were, so a token would depend on more than seed, text and place, "
     "which an answer here never does; use min_p, typical_p or top_p"
 )
+
+
+def _as_list(given: Any) -> Any:
+    """text-generation-webui and its clients send the list as JSON text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
+    except (ValueError, RecursionError):
+        raise ValueError("it should be a list of texts") from None
 
 
 class RarerSamplingFields(Fields):
@@ -25,7 +36,9 @@ class RarerSamplingFields(Fields):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True)] | None = None
+    dry_sequence_breakers: (
+        Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_as_list)] | None
+    ) = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from notso.smollm3 import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
-from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields
+from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields, Whole
 from notso.web.api.request_fields.field_reader import invalid
 from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, works
 from notso.web.api.request_fields.hints import TELLS, Hint
@@ -39,19 +39,21 @@ class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
     """Ranges of the sampler's numbers are the engine's to check."""
 
     model: Name | None = None
-    max_tokens: int | None = None
-    n_predict: int | None = None
+    max_tokens: Whole | None = None
+    max_new_tokens: Whole | None = None
+    n_predict: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    seed: int | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Whole | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    do_sample: bool | None = None
     logit_bias: Annotated[dict[TokenId, float], at_most(MAX_LOGIT_BIAS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -65,7 +67,7 @@ class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
 SAMPLING_NOTES: Notes = {
     "model": works("one of the names that `GET /v1/models` tells; may be left out"),
     "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
-    "top_p": works("above 0, to 1; 0.95 if left out"),
+    "top_p": works("0 to 1; 0 takes the likeliest token; 0.95 if left out"),
     "top_k": works("0 or -1 is off"),
     "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
     "repeat_penalty": works("over the last 256 tokens; 1 is off"),
@@ -86,6 +88,8 @@ SAMPLING_NOTES: Notes = {
     **RARER_NOTES,
     **ABSENT_NOTES,
     "n_predict": works("llama.cpp's name of `max_tokens`"),
+    "max_new_tokens": works("another name of `max_tokens`"),
+    "do_sample": works("false takes the likeliest token"),
 }
 
 WITHIN_SAMPLING: Notes = {
@@ -102,9 +106,9 @@ def sampling_of(
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
         "thinking_budget": thinking_budget,
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "top_k": 0 if fields.top_k == -1 else fields.top_k,
+        "temperature": 0.0 if fields.do_sample is False else fields.temperature,
+        "top_p": fields.top_p or None,
+        "top_k": 1 if fields.top_p == 0 else 0 if fields.top_k == -1 else fields.top_k,
         "min_p": fields.min_p,
         "repetition_penalty": either(fields, "repeat_penalty", "repetition_penalty"),
         "frequency_penalty": fields.frequency_penalty,

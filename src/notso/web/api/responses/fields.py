@@ -136,7 +136,9 @@ class NamespaceTool(Fields):
 class WebSearchTool(Fields):
     """A search by the server, which has none: taken where the model may do without."""
 
-    type: Annotated[Literal["web_search", "web_search_2025_08_26"], Hint()]
+    type: Annotated[
+        Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"], Hint()
+    ]
     external_web_access: bool | None = None
     filters: dict[str, Any] | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None

@@ -31,8 +31,8 @@ HEAD = """\
 # Compatibility, field by field
 
 Made by `python -m notso.web.api.server.compatibility > docs/compatibility.md` from the table of fields;
-a test holds the two together. What would change the answer and is not done is refused by name; what asks for nothing,
-or is a hint, is taken.
+a test holds the two together. A documented field is refused, by name, only where its value would change the answer and
+is not supported; anything else is accepted.
 
 - **done**: these values do what the API's own documents say, or ask for what is the case.
 - **hint**: taken and ignored, for the reason given, and named in the answer's header `x-notso-ignored`, which leaves
@@ -41,10 +41,9 @@ or is a hint, is taken.
 - **refused**: status 400, and the error names the field and its place (`messages.3.content`). What is said here is what
   to do instead. Values outside their range are refused as well.
 
-A field that is null asks for nothing, whatever its name. **A name that is not listed** cannot be known to change
-nothing: where it is false, an empty text or an empty list it asks for nothing and is taken as a hint; anything else is
-refused, an empty object too, for that often switches something on. What the addresses do, and what comes back, stands
-in [api.md](api.md).
+A field that is null asks for nothing, whatever its name. **A name that is not listed** is ignored, at any depth, and
+named in `x-notso-ignored` (at most 32 names, and how many more there are); `--strict-fields` refuses it. What the
+addresses do, and what comes back, is described in [api.md](api.md).
 """
 
 

@@ -35,6 +35,7 @@ async def props(services: Services) -> Response:
             "model_path": Path(info.path).name,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"notso {release()}",
+            "chat_template": info.chat_template,
             "n_params": info.parameter_count,
             "size": info.size_bytes,
             "quantisation": dict(info.quantisation),

@@ -41,7 +41,8 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
     names = dict.fromkeys((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    return {IGNORED: value} if value else {}
+    more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return {IGNORED: value + more} if value else {}
 
 
 def _held_schemas(options: RequestOptions) -> Iterator[str]:
