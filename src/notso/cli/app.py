@@ -117,7 +117,7 @@ for _name, _module in zip(
 
 
 def _drop_service_links() -> None:
-    """Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, so one called `notso` would set our own port."""
+    """Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, so one called `notso` would set our port."""
     if os.environ.get("NOTSO_PORT", "").startswith(("tcp://", "udp://", "sctp://")):
         del os.environ["NOTSO_PORT"]
 

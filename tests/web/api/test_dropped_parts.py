@@ -21,7 +21,11 @@ LATER = [
 ]
 OVERRIDE = [{"role": "system", "content": "/system_override x"}, {"role": "user", "content": "a"}]
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+WITH_TOOLS = {"messages": OVERRIDE[1:], "tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]}
 TOOLS = [{"type": "function", "function": FUNCTION}]
+
+
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
 
 
 def dropping() -> ScriptedEngine:
@@ -40,6 +44,11 @@ def dropping() -> ScriptedEngine:
         ("/v1/chat/completions", {"messages": LATER[:2] + LATER[3:], "tools": TOOLS}, []),
         ("/v1/responses", {"input": LATER, "store": False}, [LATER_SYSTEM]),
         ("/api/chat", {"messages": LATER, "stream": False}, [LATER_SYSTEM]),
+        ("/v1/chat/completions/input_tokens", {"messages": LATER}, [LATER_SYSTEM]),
+        ("/apply-template", {"messages": OVERRIDE, "tools": TOOLS}, [OVERRIDDEN_TOOLS]),
+        ("/v1/responses/input_tokens", {"input": LATER}, [LATER_SYSTEM]),
+        ("/v1/messages/count_tokens", {"system": "/system_override x", **WITH_TOOLS}, [OVERRIDDEN_TOOLS]),
+        ("/v1/messages", {"system": "/system_override x", "max_tokens": 5, **WITH_TOOLS}, [OVERRIDDEN_TOOLS]),
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
@@ -53,3 +62,12 @@ def test_what_the_template_leaves_out_is_named_or_refused(
     else:
         assert answer.status_code == 200, answer.text
         assert answer.headers.get(IGNORED, "") == ", ".join(named)
+
+
+def test_the_context_details_name_it(start: Start) -> None:
+    server = start(dropping()).ready()
+    server.client.post("/tools", data={"was": "", "tool-clock": "on"})
+    fields = {"text": "a", "thinking": "on"}
+    assert OVERRIDDEN_TOOLS not in server.client.post("/estimate", data=fields, headers=FRAGMENT).text
+    server.client.post("/settings", data={"system_prompt": "/system_override x"})
+    assert OVERRIDDEN_TOOLS in server.client.post("/estimate", data=fields, headers=FRAGMENT).text

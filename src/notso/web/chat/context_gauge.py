@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions, WhenFull
+from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions, WhenFull, dropped_parts
 from notso.web.store.protocol import Attachment, StoredMessage
 from notso.web.turns.attachments import with_attachments
 from notso.web.turns.chat_settings import ChatSettings
@@ -31,6 +31,8 @@ class ContextGauge:
     cached_tokens: int
     seconds: float | None
     when_full: WhenFull
+    dropped: tuple[str, ...] = ()
+    """What the chat template leaves out of the conversation, by name."""
 
     @property
     def percent(self) -> int:
@@ -99,6 +101,14 @@ def measure(
         estimate.cached_tokens,
         estimate.seconds,
         settings.when_full,
+        tuple(
+            dropped_parts(
+                engine.info.template_drops,
+                [each.role for each in messages],
+                messages[0].content,
+                bool(options.tools),
+            )
+        ),
     )
 
 

@@ -32,6 +32,7 @@ from notso.smollm3 import (
     ToolName,
     Usage,
     WhenFull,
+    dropped_parts,
     thinking_set_by,
 )
 
@@ -67,6 +68,7 @@ __all__ = [
     "ToolName",
     "Usage",
     "WhenFull",
+    "dropped_parts",
     "thinking_set_by",
 ]
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
 from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.ignored import ignored_headers
+from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
@@ -37,6 +37,7 @@ async def count_tokens(request: Request, services: Services) -> Response:
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
     async with serving(services, asked.model) as model:
+        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
         try:
             count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
         except Exception as error:
@@ -45,7 +46,7 @@ async def count_tokens(request: Request, services: Services) -> Response:
     if asked.management is not None:
         cleared = sum(each["cleared_input_tokens"] for each in asked.applied)
         told["context_management"] = {"original_input_tokens": count + cleared}
-    return JSONResponse(told, headers=await with_prompt(request, lambda: ignored_headers(asked)))
+    return JSONResponse(told, headers=await with_prompt(request, lambda: ignored_headers(asked, dropped)))
 
 
 async def _read(

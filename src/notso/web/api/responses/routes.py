@@ -17,7 +17,7 @@ from notso.web.api.responses.request import ResponseRequest, parse_input_token_r
 from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.ignored import ignored_headers
+from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
@@ -62,11 +62,12 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
     """How many tokens the model would read."""
     asked = await _read(request, services, owner, parse_input_token_request)
     async with serving(services, asked.model) as model:
+        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
         try:
             count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
         except Exception as error:
             raise known(error, asked.names) from error
-    headers = await with_prompt(request, lambda: ignored_headers(asked))
+    headers = await with_prompt(request, lambda: ignored_headers(asked, dropped))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 

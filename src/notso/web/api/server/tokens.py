@@ -13,6 +13,7 @@ from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.request_fields.fields import Fields, Notes, Text, works
+from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving, with_prompt
@@ -119,10 +120,12 @@ async def input_tokens(request: Request, services: Services) -> Response:
     asked = await read_body(request, parse_chat_request)
     async with serving(services, asked.model) as model:
         engine = model.engine
+        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
 
         def work() -> Response:
             count = engine.count_tokens(asked.messages, asked.options)
-            return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+            told = {"object": "response.input_tokens", "input_tokens": count}
+            return JSONResponse(told, headers=ignored_headers(asked, dropped))
 
         return await _off_loop(request, work)
 
@@ -135,11 +138,12 @@ async def apply_template(request: Request, services: Services) -> Response:
         raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
     async with serving(services, asked.model) as model:
         engine = model.engine
+        dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
 
         def work() -> Response:
             prompt = engine.render(asked.messages, asked.options)
             count = engine.count_tokens(asked.messages, asked.options)
-            return JSONResponse({"prompt": prompt, "n_tokens": count})
+            return JSONResponse({"prompt": prompt, "n_tokens": count}, headers=ignored_headers(asked, dropped))
 
         return await _off_loop(request, work)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import NoReturn
 from urllib.parse import quote
 
 from notso.smollm3 import Message, ModelInfo, RequestOptions, ToolName, dropped_parts, ignored_keywords
@@ -16,21 +15,20 @@ MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 
 
-def dropped_by_template(info: ModelInfo, asked: ApiRequest) -> list[str]:
-    """Return what the model's chat template leaves out of a request's conversations, each once."""
+def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> list[str]:
+    """Return what the model's chat template leaves out of a request's conversations, each once. Raises ApiError (400)
+    that names it where `strict`."""
     found: dict[str, None] = {}
     for prompt in asked.prompts:
         messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []
         if messages:
             roles, has_tools = [each.role for each in messages], bool(asked.options.tools)
             found |= dict.fromkeys(dropped_parts(info.template_drops, roles, messages[0].content, has_tools))
+    if found and strict:
+        said = f"the model's chat template would leave out {next(iter(found))}"
+        said += ", and this server refuses what it would ignore"
+        raise ApiError(400, "unsupported_value", said, param="messages")
     return list(found)
-
-
-def refuse_dropped(name: str) -> NoReturn:
-    """Raise ApiError (400), which names what the template would leave out."""
-    said = f"the model's chat template would leave out {name}, and this server refuses what it would ignore"
-    raise ApiError(400, "unsupported_value", said, param="messages")
 
 
 def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:

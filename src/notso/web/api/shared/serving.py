@@ -21,7 +21,7 @@ from notso.web.api.request_fields.hints import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.generation_events import generation_events
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers, refuse_dropped
+from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of, whole_response
 from notso.web.api.shared.services import ApiServices, api_services
@@ -179,9 +179,7 @@ async def _response(
     try:
         engine = await _loaded(running, choice)
         info = answering(host, choice, engine.info)
-        dropped += dropped_by_template(info, asked)
-        if dropped and services.shared.settings.strict_fields:
-            refuse_dropped(dropped[0])
+        dropped += dropped_by_template(info, asked, strict=services.shared.settings.strict_fields)
         if asked.keep_alive_s is not None:
             host.keep(host.model(choice.model), asked.keep_alive_s)
         if choices > info.max_num_seqs:
