@@ -126,7 +126,7 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
 chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, and write docs/reliability.md (ARGS="-k words")
-	@CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
+	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 coverage: $(VENV)/.dev  ## measure which lines the tests run, Python and native, and write docs/coverage.md

@@ -2,10 +2,11 @@
 
     python tests/due_files.py    the files to run, one a line; none where every file is due
 
-A file is due when its digest differs from the one with which it passed last in this tree. The digest covers the file, what
-it imports, directly or not, every file and folder of the repository that one of those tests names, and the machine.
-`build/tests_passed.json` holds the digests and is not committed: a fresh clone, which has none, runs everything. Of the
-files that are not due a tenth is drawn, because a digest cannot see everything that a test depends on.
+A file is due when its digest differs from the one with which it passed last in this tree. The digest covers the file,
+what it imports, directly or not, every file and folder of the repository that one of those tests names, and the
+machine. `build/tests_passed.json` holds the digests and is not committed: a fresh clone, which has none, runs
+everything. Of the files that are not due a tenth is drawn, because a digest cannot see everything that a test depends
+on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ DATA = {
     "src/notso/web": ("src/notso/web",),
 }
 """Folder of a package -> files and folders whose contents, besides Python, its modules read or are built from."""
-PROGRAMS = ("c++", "chromium", "haproxy", "caddy", "psql", "redis-server", "valkey-server", "qemu-aarch64-static", "node")
+PROGRAMS = (
+    "c++",
+    "chromium",
+    "haproxy",
+    "caddy",
+    "psql",
+    "redis-server",
+    "valkey-server",
+    "qemu-aarch64-static",
+    "node",
+)
 """Programs without which tests are skipped."""
 
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.+)|import (.+))", re.MULTILINE)

@@ -32,6 +32,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/qtensor/test_cuda_machine_code.py",
         "tests/qtensor/test_cuda_nvrtc.py",
         "tests/qtensor/test_emulated_cuda.py",
+        "tests/qtensor/test_kernels_matmul.py",
+        "tests/qtensor/test_neon.py",
+        "tests/stub_gpu",
     ),
     "engine": (
         "src/notso/qtensor",
@@ -39,13 +42,28 @@ GROUPS: dict[str, tuple[str, ...]] = {
             f"src/notso/smollm3/{room}"
             for room in ("engine", "kv", "model", "output", "sampling", "scheduling", "text")
         ),
+        "src/notso/smollm3/diagnostics",
         "tests/smollm3/diagnostics/test_engine_meter.py",
+        "tests/smollm3/diagnostics/test_goldens.py",
         "tests/smollm3/engine/test_engine_stress.py",
         "tests/smollm3/engine/test_one_generation.py",
         "tests/smollm3/engine/test_prefix_warmup.py",
         "tests/smollm3/kv/test_conversation_log.py",
         "tests/smollm3/model/test_accuracy.py",
         "tests/smollm3/model/test_backends.py",
+    ),
+    "conversion": (
+        "src/notso/qtensor",
+        "src/notso/smollm3/conversion",
+        "tests/smollm3/conversion",
+    ),
+    "chaos": (
+        "deploy",
+        "src/notso/cli",
+        "src/notso/cluster",
+        "src/notso/plugins",
+        "src/notso/web",
+        "tests/chaos",
     ),
     "clients": (
         "constraints.txt",

@@ -174,8 +174,8 @@ def own_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Price the rows of draft tokens at nothing. The engine prices them by timed steps, so on a busy machine a test that
-    demands accepted drafts would find none."""
+    """Price the rows of draft tokens at nothing. The engine prices them by timed steps, so on a busy machine a test
+    that demands accepted drafts would find none."""
     monkeypatch.setattr(StepLatency, "ratio", lambda self, rows, more: 1.0)
 
 
