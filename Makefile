@@ -22,13 +22,14 @@ run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:
 
 test: $(VENV)/.dev  ## run the tests that are due in this tree, all of them in a fresh clone (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
-	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory tests FILES="$$($(BIN)/python tests/due_files.py)")
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),FILES="$$($(BIN)/python tests/due_files.py)" && TESTS_PLANNED=1 $(MAKE) --no-print-directory tests FILES="$$FILES")
 
-check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
+check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side, and those that take minutes where they are due
 	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j2 lint tests && \
 	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac && \
 	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac && \
-	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac
+	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac && \
+	  $(if $(AGAIN),:,$(BIN)/python tests/long_tests.py --record "$$LONG")
 
 # Four workers for two cores: one computes while another waits. With AGAIN=1 tests that fail (rc 1) are left to
 # `make again`; whatever else goes wrong is a failure at once.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import json
 import os
 import random
 import signal
@@ -56,7 +55,7 @@ class FileResults:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "TESTS_PLANNED" in os.environ and not hasattr(config, "workerinput"):
+    if os.environ.pop("TESTS_PLANNED", ""):  # not for workers, nor for runs that tests start
         config.pluginmanager.register(FileResults())
 
 
@@ -64,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Long tests run only where LONG names their group. Browser tests come last: playwright keeps an event loop running
     in this thread until the session ends, and asyncio.run refuses to start another beside it. Workers begin with the
     files that take longest, so that none is left with a long one at the end."""
-    seconds = json.loads(SECONDS.read_text()) if hasattr(config, "workerinput") else {}
+    seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
     items.sort(key=lambda item: ("browser" in item.path.parts, -seconds.get(item.nodeid.partition("::")[0], 0)))
     for item in items:
         for marker in item.iter_markers("long"):

@@ -1,6 +1,6 @@
 """Which test files `make test` runs on a tree where the whole suite has passed before.
 
-    python tests/due_files.py    the files to run, one a line; none where every file is due
+    python tests/due_files.py    the files to run; none where every file is due
 
 A file is due when its digest differs from the one with which it passed last in this tree. The digest covers the file,
 what it imports, directly or not, every file and folder of the repository that one of those tests names, and the
@@ -207,4 +207,4 @@ if __name__ == "__main__":
     chosen = due(read(PLANNED), read(PASSED))
     if chosen:
         print(f"{len(chosen)} of {len(read(PLANNED))} test files are due or drawn", file=sys.stderr)
-    print(*chosen, sep="\n")
+    print(*chosen)
