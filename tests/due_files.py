@@ -145,14 +145,14 @@ def fixtures(name: str) -> frozenset[str]:
 @cache
 def closure(name: str) -> frozenset[str]:
     """All files of the repository that a test file depends on, itself included."""
-    found, left = {name, *EVERYWHERE}, [name]
+    found, left = {name} | (files().keys() & {*EVERYWHERE}), [name]
     while left:
         each = left.pop()
         more = set(imported(each))
         if not each.startswith("src/"):
             more |= named(each) | fixtures(each)
         for folder in (folder for folder in DATA if each.startswith(f"{folder}/")):
-            more |= {file for part in DATA[folder] for file in files()[part] if not file.endswith(".py")}
+            more |= {file for part in DATA[folder] for file in files().get(part, ()) if not file.endswith(".py")}
         left += [file for file in more - found if file.endswith(".py") and not file.startswith(ALWAYS)]
         found |= more
     return frozenset(found)
