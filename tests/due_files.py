@@ -3,10 +3,10 @@
     python tests/due_files.py    the files to run; none where every file is due
 
 A file is due when its digest differs from the one with which it passed last in this tree. The digest covers the file,
-what it imports, directly or not, every file and folder of the repository that one of those tests names, and the
-machine. `build/tests_passed.json` holds the digests and is not committed: a fresh clone, which has none, runs
-everything. Of the files that are not due a tenth is drawn, because a digest cannot see everything that a test depends
-on.
+the package at the same place, what it imports, directly or not, every file and folder of the repository that one of
+those tests names, and the machine. `build/tests_passed.json` holds the digests and is not committed: a fresh clone,
+which has none, runs everything. Of the files that are not due a tenth is drawn, because a digest cannot see everything
+that a test depends on.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ DATA = {
     "src/notso/web": ("src/notso/web",),
 }
 """Folder of a package -> files and folders whose contents, besides Python, its modules read or are built from."""
+WHOLE_SERVER = ("src/notso/web/app.py", "tests/web/conftest.py")
+"""Files that import all of the server. What a test reaches only through them does not make it due, or every change in
+the server would make due every test that starts one: a test counts as one of the package at the same place under src/
+and of what it names, and the others are drawn. `make check` runs all."""
 PROGRAMS = (
     "c++",
     "chromium",
@@ -145,10 +149,12 @@ def fixtures(name: str) -> frozenset[str]:
 @cache
 def closure(name: str) -> frozenset[str]:
     """All files of the repository that a test file depends on, itself included."""
-    found, left = {name} | (files().keys() & {*EVERYWHERE}), [name]
+    package = f"src/notso/{name.removeprefix('tests/').rpartition('/')[0]}"
+    found = {name, *files().get(package, ())} | (files().keys() & {*EVERYWHERE})
+    left = [name]
     while left:
         each = left.pop()
-        more = set(imported(each))
+        more = set() if each in WHOLE_SERVER else set(imported(each))
         if not each.startswith("src/"):
             more |= named(each) | fixtures(each)
         for folder in (folder for folder in DATA if each.startswith(f"{folder}/")):
