@@ -7,7 +7,10 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
+# Tests start many Pythons, and every one of them would compile the whole program anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help run test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
   freeze audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
 
@@ -17,29 +20,30 @@ help:  ## list these commands
 run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:3000 (ARGS="--port 3001")
 	@$(BIN)/notso serve $(ARGS)
 
-test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
+test: $(VENV)/.dev  ## run the tests that are due in this tree, all of them in a fresh clone (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
-	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory -j4 $(PARTS))
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),FILES="$$($(BIN)/python tests/due_files.py)" && TESTS_PLANNED=1 $(MAKE) --no-print-directory tests FILES="$$FILES")
 
-check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
-	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j5 lint $(PARTS) && \
+check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side, and those that take minutes where they are due
+	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j2 lint tests && \
 	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac && \
 	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac && \
-	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac
+	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac && \
+	  $(if $(AGAIN),:,$(BIN)/python tests/long_tests.py --record "$$LONG")
+
+# Four workers for two cores: one computes while another waits. With AGAIN=1 tests that fail (rc 1) are left to
+# `make again`; whatever else goes wrong is a failure at once.
+JOBS ?= 4
+tests: $(VENV)/.dev
+	@rm -f .pytest_cache/v/cache/lastfailed; \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FILES) </dev/null || [ "$$?:$(AGAIN)" = 1:1 ]
 
 test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
-	@LONG=all $(MAKE) --no-print-directory -j4 $(PARTS)
+	@LONG=all $(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory test-clients
 	@$(MAKE) --no-print-directory test-tune
 	@$(MAKE) --no-print-directory test-ray
 	@$(BIN)/python tests/long_tests.py --record
-
-# The tests in four parts that run beside one another: one computes while the others wait.
-PARTS := test-engine test-doors test-browser test-chaos
-test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
-test-doors: FOLDERS := tests/cli tests/cluster tests/plugins tests/web
-test-chaos: FOLDERS := tests/chaos
-test-browser: FOLDERS := tests/browser
 
 CLIENTS := $(addprefix build/tools-clients,/.done -openai-2/.done -lm-eval/.done)
 CLIENT_TESTS = -m pytest -c tests/clients/pytest.ini -p no:cacheprovider
@@ -85,19 +89,12 @@ build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.jso
 	  echo "npm is not here, or could not install $*: its tests will be skipped"; }
 	@touch $@
 
-# With AGAIN=1 tests that fail (rc 1) are left to `make again`; whatever else goes wrong is a failure at once.
-$(PARTS): $(VENV)/.dev
-	@rm -rf .pytest_cache/$@; \
-	  $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$@ $(FOLDERS) </dev/null || [ "$$?:$(AGAIN)" = 1:1 ]
-
 again: $(VENV)/.dev  ## run what failed last in `make check AGAIN=1` once more, alone; what then passes is printed as flaky
-	@for part in $(PARTS); do \
-	  failed=.pytest_cache/$$part/v/cache/lastfailed; \
-	  test -s "$$failed" || continue; \
+	@failed=.pytest_cache/v/cache/lastfailed; \
+	  test -s "$$failed" || exit 0; \
 	  names=$$($(BIN)/python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$$failed"); \
-	  $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$$part --last-failed --last-failed-no-failures none </dev/null || exit 1; \
-	  printf '%s\n' "$$names" | sed 's/^/flaky: /'; \
-	done
+	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none </dev/null || exit 1; \
+	  printf '%s\n' "$$names" | sed 's/^/flaky: /'
 
 lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
 	@$(BIN)/ruff check .
@@ -130,7 +127,7 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
 chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, and write docs/reliability.md (ARGS="-k words")
-	@CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
+	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 freeze: $(VENV)/.dev  ## record what a rearrangement must not change, and compare (make freeze AGAINST=build/freeze/COMMIT)

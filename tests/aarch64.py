@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from stub_gpu.native_build import one_at_a_time
+
 ROOT = Path(__file__).parents[1]
 PREFIX = "aarch64-linux-gnu-"
 COMPILERS = [f"{PREFIX}g++{version}" for version in ("", "-12", "-13", "-14")]
@@ -59,9 +61,10 @@ def _make(source: Path, folder: str, target: str, *options: str) -> Path:
     """Where the target of a CMake project was built; what is there already and up to date costs nothing."""
     there, ninja = ROOT / "build" / "native" / folder, str(tool("ninja"))
     configure = [str(tool("cmake")), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *options]
-    for command in ([*configure, "-S", str(source), "-B", str(there)], [ninja, "-C", str(there), target]):
-        made = subprocess.run(command, capture_output=True, text=True, timeout=900)
-        assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
+    with one_at_a_time(there):
+        for command in ([*configure, "-S", str(source), "-B", str(there)], [ninja, "-C", str(there), target]):
+            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
+            assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
     return there
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import http.server
 import os
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import due_files
 import pytest
 from hypothesis import HealthCheck, settings
 from long_tests import is_long
@@ -32,15 +34,51 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Browser tests come last: playwright keeps an event loop running in this thread until the session ends, and
-    asyncio.run refuses to start another beside it. Long tests run only where LONG names their group."""
-    items.sort(key=lambda item: "browser" in item.path.parts)
+# Collecting makes a million objects and no garbage: a sixth of its time would go into looking for some.
+gc.disable()
+
+SECONDS = Path(__file__).with_name("seconds.json")
+
+
+class FileResults:
+    """Outcome and seconds of each test file, gathered where all workers report to."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        self.seconds[file] = self.seconds.get(file, 0.0) + report.duration
+        if report.failed:
+            self.failed.add(file)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            due_files.record(self.seconds, self.failed)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.pop("TESTS_PLANNED", ""):  # not for workers, nor for runs that tests start
+        config.pluginmanager.register(FileResults())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests run only where LONG names their group. Browser tests come last: playwright keeps an event loop running
+    in this thread until the session ends, and asyncio.run refuses to start another beside it. Workers begin with the
+    files that take longest, so that none is left with a long one at the end."""
+    seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
+    items.sort(key=lambda item: ("browser" in item.path.parts, -seconds.get(item.nodeid.partition("::")[0], 0)))
     for item in items:
         for marker in item.iter_markers("long"):
             if not any(map(is_long, marker.args)):
                 reason = f"takes minutes: make test-long, or LONG={marker.args[0]}; make check runs it where it is due"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @dataclass

@@ -54,7 +54,12 @@ is the business of the twins, the goldens and the attacks.
 def python_lines() -> Lines:
     """Runs all tests under coverage.py."""
     data = BUILD / "python"
-    environment = {**os.environ, "COVERAGE_FILE": str(data), "COVERAGE_RCFILE": str(ROOT / "pyproject.toml")}
+    environment = {
+        **os.environ,
+        "LONG": "chaos",
+        "COVERAGE_FILE": str(data),
+        "COVERAGE_RCFILE": str(ROOT / "pyproject.toml"),
+    }
     coverage = [sys.executable, "-m", "coverage"]
     run([*coverage, "erase"], environment)
     tests = [*coverage, "run", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=1200"]

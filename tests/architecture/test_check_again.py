@@ -29,31 +29,30 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     python = Path(sys.executable)
     venv = python.parent.parent
     command = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), "-o", f"{venv}/.dev", f"VENV={venv}"]
-    given = [*command, "PARTS=test-engine", "FOLDERS=.", "AGAIN=1", *arguments]
+    given = [*command, "FILES=.", "JOBS=1", "AGAIN=1", *arguments]
     return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(
-    ("source", "checked", "again", "named"),
+    ("source", "again", "named"),
     [
-        (FAILS_ONCE, True, True, True),
-        (FAILS_ALWAYS, True, False, False),
-        (BROKEN, False, False, False),
-        ("def test_good() -> None:\n    pass\n", True, True, False),
+        (FAILS_ONCE, True, True),
+        (FAILS_ALWAYS, False, False),
+        (BROKEN, False, False),
+        ("def test_good() -> None:\n    pass\n", True, False),
     ],
     ids=["once", "always", "broken", "good"],
 )
-def test_what_fails_runs_once_more(tmp_path: Path, source: str, checked: bool, again: bool, named: bool) -> None:
+def test_what_fails_runs_once_more(tmp_path: Path, source: str, again: bool, named: bool) -> None:
     (tmp_path / "test_it.py").write_text(source)
-    first = make(tmp_path, "test-engine")
-    assert (first.returncode == 0) is checked, first.stdout + first.stderr
-    if checked:
-        second = make(tmp_path, "again")
-        assert (second.returncode == 0) is again, second.stdout + second.stderr
-        assert ("flaky: test_it.py::test_shaky\n" in second.stdout) is named
-        assert "test_good" not in second.stdout
+    first = make(tmp_path, "tests")
+    assert first.returncode == 0, first.stdout + first.stderr
+    second = make(tmp_path, "again")
+    assert (second.returncode == 0) is again, second.stdout + second.stderr
+    assert ("flaky: test_it.py::test_shaky\n" in second.stdout) is named
+    assert "test_good" not in second.stdout
 
 
-def test_a_part_run_by_hand_fails_at_once(tmp_path: Path) -> None:
+def test_without_a_second_run_a_failure_counts_at_once(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILS_ONCE)
-    assert make(tmp_path, "test-engine", "AGAIN=").returncode != 0
+    assert make(tmp_path, "tests", "AGAIN=").returncode != 0

@@ -171,11 +171,3 @@ def test_no_test_is_left_out_in_silence() -> None:
     bare = re.compile(r"pytest\.mark\.(skip\b(?!\()|skip\(\)|xfail\b(?!\(reason))|pytest\.skip\(\)|pytest\.xfail\(\)")
     tests = [path for path in PYTHON if ROOT / "tests" in path.parents and path.resolve() != Path(__file__).resolve()]
     assert not [named(path) for path in tests if bare.search(path.read_text("utf-8"))]
-
-
-def test_every_test_belongs_to_a_part() -> None:
-    """Of those that `make test` runs side by side, or, with an environment of their own, `make test-clients`."""
-    parts = re.findall(r"^test-\w+: FOLDERS := (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    tests = ROOT / "tests"
-    folders = sorted({f"tests/{path.relative_to(tests).parts[0]}" for path in tests.rglob("test_*.py")})
-    assert sorted([*" ".join(parts).split(), "tests/clients"]) == folders

@@ -26,6 +26,7 @@ from notso.web.values.settings import Settings
 PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT_MS = 40_000  # generous: the machine may be busy with something else
+STARTED = time.time()
 FAILED = pytest.StashKey[bool]()
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
@@ -48,8 +49,10 @@ def browser() -> Iterator[Browser]:
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         pytest.skip("no chromium found (Debian: apt install chromium)")
-    for old in PICTURES.glob("*.png"):
-        old.unlink()
+    for picture in PICTURES.glob("*.png"):  # those of an earlier run, not those of a worker beside this one
+        with suppress(FileNotFoundError):
+            if picture.stat().st_mtime < STARTED:
+                picture.unlink()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser

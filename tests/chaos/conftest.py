@@ -10,6 +10,20 @@ import pytest
 from chaos.ledger import Ledger
 from chaos.victim import Victim
 
+LONG = (
+    *("body_attacks", "cluster", "crowded", "failing_disk", "full_queue", "hostile_mcp", "hostile_schemas"),
+    *("model_files", "soak", "stopping_under_load", "two_browsers"),
+)
+"""What takes ten seconds or more runs where the server has changed."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.stem.removeprefix("test_") in LONG:
+            item.add_marker(pytest.mark.long("chaos"))
+
 
 @pytest.fixture
 def ledger(request: pytest.FixtureRequest) -> Ledger:

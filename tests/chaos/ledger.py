@@ -77,7 +77,7 @@ def report(entries: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# Reliability: what was tried, and what failed",
         "",
-        "Written by `make chaos` from what the tests of `tests/chaos` note at full length. `make test` runs each of",
+        "Written by `make chaos` from what the tests of `tests/chaos` note at full length. `make check` runs each of",
         "them in a short form, and judges no times. Do not edit this page: a test compares it with the results.",
         "",
         "Limits while one client attacks: "

@@ -27,8 +27,10 @@ ScriptedEngine = lambda *_, **__: Engine.load()
 """The demo model in the scripted engine's place: what a prompt costs depends on a real tokenizer."""
 
 EMPTY_OBJECTS = b"[" + b"{}," * (16 * MIB // 3 - 2) + b"{}]"
-UNKNOWN_KEYS = b"[{" + b",".join(b'"%x":1' % number for number in range(1_400_000)) + b"}]"
-UNKNOWN_API_KEYS = b"{" + b",".join(b'"%x":1' % number for number in range(95_000)) + b"}"
+
+
+def unknown_keys(count: int) -> bytes:
+    return b"{" + b",".join(b'"%x":1' % number for number in range(count)) + b"}"
 
 
 def ordinary_import() -> bytes:
@@ -116,11 +118,12 @@ def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
 
 def test_keys_that_nobody_knows(victim: Start, ledger: Ledger) -> None:
     server, many = victim(), 40 if LONG else 6
+    imported, asked = b"[" + unknown_keys(1_400_000) + b"]", unknown_keys(95_000)
     seen: list[int] = []
 
     def attack() -> None:
-        seen.extend(answers(server, "/import", UNKNOWN_KEYS, 1))
-        seen.extend(answers(server, "/v1/chat/completions", UNKNOWN_API_KEYS, many))
+        seen.extend(answers(server, "/import", imported, 1))
+        seen.extend(answers(server, "/v1/chat/completions", asked, many))
 
     witness, failed = attacked(server, attack, 3 if LONG else 1)
     ledger.note(

@@ -17,15 +17,8 @@ from stub_gpu.native_build import built
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent
 FAMILY = "cuda-emulated"
-LONG = pytest.mark.long("native")
-SISTERS = "Q3_K or IQ4_XS or IQ2_XXS or IQ2_XS or IQ2_S or IQ3_S or IQ1_S or TQ2_0 or Q5_0 or IQ4_NL or MXFP4"
-"""Formats that share a kernel with one that is tried always."""
-PARTS = [
-    *(("matmul", f"not ({SISTERS})"), ("fused", f"not ({SISTERS})"), ("rows", ""), ("rope", ""), ("attention", "")),
-    *(pytest.param(part, SISTERS, marks=LONG) for part in ("matmul", "fused")),
-    *(("attention_bytes", "64 or k8v8"), pytest.param("attention_bytes", "", marks=LONG)),
-]
-"""Files of kernel tests, and which of them."""
+PARTS = ("matmul", "fused", "rows", "rope", "attention", "attention_bytes")
+"""Files of kernel tests."""
 
 # Puts another native module in the place of the installed one, before anybody asks for it. Of the families only those
 # that the other tests do not compare already.
@@ -43,7 +36,8 @@ kernel_choice.available_kernels = lambda: ["{FAMILY}", "generic"]
 sys.exit(pytest.main(sys.argv[2:]))
 """
 
-pytestmark = pytest.mark.timeout(900)
+# Without them, model and rows on the stub driver (test_cuda_rows, test_backends, test_cuda_bits) run the same kernels.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long("native")]
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +52,9 @@ def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=800)
 
 
-@pytest.mark.parametrize(("part", "which"), PARTS)
-def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str, which: str) -> None:
-    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", which)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str) -> None:
+    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"))
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     print(run.stdout.strip().splitlines()[-1])
 

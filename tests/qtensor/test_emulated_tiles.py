@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from stub_gpu.native_build import built
 
 from notso.qtensor.backends.cpu import kernel_choice
 
@@ -85,36 +85,10 @@ pytestmark = [
 ]
 
 
-def tool(name: str) -> str:
-    """A program beside this Python or on the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
-
-
-def build_folder() -> Path | None:
-    """Where this Python's own module was built."""
-    for cache in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
-        python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache.read_text(), re.MULTILINE)
-        if python and Path(python[1]).parent == Path(sys.executable).parent and (cache.parent / "build.ninja").exists():
-            return cache.parent
-    return None
-
-
 @pytest.fixture(scope="module")
 def emulated_module() -> Path:
     """The native module with the family `amx-emulated`, beside the module itself: nearly all of it is there already."""
-    found, ninja = build_folder(), tool("ninja")
-    folder = found or ROOT / "build" / "emulated"
-    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
-    configure = [tool("cmake"), "-G", "Ninja", *options, "-S", str(ROOT), "-B", str(folder)]
-    for command in (*([] if found else [configure]), [ninja, "-C", str(folder), "_native_emulated"]):
-        run = subprocess.run(command, capture_output=True, text=True, timeout=900)
-        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
-    (module,) = folder.glob("_native_emulated*.so")
-    return module
+    return built("_native_emulated")
 
 
 def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ FAMILIES = {I8MM: ["neon_i8mm", "neon", "generic"], DOTPROD: ["neon", "generic"]
 pytestmark = [
     pytest.mark.skipif(bool(aarch64.missing()), reason=aarch64.missing() or "-"),
     pytest.mark.timeout(1200),
+    pytest.mark.long("native"),
 ]
 
 

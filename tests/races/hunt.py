@@ -30,7 +30,7 @@ def failures(cache: Path) -> list[str]:
 def run(seed: int, arguments: list[str]) -> list[str]:
     """Names of the tests that failed under the delays of `seed`, once each."""
     cache = Path(".pytest_cache", f"races-{seed}")
-    environment = {**os.environ, "FORCED_DELAYS": str(seed), "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "LONG": "chaos", "FORCED_DELAYS": str(seed), "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-o", f"cache_dir={cache}", "-o", "timeout=600"]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True

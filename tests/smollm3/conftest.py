@@ -18,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine
 from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.tokenizer_pipeline import LLAMA_3
 
@@ -169,6 +170,13 @@ def own_kernels() -> Iterator[None]:
     yield
     kernel_choice.use_kernels(kernels)
     kernel_choice.set_threads(threads)
+
+
+@pytest.fixture
+def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Price the rows of draft tokens at nothing. The engine prices them by timed steps, so on a busy machine a test
+    that demands accepted drafts would find none."""
+    monkeypatch.setattr(StepLatency, "ratio", lambda self, rows, more: 1.0)
 
 
 @pytest.fixture(scope="session")

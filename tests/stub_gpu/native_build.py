@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +36,15 @@ def build_folder() -> Path | None:
     return None
 
 
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold the build of a folder: ninja does not lock it, and tests run in several processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @cache
 def built(target: str) -> Path:
     """The one library that this target makes."""
@@ -40,8 +52,9 @@ def built(target: str) -> Path:
     folder = found or ROOT / "build" / "emulated"
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
     configure = [tool("cmake"), "-G", "Ninja", *options, "-S", str(ROOT), "-B", str(folder)]
-    for command in (*([] if found else [configure]), [ninja, "-C", str(folder), target]):
-        run = subprocess.run(command, capture_output=True, text=True, timeout=800)
-        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    with one_at_a_time(folder):
+        for command in (*([] if found else [configure]), [ninja, "-C", str(folder), target]):
+            run = subprocess.run(command, capture_output=True, text=True, timeout=800)
+            assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     (module,) = folder.glob(f"{target}*.so")
     return module

@@ -28,11 +28,13 @@ FORMATS = {
     "Q6_K": {"F32", "Q6_K"},
     "Q8_0": {"F32", "Q8_0"},
 }
+DEFAULT = ("Q4_K_M", "Q8_0")
+LONG = pytest.mark.long("conversion")
 PERPLEXITY_MARGIN = 1.005
 """How much more than llama.cpp's ours may be."""
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", [mix if mix in DEFAULT else pytest.param(mix, marks=LONG) for mix in MIXES])
 def test_every_mix_is_made_of_a_file_and_of_a_folder(tmp_path: Path, mix: str) -> None:
     source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
     seen: list[tuple[str, int, int]] = []
@@ -85,6 +87,7 @@ def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
             assert tensor.data.tobytes() == other.tensors[name].data.tobytes(), name
 
 
+@LONG
 def test_no_worse_than_llama_cpp(tmp_path: Path) -> None:
     """Trained weights that no blocks hold exactly; llama.cpp's figures are in golden/quantised.json."""
     theirs = quantised.load()
@@ -156,7 +159,7 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf", "folder"}
 
 
-@pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), ("Q5_K_M", "Q5_K")])
+@pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), pytest.param("Q5_K_M", "Q5_K", marks=LONG)])
 def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_path: Path, mix: str, most: str) -> None:
     """As llama.cpp's quantiser: without a head the embedding is one."""
     for tied, embedding in ((True, "Q6_K"), (False, most)):

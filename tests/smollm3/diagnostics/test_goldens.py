@@ -17,6 +17,8 @@ from notso.smollm3 import Engine, config
 from notso.smollm3.diagnostics.goldens import RELEASED, GoldenReport, allowed_error, check_goldens
 from notso.smollm3.errors import InvalidRequestError
 
+LONG = pytest.mark.long("engine")
+SISTERS = ("Q8_0", "Q6_K", "Q5_K", "Q4_0")
 SHAPE = {"layers": RANDOM.layers, "hidden_size": RANDOM.hidden, "vocab_size": RANDOM.vocab}
 
 
@@ -86,7 +88,7 @@ def test_a_planted_error_is_noticed(planted: dict[str, Any], goldens: Path, tmp_
     assert failed(check_goldens(written(tmp_path / "wrong.gguf", **planted), goldens)) >= {"logits"}
 
 
-@pytest.mark.parametrize("interval", [3, 5, 10_000])
+@pytest.mark.parametrize("interval", [pytest.param(3, marks=LONG), 5, pytest.param(10_000, marks=LONG)])
 def test_another_period_of_layers_without_rotation_is_noticed(
     interval: int, goldens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +116,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return path, folder / "wide.json"
 
 
-@pytest.mark.parametrize("name", ["BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0"])
+@pytest.mark.parametrize("name", ["BF16", "Q4_K", *(pytest.param(name, marks=LONG) for name in SISTERS)])
 def test_a_format_is_allowed_its_own_error_and_no_other(name: str, wide: tuple[Path, Path], tmp_path: Path) -> None:
     source, goldens = wide
     format = FORMATS_BY_NAME[name]

@@ -159,7 +159,9 @@ class Client:
 
 
 @pytest.fixture(params=[("k8v8", False), ("k8v8", True), ("k4v3", False), ("k4v3", True)], ids=str)
-def crowded(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def crowded(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_drafts: None
+) -> Iterator[Engine]:
     """Six places, and blocks for little more than two long answers; with files for the rest, and without."""
     kv: KVFormat
     kv, on_disk = request.param

@@ -63,7 +63,7 @@ def seeded(most: int) -> SamplingParams:
 
 
 @pytest.fixture(params=["k8v8", "k4v3"])
-def kv(request: pytest.FixtureRequest, own_kernels: None) -> Iterator[KVFormat]:
+def kv(request: pytest.FixtureRequest, own_kernels: None, free_drafts: None) -> Iterator[KVFormat]:
     yield request.param
 
 

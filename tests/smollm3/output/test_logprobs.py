@@ -97,7 +97,7 @@ def test_none_unless_asked_for(demo_engine: Engine) -> None:
     assert entries(list(demo_engine.generate(SUM, SamplingParams(max_tokens=30, temperature=0)))) == []
 
 
-def test_guesses_do_not_change_them() -> None:
+def test_guesses_do_not_change_them(free_drafts: None) -> None:
     params = SamplingParams(max_tokens=120, temperature=0)
     results = []
     for speculation in (True, False):

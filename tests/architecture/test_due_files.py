@@ -1,0 +1,109 @@
+"""What `make test` leaves out is what nothing has changed for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import due_files
+import pytest
+
+TREE = {
+    "src/notso/web/__init__.py": "",
+    "src/notso/web/page.py": "from notso.web import (\n    words,\n)\n",
+    "src/notso/web/words.py": "",
+    "src/notso/web/app.py": "from notso.web import page\n",
+    "src/notso/web/api/routes.py": "",
+    "src/notso/web/static/page.css": "",
+    "src/notso/qtensor/__init__.py": "",
+    "native/sum.cpp": "",
+    "docs/chat.md": "",
+    "tests/conftest.py": "",
+    "tests/shared.py": "from notso.web.page import show\n",
+    "tests/pages/conftest.py": "from shared import it\n\n@pytest.fixture\ndef server():\n    return it\n",
+    "tests/pages/kept.npz": "",
+    "tests/pages/test_served.py": "def test_it(server):\n    assert server\n",
+    "tests/pages/test_alone.py": "def test_it():\n    assert 'kept.npz'\n",
+    "tests/web/api/test_routes.py": "from notso.web.app import create_app\n",
+    "tests/test_sum.py": "CODE = 'import notso.qtensor'\n",
+    "tests/test_docs.py": "PAGE = ROOT / 'docs' / 'chat.md'\n",
+    "tests/architecture/test_walls.py": "",
+}
+ALWAYS = "tests/architecture/test_walls.py"
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository, all of whose tests have passed."""
+    for name, value in (("ROOT", tmp_path), *((each, tmp_path / each) for each in ("PASSED", "PLANNED", "SECONDS"))):
+        monkeypatch.setattr(due_files, name, value)
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr(due_files, "DRAWN_OF", 10**9)  # one is drawn
+    due_files.write(due_files.PLANNED, digests())
+    due_files.record(dict.fromkeys(due_files.read(due_files.PLANNED), 1.0), set())
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for each in vars(due_files).values():
+        if hasattr(each, "cache_clear"):
+            each.cache_clear()
+
+
+def digests() -> dict[str, str]:
+    forget()
+    return due_files.digests()
+
+
+def changed() -> set[str]:
+    """Files whose digest is not the recorded one."""
+    passed = due_files.read(due_files.PASSED)
+    return {name for name, digest in digests().items() if passed.get(name) != digest}
+
+
+@pytest.mark.parametrize(
+    ("name", "due"),
+    [
+        (
+            "src/notso/web/words.py",
+            {"tests/pages/test_served.py"},
+        ),  # by a fixture, a helper, two imports; not by app.py
+        ("src/notso/web/app.py", {"tests/web/api/test_routes.py"}),
+        ("src/notso/web/api/routes.py", {"tests/web/api/test_routes.py"}),  # by its place
+        ("src/notso/web/static/page.css", {"tests/pages/test_served.py", "tests/web/api/test_routes.py"}),
+        ("tests/pages/conftest.py", {"tests/pages/test_served.py"}),
+        ("tests/pages/kept.npz", {"tests/pages/test_alone.py"}),
+        ("tests/pages/test_alone.py", {"tests/pages/test_alone.py"}),
+        ("native/sum.cpp", {"tests/test_sum.py"}),
+        ("docs/chat.md", {"tests/test_docs.py"}),
+        ("tests/conftest.py", {name for name in TREE if "/test_" in name}),
+    ],
+)
+def test_a_change_makes_due_what_depends_on_it(tree: Path, name: str, due: set[str]) -> None:
+    assert changed() == set()
+    (tree / name).write_text(TREE[name] + "\n")
+    assert changed() == due
+
+
+def test_what_runs(tree: Path) -> None:
+    now, passed = digests(), due_files.read(due_files.PASSED)
+    assert due_files.due(now, {}) == [], "a fresh clone runs everything"
+    chosen = due_files.due(now, passed)
+    assert len(chosen) == 2 and ALWAYS in chosen, "one is drawn"
+    assert "tests/test_new.py" in due_files.due(now | {"tests/test_new.py": "0"}, passed)
+
+
+def test_what_failed_is_due_again_and_what_did_not_run_stays(tree: Path) -> None:
+    due_files.record({"tests/test_sum.py": 1.0, "tests/test_docs.py": 1.0}, {"tests/test_sum.py"})
+    assert changed() == {"tests/test_sum.py"}
+
+
+def test_what_changed_while_it_ran_is_due_again(tree: Path) -> None:
+    """The digests are those of the beginning."""
+    (tree / "docs/chat.md").write_text("Changed.")
+    due_files.record({"tests/test_docs.py": 1.0}, set())
+    assert changed() == {"tests/test_docs.py"}
