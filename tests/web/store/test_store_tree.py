@@ -21,7 +21,7 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.store.tree import shown_path
+from notso.web.store.tree import branch, line_to, shown_path
 from notso.web.values.ids import new_generation_id, new_id
 
 
@@ -267,6 +267,55 @@ def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kep
         assert await store.shown_chat("another", chat.id, 5) is None
         assert await store.shown_above("another", chat.id, messages[-1].id, 5) is None
         assert await store.shown_message("another", chat.id, messages[-1].id) is None
+
+    kept.run(work)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, seed: int) -> None:
+    """Against the tree made in memory, for random trees with summaries and files: one read for a prompt begins with
+    the newest finished summary, or with the message that exceeds the room."""
+    chance = random.Random(seed)
+
+    def text_of(message: StoredMessage) -> int:
+        return len(message.content) + sum(len(each.text) for each in message.attachments)
+
+    async def work(store: Any) -> None:
+        chat, messages = a_chat(), list[StoredMessage]()
+        for number in range(80):
+            parent = chance.choice([None, *messages[-6:]] if chance.random() < 0.2 else messages[-1:] or [None])
+            role: Any = "user" if number % 2 == 0 else "assistant"
+            kind: Any = "summary" if role == "assistant" and chance.random() < 0.1 else "turn"
+            state: Any = chance.choice(["done", "done", "failed"]) if role == "assistant" else "done"
+            content = "" if state == "failed" else "x" * chance.randrange(20, 60)
+            message = replace(an_answer(chat), role=role, state=state, kind=kind, content=content)
+            files = (Attachment(f"{number}.txt", "y" * 30),) if role == "user" and chance.random() < 0.2 else ()
+            generation_id = message.generation_id if role == "assistant" else None
+            message = replace(message, parent_id=parent and parent.id, attachments=files, generation_id=generation_id)
+            messages.append(message)
+        await store.add_chat(OWNER, chat, messages)
+        for _ in range(20):
+            if chance.random() < 0.5:
+                await store.choose(OWNER, chat.id, chance.choice(messages).id)
+            whole = await store.whole_chat(OWNER, chat.id)
+            last = chance.choice([None, *messages])
+            wanted = line_to(whole.messages, last.id) if last else branch(whole.messages, whole.chat.chosen_root)
+            found = await store.branch(OWNER, chat.id, last and last.id)
+            assert (list(found.line), found.chat) == (wanted, whole.chat)
+            assert (found.first_id, found.above, found.summarized) == (wanted[0].id, 0, False) or found.summarized
+            room = chance.randrange(20, 1500)
+            part = await store.branch(OWNER, chat.id, last and last.id, most_characters=room)
+            assert [*wanted[: part.above], *part.line] == wanted and part.first_id == wanted[0].id
+            stands = [each.kind == "summary" and each.state == "done" for each in part.line]
+            assert not any(stands[1:]) and stands[0] == part.summarized
+            assert part.summarized or not part.above or sum(map(text_of, part.line)) > room
+            files = await store.attachments_above(OWNER, chat.id, part.line[0].id)
+            assert files == [file for each in wanted[: part.above] for file in each.attachments]
+        empty = await store.branch(OWNER, chat.id, "")
+        assert (empty.line, empty.first_id, empty.chat) == ((), None, whole.chat)
+        assert (await store.branch(OWNER, chat.id, new_id())).line == ()
+        assert await store.branch("another", chat.id, None) is None
+        assert await store.attachments_above("another", chat.id, messages[-1].id) == []
 
     kept.run(work)
 

@@ -46,6 +46,7 @@ class ModelInfo:
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
     template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS: of a conversation
+    most_prompt_bytes: int = 0  # a prompt of longer texts never fits into the context; 0: unknown
     end_token: str = ""  # the control token that ends an answer, as it is spelt
     memory: MemoryBudget | None = None
 

@@ -72,7 +72,9 @@ class TurnConsumer:
         self._budget = Budget()
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
         self._before = turn.message.numbers if any(self._text.values()) or self.calls.uses else Numbers()
-        self._status_line = StatusLine(time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000)
+        self._status_line = StatusLine(
+            time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000, left_out=turn.left_out
+        )
         self._note = ""
         self._failure: BaseException | None = None
         self._ended = False

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from notso.web.store.protocol import (
+    Attachment,
+    Branch,
     Chat,
     ChatList,
     Conversation,
@@ -27,8 +29,8 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
-from notso.web.store.sql.rows import chat_of, message_of, settings_text
-from notso.web.store.tree import end_of, shown_path
+from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
+from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageFullError
 
 T = TypeVar("T")
@@ -121,6 +123,27 @@ class SQLStore(ABC):
             return WholeChat(chat, defaults, tuple(map(self._message, messages))) if chat is not None else None
 
         return await self.look(read, owner)
+
+    async def branch(
+        self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
+    ) -> Branch | None:
+        if self.read_only:  # an index may be torn
+            return _branch_of(await self.whole_chat(owner, chat_id), last)
+
+        def read(db: Database) -> Branch | None:
+            with db.snapshot():
+                found = _asked_for(db, owner, chat_id)
+                line, first_id, above, summarized = shown_part.end_for_prompt(
+                    *(db, owner, chat_id, last, self._message), most_characters=most_characters
+                )
+                chat, defaults = found()
+            return Branch(chat, defaults, tuple(line), first_id, above, summarized) if chat is not None else None
+
+        return await self.look(read, owner)
+
+    async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
+        kept = await self.look(lambda db: shown_part.files_above(db, owner, chat_id, message_id), owner)
+        return [each for text in kept for each in attachments_of(text)]
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
@@ -349,6 +372,14 @@ class SQLStore(ABC):
 
 def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
     return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
+
+
+def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
+    if whole is None:
+        return None
+    messages = whole.messages
+    line = branch(messages, whole.chat.chosen_root) if last is None else line_to(messages, last)
+    return Branch(whole.chat, whole.defaults, tuple(line), line[0].id if line else None)
 
 
 def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:
