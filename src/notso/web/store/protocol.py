@@ -465,6 +465,10 @@ class ChatStore(Protocol):
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat; parents come before their children."""
 
+    async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
+        """Store whole chats, one at least, all or none: what is large is written in pieces between which others write,
+        and shown when all of it is there. Of what is broken off, nothing was ever shown, and `purge` deletes it."""
+
     async def backup(self, target: Path) -> None:
         """Write everything, as it is at one moment, to a new file. A shared store has other ways: StorageError."""
 

@@ -111,8 +111,8 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
     # Until it is stored: what is read of a file takes several times its bytes.
     async with services.importing.turn(owner):
         chats = await services.importing.work(read)
-        for chat, messages in chats:
-            await services.shared.store.add_chat(owner, chat, messages)
+        await services.shared.store.add_chats(owner, chats)
+        for chat, _ in chats:
             services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     address = f"/chats/{chats[0][0].id}"
     if is_fragment(request):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from notso.web.store.protocol import (
@@ -31,10 +34,14 @@ from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
 from notso.web.store.tree import branch, end_of, line_to, shown_path
-from notso.web.values.errors import StorageFullError
+from notso.web.values.errors import StorageError, StorageFullError
 
 T = TypeVar("T")
 
+RENEW_SECONDS = 3.0
+"""What is stored in pieces is hidden anew so often, well before any process purges what was hidden."""
+
+_TOO_SLOW = "storing the chats took so long that it was undone: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
@@ -330,7 +337,23 @@ class SQLStore(ABC):
         return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        await self._add(owner, lambda db: tree_writes.add_chat(db, owner, chat, messages))
+        await self.add_chats(owner, [(chat, messages)])
+
+    async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
+        pieces = tree_writes.pieces_of(chats)
+        first, second = next(pieces), next(pieces, None)
+        if second is None:
+            await self._add(owner, lambda db: tree_writes.add_piece(db, owner, first))
+            return
+        trash_id = await self._add(owner, lambda db: _add_hidden(db, owner, first, None))
+        renewed = time.monotonic()
+        for piece in itertools.chain([second], pieces):
+            trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
+            if time.monotonic() - renewed > RENEW_SECONDS:
+                trash_id = await self.write(partial(trash.renew, owner=owner, trash_id=trash_id), owner)
+                renewed = time.monotonic()
+        if await self.write(lambda db: trash.restore(db, owner, trash_id), owner) is None:
+            raise StorageError(_TOO_SLOW)
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
@@ -368,6 +391,17 @@ class SQLStore(ABC):
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
+    """Store a piece of chats that nobody sees yet. The id by which they are hidden."""
+    if trash_id is not None and not trash.is_hidden(db, owner, trash_id):
+        raise StorageError(_TOO_SLOW)
+    tree_writes.add_piece(db, owner, piece)
+    chat_ids = [each.id for each in piece if isinstance(each, Chat)]
+    hidden = trash_id or str(trash.trash_chat(db, owner, chat_ids[0]))
+    trash.hide_too(db, owner, chat_ids, hidden)
+    return hidden
 
 
 def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
