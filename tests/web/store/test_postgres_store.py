@@ -401,7 +401,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.set_defaults(OWNER, {})
         await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
         await store.delete_prompt(OWNER, "name")
-        await store.keep_html(await store.messages(OWNER, chat.id))
+        await store.keep_html(OWNER, await store.messages(OWNER, chat.id))
         await store.save_response(OWNER, StoredResponse("r", None, {}, (), 1))
         await store.delete_response(OWNER, "r")
         for reading in (store.chats, store.prompts, store.defaults):

@@ -477,7 +477,7 @@ class ChatStore(Protocol):
         is written under another generation by now stays as it is. What was interrupted because its process seemed gone
         can still be ended by it, and no longer be written on."""
 
-    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
+    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
         """Write the HTML of messages whose text is still what it was made from."""
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:

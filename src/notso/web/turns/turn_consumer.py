@@ -261,7 +261,7 @@ class TurnConsumer:
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self.turn.message.chat_id, work)
+        return await self._renderer.run(self.turn.request.options.owner, work)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

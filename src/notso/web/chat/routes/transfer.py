@@ -54,7 +54,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
             markdown = await asyncio.to_thread(export_markdown, chat, line)
             return _download(markdown, "text/markdown; charset=utf-8", name)
         answers = [each for each in line if each.role == "assistant"]
-        html = {each.id: each for each in await services.kept_html.messages(answers)}
+        html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
         with_html = [html.get(each.id, each) for each in line]
         css = await asyncio.to_thread(_css)
         page = await services.pages.html(request, "export.html", chat=chat, line=with_html, css=css)

@@ -358,8 +358,8 @@ class SQLStore(ABC):
     async def save_message(self, assistant_message: StoredMessage) -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
 
-    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.keep_html(db, messages), messages[0].chat_id if messages else "")
+    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
+        await self.write(lambda db: tree_writes.keep_html(db, owner, messages), owner)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         await self.write(lambda db: responses.save_response(db, owner, response), owner)

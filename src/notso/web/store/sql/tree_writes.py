@@ -175,13 +175,13 @@ def save_message(db: Database, assistant_message: StoredMessage) -> None:
         db.index_message(row["owner"], assistant_message)
 
 
-def keep_html(db: Database, messages: Iterable[StoredMessage]) -> None:
+def keep_html(db: Database, owner: str, messages: Iterable[StoredMessage]) -> None:
     """See ChatStore."""
     for m in messages:
         db.execute(
-            "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND chat_id = ?"
+            "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND owner = ?"
             " AND content = ? AND reasoning = ? AND state NOT IN ('queued', 'running')",
-            (m.answer_html, m.reasoning_html, m.renderer, m.id, m.chat_id, m.content, m.reasoning),
+            (m.answer_html, m.reasoning_html, m.renderer, m.id, owner, m.content, m.reasoning),
         )
 
 
