@@ -1,4 +1,5 @@
-"""A request reads a chat once: how often each asks the store, and what it does where the chat changed meanwhile."""
+"""A request reads the branch that it is about once: how often each asks the store, how much it reads of a long chat,
+and what it does where the chat changed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import pytest
 
 from notso.smollm3 import Engine, Message
 from notso.smollm3.text.chat_template import ChatTemplate
-from notso.web.store.protocol import NewTurn
+from notso.web.chat.chat_view import NEWEST_MESSAGES
+from notso.web.chat.submit import new_chat
+from notso.web.engine.port import Event
+from notso.web.store.protocol import Chat, NewTurn, StoredMessage
+from notso.web.store.sql import rows
+from notso.web.store.sql import store as store_module
+from notso.web.store.sqlite import store as sqlite_store
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_generation_id, new_id
 
@@ -86,7 +93,7 @@ def asking(start: Start) -> Asking:
 def test_a_message_reads_its_chat_once(asking: Asking) -> None:
     with asking.counted() as calls:
         asking.send()
-    assert calls == ["whole_chat", "add_turn"]
+    assert calls == ["branch", "add_turn"]
 
 
 def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None:
@@ -99,10 +106,10 @@ def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None
 @pytest.mark.parametrize(
     ("what", "calls"),
     [
-        ("regenerate", ["whole_chat", "add_message"]),
-        ("continue", ["whole_chat", "resume_message"]),
+        ("regenerate", ["message", "branch", "add_message", "shown_chat"]),
+        ("continue", ["message", "branch", "resume_message", "shown_chat"]),
         ("choose", ["message", "choose", "shown_chat"]),
-        ("edit", ["whole_chat", "edit_message", "shown_chat", "keep_html"]),
+        ("edit", ["message", "edit_message", "shown_chat", "keep_html"]),
     ],
 )
 def test_what_is_done_to_an_answer_reads_its_chat_once_more_at_most(
@@ -117,7 +124,7 @@ def test_a_changed_question_reads_its_chat_once(asking: Asking) -> None:
     question = asking.server.on_loop(lambda: asking.server.shared.store.messages("local", asking.first.chat_id))[0].id
     with asking.counted() as calls:
         asking.post(f"{asking.url}/messages/{question}/edit", text="another question")
-    assert calls == ["whole_chat", "add_turn"]
+    assert calls == ["message", "branch", "add_turn", "shown_chat"]
     assert [message.content for message in asking.finish()] == ["another question"]
 
 
@@ -140,7 +147,7 @@ def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> 
     assert calls == ["generation"]
     with asking.counted() as calls:
         asking.post(f"{asking.url}/estimate", text="what I type")
-    assert calls == ["whole_chat"]
+    assert calls == ["branch"]
 
 
 def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Asking) -> None:
@@ -159,7 +166,7 @@ def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Ask
     with asking.counted() as calls:
         asking.store.before["add_turn"] = another_turn
         asking.send("last")
-    assert calls == ["whole_chat", "add_turn", "whole_chat"]
+    assert calls == ["branch", "add_turn", "branch"]
     assert [message.content for message in asking.finish()] == [
         *("a question", "one two three", "from the other tab", "its answer", "last")
     ]
@@ -221,3 +228,111 @@ def test_a_message_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatc
     assert server.finished(first).state == "done"
     assert server.finished(server.ask("And 2 + 3?", first.chat_id, thinking=False)).state == "done"
     assert rendered == ["What is 27 + 48?", "And 2 + 3?"]
+
+
+class CharactersRead:
+    """How many messages the store gave away, and how many characters of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages = self.characters = 0
+        message_of = rows.message_of
+
+        def counted(row: Any) -> StoredMessage:
+            message = message_of(row)
+            self.messages += 1
+            self.characters += len(message.content)
+            return message
+
+        monkeypatch.setattr(store_module, "message_of", counted)
+        monkeypatch.setattr(sqlite_store, "message_of", counted)
+
+
+def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple[Chat, list[StoredMessage]]:
+    """Four hundred turns of a thousand characters; a summary stands for the first `summary_at` of them."""
+    chat, messages = new_chat("long", thinking=False), list[StoredMessage]()
+
+    def add(role: Any, content: str, parent: str | None, kind: Any = "turn") -> str:
+        id = new_id()
+        messages.append(StoredMessage(id, chat.id, role, content, "", "done", 0, None, parent_id=parent, kind=kind))
+        return id
+
+    last = None
+    for number in range(400):
+        last = add("user", f"q{number} " + "lorem " * 80, last)
+        for _ in range(other_branches):
+            add("assistant", "another " * 60, last)
+        last = add("assistant", f"a{number} " + "dolor " * 80, last)
+        if number == summary_at:
+            last = add("assistant", "what was said", last, "summary")
+    return chat, messages
+
+
+@pytest.mark.parametrize("summary_at", [None, 397], ids=["long", "summed up"])
+@pytest.mark.parametrize("what", ["ask", "estimate", "summarize", "regenerate", "continue", "edit", "suggest"])
+def test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch, what: str, summary_at: int | None
+) -> None:
+    """Neither what stands above a summary, nor what no context holds, nor other branches."""
+    engine = ScriptedEngine(most_prompt_bytes=4_000)
+    server = start(engine).ready()
+    server.client.post("/settings", data={"when_full": "drop_oldest"})
+    chat, messages = a_long_chat(summary_at, other_branches=1)
+    server.on_loop(lambda: server.shared.store.add_chat("local", chat, messages))
+    url, answer, question = f"/chats/{chat.id}", messages[-1].id, messages[-3].id
+    server.client.get(url)  # HTML is made once
+    read = CharactersRead(monkeypatch)
+    fields = {"text": "and now?", "key": new_id(), "last": answer}
+    address = {
+        "ask": f"{url}/messages",
+        "estimate": f"{url}/estimate",
+        "summarize": f"{url}/summarize",
+        "regenerate": f"{url}/messages/{answer}/regenerate",
+        "continue": f"{url}/messages/{answer}/continue",
+        "edit": f"{url}/messages/{question}/edit",
+    }.get(what)
+    if address is None:
+        assert server.client.get(f"{url}/suggestions", headers=FRAGMENT | {"X-Last": answer}).status_code in (200, 204)
+    else:
+        answered = server.client.post(address, data=fields, headers=FRAGMENT)
+        assert answered.status_code == 200, answered.text
+    for_prompt = 10 if summary_at is None else 7
+    on_page = 0 if what in ("ask", "estimate", "suggest") else NEWEST_MESSAGES + 2
+    assert read.messages <= for_prompt + on_page + 5
+    assert read.characters <= 550 * (for_prompt + on_page + 5)
+    if what == "ask":
+        asked = server.finished(server.last(chat.id))
+        contents = [message.content.split()[0] for message in engine.requests[-1].messages]
+        assert contents[-2:] == ["a399", "and"]
+        assert len(contents) <= 10
+        assert asked.dropped_messages == 0  # this engine drops none
+
+
+def test_messages_that_no_prompt_has_room_for_are_counted_as_dropped(start: Start) -> None:
+    engine = ScriptedEngine(
+        lambda messages, thinking: [Event("trimmed", dropped_messages=3), *say("short")], most_prompt_bytes=4_000
+    )
+    server = start(engine).ready()
+    chat, messages = a_long_chat()
+    server.on_loop(lambda: server.shared.store.add_chat("local", chat, messages))
+    server.client.post("/settings", data={"when_full": "drop_oldest"})
+    asked = server.ask("and now?", chat.id, thinking=False)
+    message = server.finished(asked)
+    assert message.dropped_messages == 3 + 801 - len(engine.requests[-1].messages)
+
+
+def test_a_question_whose_answer_failed_does_not_count_against_the_room(start: Start) -> None:
+    """It is left out of the prompt, so what stands above it is read."""
+    engine = ScriptedEngine(most_prompt_bytes=4_000)
+    server = start(engine).ready()
+    chat = new_chat("failed", thinking=False)
+    line = [
+        StoredMessage("", chat.id, "user", "hello", "", "done", 0),
+        StoredMessage("", chat.id, "assistant", "hi", "", "done", 0),
+        StoredMessage("", chat.id, "user", "x" * 50_000, "", "done", 0),
+        StoredMessage("", chat.id, "assistant", "", "", "failed", 0),
+    ]
+    ids = [new_id() for _ in line]
+    line = [replace(each, id=id, parent_id=above) for each, id, above in zip(line, ids, [None, *ids], strict=False)]
+    server.on_loop(lambda: server.shared.store.add_chat("local", chat, line))
+    server.finished(server.ask("again", chat.id, thinking=False))
+    assert [message.content for message in engine.requests[-1].messages] == ["hello", "hi", "again"]

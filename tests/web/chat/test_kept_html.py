@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from web.conftest import Running
 
 from notso.web.chat import kept_html
 from notso.web.rendering import markdown
+from notso.web.store.protocol import StoredMessage
 from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.fair_queue import FairQueue
+from notso.web.values.ids import new_id
 from notso.web.values.wording import words
 
 Start = Callable[..., Running]
@@ -107,9 +111,9 @@ def test_a_page_waits_for_its_own_chat_only_and_not_for_ever(start: Start, monke
     monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
     wanted, made = threading.Event(), kept_html.KeptHtml._made
 
-    async def noted(self: kept_html.KeptHtml, stale: list[Any]) -> dict[str, Any]:
+    async def noted(self: kept_html.KeptHtml, owner: str, stale: list[Any]) -> dict[str, Any]:
         wanted.set()
-        return await made(self, stale)
+        return await made(self, owner, stale)
 
     monkeypatch.setattr(kept_html.KeptHtml, "_made", noted)
     second = threading.Thread(target=lambda: pages.append(server.client.get(chat)))
@@ -130,3 +134,30 @@ def test_an_answer_over_its_budget_is_plain_and_stays_so(start: Start, monkeypat
     shown = [page.partition('answer-closed">')[2].partition("</div>")[0] for page in pages]
     assert shown[0] == shown[1] == shown[2]
     assert shown[0].count(words["unformatted"]) == 1 and "<em>a</em>" in shown[0]
+
+
+def test_owners_take_turns_however_many_chats_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Store:
+        async def keep_html(self, owner: str, messages: list[StoredMessage]) -> None:
+            order.append(owner)
+
+    def a_message() -> StoredMessage:
+        return StoredMessage(new_id(), new_id(), "assistant", "text", "", "done", 0)
+
+    async def work() -> None:
+        queue, held = FairQueue("test-render"), threading.Event()
+        kept: Any = kept_html.KeptHtml(Store(), None, queue)  # type: ignore[arg-type]
+        holding = asyncio.create_task(queue.run("greedy", held.wait))
+        views = [asyncio.create_task(kept.messages("greedy", [a_message()])) for _ in range(6)]
+        await asyncio.sleep(0)
+        views.append(asyncio.create_task(kept.messages("modest", [a_message()])))
+        while sum(queue.waiting.values()) < 7:
+            await asyncio.sleep(0)
+        held.set()
+        await asyncio.gather(holding, *views)
+        queue.close()
+
+    asyncio.run(work())
+    assert order.index("modest") <= 1 and order.count("greedy") == 6

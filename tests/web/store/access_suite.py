@@ -133,6 +133,20 @@ class AccessSuite:
 
         self.run(tmp_path, work)
 
+    def test_nobody_pushes_others_out_of_the_audit_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sql_access, "AUDIT_ENTRIES", 4)
+
+        async def work(store: AccessStore) -> None:
+            await store.add_audit(AuditEntry(0, "ann", "modest"), AuditEntry(1, "bob", "modest"))
+            for number in range(2, 20):
+                await store.add_audit(
+                    AuditEntry(number, "eve", "much"), AuditEntry(number, "olga", "y", by_operator=True)
+                )
+            kept = [(each.owner, each.at_ms) for each in await store.audit(100) if not each.by_operator]
+            assert kept == [("eve", 19), ("eve", 18), ("bob", 1), ("ann", 0)]
+
+        self.run(tmp_path, work)
+
     def test_the_audit_log_does_not_grow_for_ever(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sql_access, "AUDIT_ENTRIES", 3)
         monkeypatch.setattr(sql_access, "MAX_KEYS", 1)

@@ -191,10 +191,10 @@ def test_a_question_takes_few_round_trips(database: str) -> None:
     async def work(store: Any, proxy: DatabaseProxy) -> None:
         access, chat = store.access(), a_chat()
         await finished(store, a_turn(chat), "answer", chat)
-        await asyncio.gather(*(store.whole_chat(OWNER, chat.id) for _ in range(8)))  # connections are there
+        await asyncio.gather(*(store.branch(OWNER, chat.id, None) for _ in range(8)))  # connections are there
         proxy.trips = 0
         assert await access.key_of(b"none") is None
-        assert await store.whole_chat(OWNER, chat.id) is not None
+        assert await store.branch(OWNER, chat.id, None, most_characters=1000) is not None
         assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnAccepted)
         assert proxy.trips < 8
         proxy.trips = 0
@@ -401,7 +401,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.set_defaults(OWNER, {})
         await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
         await store.delete_prompt(OWNER, "name")
-        await store.keep_html(await store.messages(OWNER, chat.id))
+        await store.keep_html(OWNER, await store.messages(OWNER, chat.id))
         await store.save_response(OWNER, StoredResponse("r", None, {}, (), 1))
         await store.delete_response(OWNER, "r")
         for reading in (store.chats, store.prompts, store.defaults):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, sho
 from notso.web.store.protocol import (
     MOST_SHOWN,
     Attachment,
+    Chat,
     ChatStore,
     Conversation,
     NewMessage,
@@ -21,7 +23,10 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.store.tree import shown_path
+from notso.web.store.sql import store as store_module
+from notso.web.store.sql import trash, tree_writes
+from notso.web.store.tree import branch, line_to, shown_path
+from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_generation_id, new_id
 
 
@@ -271,6 +276,55 @@ def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kep
     kept.run(work)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, seed: int) -> None:
+    """Against the tree made in memory, for random trees with summaries and files: one read for a prompt begins with
+    the newest finished summary, or with the message that exceeds the room."""
+    chance = random.Random(seed)
+
+    def text_of(message: StoredMessage) -> int:
+        return len(message.content) + sum(len(each.text) for each in message.attachments)
+
+    async def work(store: Any) -> None:
+        chat, messages = a_chat(), list[StoredMessage]()
+        for number in range(80):
+            parent = chance.choice([None, *messages[-6:]] if chance.random() < 0.2 else messages[-1:] or [None])
+            role: Any = "user" if number % 2 == 0 else "assistant"
+            kind: Any = "summary" if role == "assistant" and chance.random() < 0.1 else "turn"
+            state: Any = chance.choice(["done", "done", "failed"]) if role == "assistant" else "done"
+            content = "" if state == "failed" else "x" * chance.randrange(20, 60)
+            message = replace(an_answer(chat), role=role, state=state, kind=kind, content=content)
+            files = (Attachment(f"{number}.txt", "y" * 30),) if role == "user" and chance.random() < 0.2 else ()
+            generation_id = message.generation_id if role == "assistant" else None
+            message = replace(message, parent_id=parent and parent.id, attachments=files, generation_id=generation_id)
+            messages.append(message)
+        await store.add_chat(OWNER, chat, messages)
+        for _ in range(20):
+            if chance.random() < 0.5:
+                await store.choose(OWNER, chat.id, chance.choice(messages).id)
+            whole = await store.whole_chat(OWNER, chat.id)
+            last = chance.choice([None, *messages])
+            wanted = line_to(whole.messages, last.id) if last else branch(whole.messages, whole.chat.chosen_root)
+            found = await store.branch(OWNER, chat.id, last and last.id)
+            assert (list(found.line), found.chat) == (wanted, whole.chat)
+            assert (found.first_id, found.above, found.summarized) == (wanted[0].id, 0, False) or found.summarized
+            room = chance.randrange(20, 1500)
+            part = await store.branch(OWNER, chat.id, last and last.id, most_characters=room)
+            assert [*wanted[: part.above], *part.line] == wanted and part.first_id == wanted[0].id
+            stands = [each.kind == "summary" and each.state == "done" for each in part.line]
+            assert not any(stands[1:]) and stands[0] == part.summarized
+            assert part.summarized or not part.above or sum(map(text_of, part.line)) > room
+            files = await store.attachments_above(OWNER, chat.id, part.line[0].id)
+            assert files == [file for each in wanted[: part.above] for file in each.attachments]
+        empty = await store.branch(OWNER, chat.id, "")
+        assert (empty.line, empty.first_id, empty.chat) == ((), None, whole.chat)
+        assert (await store.branch(OWNER, chat.id, new_id())).line == ()
+        assert await store.branch("another", chat.id, None) is None
+        assert await store.attachments_above("another", chat.id, messages[-1].id) == []
+
+    kept.run(work)
+
+
 def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: Any) -> None:
         chat, messages = a_chat(), list[StoredMessage]()
@@ -292,5 +346,115 @@ def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: py
             read.clear()
             page = await store.shown_chat(OWNER, chat.id, 40, through=first.id, first=first.id)
             assert (len(page.path), page.earlier, len(read)) == (count, 2000 - count, count)
+
+    kept.run(work)
+
+
+def large_chats(turns: int = 500, small: int = 300) -> list[tuple[Chat, list[StoredMessage]]]:
+    """A long chat, and many short ones: more than one transaction writes at once."""
+    chat, messages = a_chat("long"), list[StoredMessage]()
+    for number in range(2 * turns):
+        role: Any = "user" if number % 2 == 0 else "assistant"
+        message = replace(an_answer(chat), role=role, state="done", content=f"needle {number}")
+        generation_id = message.generation_id if role == "assistant" else None
+        above = messages[-1].id if messages else None
+        messages.append(replace(message, parent_id=above, generation_id=generation_id))
+    return [(chat, messages), *((a_chat(f"short {number}"), []) for number in range(small))]
+
+
+def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_of_it(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = large_chats()
+    order: list[str] = []
+    add_piece = tree_writes.add_piece
+
+    def noted(db: Any, owner: str, piece: Any) -> None:
+        order.append("piece")
+        add_piece(db, owner, piece)
+
+    async def work(store: Any) -> None:
+        long = chats[0][0].id
+        await store.add_chat("another", mine := a_chat(), [])
+        monkeypatch.setattr(tree_writes, "add_piece", noted)
+        adding = asyncio.create_task(store.add_chats(OWNER, chats))
+        others = [asyncio.create_task(store.write(lambda db: order.append("another"), "another")) for _ in range(3)]
+        while not adding.done():
+            seen = [await store.chat(OWNER, long), await store.whole_chat(OWNER, long)]
+            seen += await store.search(OWNER, "needle", 5)
+            seen += await store.chats(OWNER)
+            assert not any(seen) or len(await store.chats(OWNER)) == len(chats), "all of it, or nothing"
+        await asyncio.gather(adding, *others)
+        assert order.count("piece") == 7
+        assert "piece" in order[order.index("another") + 2 :], "the other owner waits for one piece, not for all"
+        if kept.kind == "sqlite":  # one writer, in turns
+            assert order[:7] == ["piece", "another", "piece", "another", "piece", "another", "piece"]
+        assert await store.set_pinned("another", mine.id, True)
+        assert {each.id for each in await store.chats(OWNER)} == {chat.id for chat, _ in chats}
+        assert await store.messages(OWNER, long) == chats[0][1]
+        assert await store.thrown_away(0) == [] and await store.purge(0) == 0
+
+    kept.run(work)
+
+
+def test_what_is_broken_off_is_never_shown_and_purged(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process went, or the owner's connection did, after some pieces; the next start purges them."""
+    chats = large_chats()
+    written: list[int] = []
+    add_piece = tree_writes.add_piece
+
+    def failing(db: Any, owner: str, piece: Any) -> None:
+        written.append(len(piece))
+        if len(written) == 4:
+            raise StorageError("the disk is away")
+        add_piece(db, owner, piece)
+
+    async def begin(store: Any) -> None:
+        monkeypatch.setattr(tree_writes, "add_piece", failing)
+        with pytest.raises(StorageError, match="away"):
+            await store.add_chats(OWNER, chats)
+        monkeypatch.setattr(tree_writes, "add_piece", add_piece)
+        assert len(written) == 4 and await store.chats(OWNER) == []
+
+    async def after(store: Any) -> None:
+        assert await store.chats(OWNER) == []
+        kept_of_it = "SELECT count(*) AS n FROM messages WHERE owner = ?"
+        assert (await store._read(OWNER, kept_of_it, OWNER))[0]["n"] > 0
+        assert await store.purge(0) == 1
+        assert (await store._read(OWNER, kept_of_it, OWNER))[0]["n"] == 0
+        assert await store.chats(OWNER) == [] and await store.search(OWNER, "needle", 5) == []
+
+    kept.run(begin)
+    kept.run(after)
+
+
+def test_what_is_stored_slowly_is_hidden_anew_and_undone_when_it_was_purged(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = large_chats()
+    monkeypatch.setattr(store_module, "RENEW_SECONDS", -1.0)
+    names: list[str] = []
+    renew = trash.renew
+    monkeypatch.setattr(trash, "renew", lambda *all, **named: names.append(renew(*all, **named)) or names[-1])
+
+    async def work(store: Any) -> None:
+        await store.add_chats(OWNER, chats)
+        assert len(names) == len(set(names)) >= 3
+        assert len(await store.chats(OWNER)) == len(chats)
+        monkeypatch.setattr(store_module, "RENEW_SECONDS", 1e9)
+        write, writes = store.write, list[str]()
+
+        async def purged_before_the_third(work: Any, owner: str = "") -> Any:
+            writes.append(owner)
+            if writes.count("slow") == 3 and owner == "slow":
+                assert await store.purge(0) == 1
+            return await write(work, owner)
+
+        monkeypatch.setattr(store, "write", purged_before_the_third)
+        with pytest.raises(StorageError, match="try again"):
+            await store.add_chats("slow", large_chats())
+        monkeypatch.setattr(store, "write", write)
+        await store.purge(0)
+        assert await store.chats("slow") == []
 
     kept.run(work)

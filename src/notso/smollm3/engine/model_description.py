@@ -52,6 +52,7 @@ def model_info(
         max_num_seqs=plan.max_num_seqs,
         num_hidden_layers=config.num_hidden_layers,
         layers_without_rope=config.nope_layers,
+        most_prompt_bytes=plan.context_tokens * tokenizer.longest_bytes,
         end_token=tokenizer.token_text(file.metadata.get(END_KEYS[0], min(tokenizer.end_ids))),
         memory=plan.budget,
         chat_template=chat_template,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from notso.web.chat.services import ChatServices
 from notso.web.store.protocol import Chat, SettingValue, Shown, ShownChat, StoredMessage, TurnAccepted
-from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.turns.chat_settings import ChatSettings, settings_from
 from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
@@ -15,6 +14,8 @@ from notso.web.values.wording import words
 
 NEWEST_MESSAGES = 40
 """What a page of a chat begins with; older ones come as they are scrolled to."""
+USUAL_MOST_CHARACTERS = 1 << 23
+"""Of a prompt where no model is loaded: 65,536 tokens of 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,83 +36,102 @@ class ShownView:
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, its owner's default settings and its messages of all branches, oldest first.
+    """A chat, its owner's default settings and the end of one of its branches: as much as a prompt can be made of.
 
-    `revision` says how much a page that is shown this has heard of other tabs' doings.
+    `first_id` is the branch's first message, and names it for the engine: so an emptied chat goes on as another
+    conversation. `above` messages were not read, because a summary stands for them
+    (`summarized`) or because no prompt has room for them. `revision` says how much a page that is shown this has heard
+    of other tabs' doings.
     """
 
     chat: Chat
     defaults: Mapping[str, SettingValue]
-    messages: tuple[StoredMessage, ...]
     revision: str
+    line: tuple[StoredMessage, ...] = ()
+    first_id: str | None = None
+    above: int = 0
+    summarized: bool = False
 
     @property
     def settings(self) -> ChatSettings:
         """What counts in the chat."""
         return settings_from(self.defaults, self.chat.settings)
 
-    def message(self, message_id: str) -> StoredMessage:
-        """A message of the chat. Raises Problem 404."""
-        found = next((each for each in self.messages if each.id == message_id), None)
-        if found is None:
-            raise Problem(404, words["error_unknown_page"])
-        return found
+    @property
+    def left_out(self) -> int:
+        """How many messages no prompt has room for, and no summary stands for."""
+        return 0 if self.summarized else self.above
 
-    def path(self, through: str | None = None) -> list[Shown]:
-        """The shown branch; through a given message where one is named."""
-        return shown_path(self.messages, self.chat.chosen_root, through)
-
-    def shown(self, through: str | None = None, first: str | None = None) -> ShownView:
-        """What a page shows of it: see `read_shown`."""
-        path, earlier = end_of(self.path(through), NEWEST_MESSAGES, first)
-        return ShownView(self.chat, self.defaults, _on_page(path, earlier), earlier, self.revision)
-
-    def line(self, instead_of: str | None = None, last: str | None = None) -> list[StoredMessage]:
-        """What a new question follows: the branch down to `last` ('': nothing, None: the chosen branch), or what the
-        question `instead_of` follows. Raises Problem 409 where `last` is not in the chat."""
-        if instead_of is not None:
-            return line_to(self.messages, instead_of)[:-1]
-        if last is None:
-            return branch(self.messages, self.chat.chosen_root)
-        if last and not any(each.id == last for each in self.messages):
-            raise Problem(409, words["error_moved"], moved=True)
-        return line_to(self.messages, last)
-
-    def passing(self, message_id: str, last: str | None) -> str:
-        """The end of the branch that a page shows, where it passes this message; else the message."""
-        return last if last and any(each.id == message_id for each in self.line_to(last)) else message_id
-
-    def line_to(self, message_id: str) -> list[StoredMessage]:
-        """The messages from the first down to this one."""
-        return line_to(self.messages, message_id)
+    def with_question(self, question: StoredMessage) -> ChatView:
+        """Return the branch with a question at its end."""
+        return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
     def after(self, accepted: TurnAccepted) -> ChatView | None:
-        """The chat with a turn that was stored since. None where it must be read again: something else was stored
-        meanwhile, or a message above the turn was still being written."""
-        user_message, assistant_message = accepted.user_message, accepted.assistant_message
-        stored = {user_message.id: user_message, assistant_message.id: assistant_message}
-        before = [each for each in self.messages if each.id not in stored]
-        line = line_to([*before, user_message], user_message.id)
-        is_whole = line[0].parent_id is None and not any(each.active for each in line)
-        if accepted.repeated or not is_whole:
+        """Return the branch down to the question of a turn that was stored since. None where it must be read again:
+        something else was stored meanwhile, or a message above the turn was still being written."""
+        question, line = accepted.user_message, self.line
+        if any(each.active for each in line):
             return None
-        kept = [stored.pop(each.id, each) for each in self.messages]
-        return replace(self, messages=(*kept, *stored.values()))
+        if line and line[-1].id == question.id:
+            return replace(self, line=(*line[:-1], question))
+        return self.with_question(question) if question.parent_id == (line[-1].id if line else None) else None
 
 
-async def read_chat(services: ChatServices, owner: str, chat_id: str) -> ChatView:
-    """The chat with all its messages. Raises Problem 404."""
-    view = await read_chat_if_any(services, owner, chat_id)
+def _most_characters(services: ChatServices) -> int:
+    """No prompt of more characters fits into the context of a model that is loaded, or usual."""
+    known = [each.info.most_prompt_bytes for each in services.shared.engine.loaded() if each.info is not None]
+    return max(known, default=0) or USUAL_MOST_CHARACTERS
+
+
+async def read_branch(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView:
+    """Read the branch that ends in the message `last` ('': nothing, None: the chosen branch), as much of it as a prompt
+    can be made of. Raises Problem 404, and 409 where the message is not in the chat."""
+    view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None:
         raise Problem(404, words["error_unknown_chat"])
+    if last and not view.line:
+        raise Problem(409, words["error_moved"], moved=True)
     return view
 
 
-async def read_chat_if_any(services: ChatServices, owner: str, chat_id: str) -> ChatView | None:
-    """The chat with all its messages, where there is one of that id."""
+async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView | None:
+    """The same, where there is a chat of that id; its line is empty where the message is not in it."""
+    if not is_id(chat_id):
+        return None
     revision = services.feed.revision  # before looking: what changes meanwhile is heard of
-    found = await services.shared.store.whole_chat(owner, chat_id) if is_id(chat_id) else None
-    return ChatView(found.chat, found.defaults, found.messages, revision) if found is not None else None
+    most = _most_characters(services)
+    found = await services.shared.store.branch(owner, chat_id, last, most_characters=most)
+    if found is None:
+        return None
+    return ChatView(*(found.chat, found.defaults, revision), found.line, found.first_id, found.above, found.summarized)
+
+
+async def read_turn(
+    services: ChatServices,
+    owner: str,
+    accepted: TurnAccepted,
+    *,
+    first: str | None = None,
+    limit: int = NEWEST_MESSAGES,
+) -> ShownView:
+    """What a page shows of a chat with a turn that was just stored: the answer as it was then, for what was written
+    since comes by its stream. Raises Problem 404."""
+    stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
+    answer = accepted.assistant_message
+    view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)
+    path = [replace(each, message=stored.get(each.message.id, each.message)) for each in view.path]
+    return replace(view, path=path)
+
+
+async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
+    """What a page adds when a question was asked at the end of the branch that it shows: the turn alone."""
+    question, answer = accepted.user_message, accepted.assistant_message
+    above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
+    if accepted.repeated or (above is None and view.above):
+        shown = await read_turn(services, owner, accepted, limit=3)  # with the turn above, which links to it
+        return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
+    path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
+    return ShownView(view.chat, view.defaults, path, 0, view.revision)
 
 
 async def read_shown(

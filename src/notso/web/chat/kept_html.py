@@ -34,16 +34,16 @@ class KeptHtml:
         self._queue = queue
         self._at_work: dict[str, asyncio.Task[list[StoredMessage]]] = {}
 
-    async def path(self, path: Sequence[Shown], *, user_messages: bool) -> list[Shown]:
+    async def path(self, owner: str, path: Sequence[Shown], *, user_messages: bool) -> list[Shown]:
         """The same branch with HTML: of its answers, and with `user_messages` of these too."""
         wanted = [each.message for each in path if user_messages or each.message.role == "assistant"]
-        made = {message.id: message for message in await self.messages(wanted)}
+        made = {message.id: message for message in await self.messages(owner, wanted)}
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 
-    async def messages(self, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """The same messages of one chat with HTML; without it where that took too long."""
+    async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
+        """The same messages of one chat of the owner with HTML; without it where that took too long."""
         stale = [message for message in messages if _is_stale(message)]
-        made = await self._made(stale) if stale else {}
+        made = await self._made(owner, stale) if stale else {}
         return [self._so_far(made.get(each.id, each)) for each in messages]
 
     def _so_far(self, message: StoredMessage) -> StoredMessage:
@@ -53,27 +53,27 @@ class KeptHtml:
         answer, reasoning = turn.log.html("answer"), turn.log.html("reasoning")
         return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
 
-    async def _made(self, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
+    async def _made(self, owner: str, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
         chat_id, made = stale[0].chat_id, dict[str, StoredMessage]()
         deadline = time.monotonic() + WAIT_SECONDS
         while stale and (left := deadline - time.monotonic()) > 0:
-            work = self._at_work.get(chat_id) or self._begin(chat_id, stale)
+            work = self._at_work.get(chat_id) or self._begin(owner, chat_id, stale)
             await asyncio.wait({work}, timeout=left)
             if work.done():
                 made |= {each.id: each for each in work.result()}
                 stale = [each for each in stale if each.id not in made or made[each.id].content != each.content]
         return made
 
-    def _begin(self, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
+    def _begin(self, owner: str, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
         """One piece for all readers of a chat, saved though they have all left."""
-        work = self._at_work[chat_id] = asyncio.create_task(self._make(chat_id, stale))
+        work = self._at_work[chat_id] = asyncio.create_task(self._make(owner, stale))
         work.add_done_callback(lambda _: self._at_work.pop(chat_id))
         return work
 
-    async def _make(self, chat_id: str, stale: list[StoredMessage]) -> list[StoredMessage]:
-        piece = await self._queue.run(chat_id, lambda: _piece(stale))
+    async def _make(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
+        piece = await self._queue.run(owner, lambda: _piece(stale))
         with contextlib.suppress(StorageError):  # then it is made anew
-            await self._store.keep_html(piece)
+            await self._store.keep_html(owner, piece)
         return piece
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 from datetime import date
 from typing import Literal
 
-from notso.web.chat.chat_view import ChatView, read_chat
+from notso.web.chat.chat_view import ChatView, read_branch
 from notso.web.chat.context_check import prepared_request
 from notso.web.chat.services import ChatServices, models_of
 from notso.web.chat.tool_offer import offer_in
@@ -20,7 +21,7 @@ from notso.web.engine.running import Prepared, RunningRequest, asks
 from notso.web.store.protocol import Chat, NewMessage, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
-from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages, text_size
+from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
 from notso.web.values.errors import QuotaError, StorageError
@@ -31,7 +32,7 @@ from notso.web.values.wording import number, words
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
 Submitted = tuple[TurnAccepted, ChatView]
-"""What was stored, and the chat with it."""
+"""What was stored, and the branch down to its question."""
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 48
@@ -48,8 +49,9 @@ async def ask(
     instead_of: str | None = None,
     last: str | None = None,
 ) -> Submitted:
-    """Store the question and start its answer; what comes back is on disk. `last` is the last message the page shows
-    ('': none, None: the end of the chosen branch). Raises Problem and StorageError, which keep the text."""
+    """Store the question at the end of the view's branch and start its answer; what comes back is on disk. `last` is
+    the last message the page shows ('': none, None: the end of the chosen branch); a question `instead_of` another
+    follows what that follows. Raises Problem and StorageError, which keep the text."""
     chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
@@ -58,10 +60,10 @@ async def ask(
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
             user_message = replace(_message(chat, "user", text), attachments=attachments)
-            line = [*view.line(instead_of, last), user_message]
             choice = await chosen_model(*models_of(services), view.settings.model)
-            request, _ = _request(services, owner, view, line, choice)
-            prepared = await prepared_request(services, request, text_size(line))
+            asked = view.with_question(user_message)
+            request, _ = await _request(services, owner, asked, choice)
+            prepared = await prepared_request(services, request, text_size(asked.line))
             if prepared is not None:  # refused before it is stored
                 await running.reserve(prepared.engine, asks(request, prepared))
             turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of, last)
@@ -92,7 +94,7 @@ def keeping(text: str) -> Iterator[None]:
 async def add_version(
     services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
 ) -> Submitted:
-    """Another version of an answer, beside it."""
+    """Another version of an answer, beside it. `view` ends in its question."""
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
     new = NewMessage(_new_message(view.chat), message.parent_id, _key(fields))
@@ -106,10 +108,10 @@ async def add_version(
 
 
 async def write_on(
-    services: ChatServices, owner: str, view: ChatView, message_id: str, *, through: str, hurry: bool = False
+    services: ChatServices, owner: str, view: ChatView, message_id: str, *, through: str | None, hurry: bool = False
 ) -> Submitted:
     """Continue the same answer where it ended, on the branch through `through`; with `hurry`, its unfinished thought is
-    closed first."""
+    closed first. `view` ends in its question."""
     assistant_message = replace(_new_message(view.chat), id=message_id)
     generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
@@ -124,27 +126,22 @@ async def write_on(
         )
 
 
-async def summarise(
-    services: ChatServices, owner: str, view: ChatView, fields: dict[str, str], last: str | None = None
-) -> Submitted:
-    """A summary after the last message shown; for the model it stands in place of what is above it."""
-    chat, settings, shown = view.chat, view.settings, view.line(last=last)
-    if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
+async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
+    """A summary at the end of the view's branch; for the model it stands in place of what is above it."""
+    chat, settings, shown = view.chat, view.settings, view.line
+    said = view.above > 0 or any(message.content for message in shown[1:])
+    if not shown or shown[-1].kind == "summary" or not said:
         raise Problem(400, words["error_nothing_to_summarise"])
     assistant_message = replace(_new_message(chat), kind="summary")
     new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
         choice = await chosen_model(*models_of(services), settings.model)
         accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_message(owner, new)))
-        view = view.after(accepted) or await read_chat(services, owner, chat.id)
         if accepted.repeated:
             running.close()
             return accepted, view
-        line = view.line_to(accepted.user_message.id)
-        messages = (
-            *prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
-            Message("user", SUMMARY_REQUEST),
-        )
+        view = view.after(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
+        messages = (*await _messages(view), Message("user", SUMMARY_REQUEST))
         await services.toolbox.ready(settings.tool_names)
         request = Request(
             messages,
@@ -155,13 +152,14 @@ async def summarise(
                 tool_choice="none",
                 date=chat.prompt_date,
                 owner=owner,
-                conversation=conversation_of(line),
+                conversation=view.first_id,
                 when_full="drop_oldest",
                 adapter=choice.adapter,
             ),
             choice.model,
         )
-        services.turns.start(Turn(accepted.assistant_message, request), running)
+        turn = Turn(accepted.assistant_message, request, left_out=view.left_out)
+        services.turns.start(turn, running)
     return accepted, view
 
 
@@ -252,33 +250,45 @@ async def _begin(
     _check_admission(services)  # once more: much may have happened while it was measured
     with services.turns.expecting(assistant_message.generation_id or ""):
         accepted = _accepted(await _once_free(services, store))
-        view = view.after(accepted) or await read_chat(services, owner, accepted.user_message.chat_id)
         if accepted.repeated:
             running.close()
         else:
+            question = accepted.user_message
+            view = view.after(accepted) or await read_branch(services, owner, question.chat_id, question.id)
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = _request(services, owner, view, view.line_to(accepted.user_message.id), choice)
+            request, offer = await _request(services, owner, view, choice)
             in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
-            turn = Turn(accepted.assistant_message, request, offer, view.settings.keep_thinking, hurry and in_reasoning)
+            turn = Turn(
+                *(accepted.assistant_message, request, offer, view.settings.keep_thinking, hurry and in_reasoning),
+                left_out=view.left_out,
+            )
             services.turns.start(turn, running, prepared)
     return accepted, view
 
 
-def _request(
-    services: ChatServices, owner: str, view: ChatView, line: Sequence[StoredMessage], choice: ModelChoice
+async def _messages(view: ChatView) -> tuple[Message, ...]:
+    """What the model reads of the branch."""
+    settings = view.settings
+    return await asyncio.to_thread(
+        prompt_messages, view.line, settings.system_prompt, keep_thinking=settings.keep_thinking
+    )
+
+
+async def _request(
+    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice
 ) -> tuple[Request, ToolOffer | None]:
-    """What is asked of the model after `line`, and what it may call."""
+    """What is asked of the model at the end of the branch, and what it may call."""
     chat, settings = view.chat, view.settings
-    offer = offer_in(services, owner, chat, settings, line)
+    offer = await offer_in(services, owner, view)
     request = Request(
-        prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
+        await _messages(view),
         settings.sampling,
         RequestOptions(
             thinking=chat.thinking,
             tools=offer.definitions if offer is not None else None,
             date=chat.prompt_date,
             owner=owner,
-            conversation=conversation_of(line),
+            conversation=view.first_id,
             when_full=settings.when_full,
             adapter=choice.adapter,
         ),

@@ -4,16 +4,19 @@ that something does.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from notso.web.engine.model_names import DEFAULT_MODEL, ModelChoice
 from notso.web.engine.port import Message, Request, RequestOptions, Tool
 from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.engine.short_text import whole_text
-from notso.web.store.protocol import Chat
+from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.turns.chat_settings import ChatSettings
+from notso.web.turns.prompt import prompt_messages
 from notso.web.turns.turns import Turns
 
 REQUEST = "Suggest three short questions I could ask next. Write one question per line and nothing else."
@@ -51,22 +54,25 @@ class Suggestions:
 
     async def after(
         self,
-        answer_id: str,
         owner: str,
         chat: Chat,
-        messages: tuple[Message, ...],
+        line: Sequence[StoredMessage],
         settings: ChatSettings,
         tools: list[Tool] | None = None,
         conversation: str | None = None,
         choice: ModelChoice = DEFAULT_MODEL,
     ) -> list[str]:
-        """Questions to follow that answer; none where the engine is busy or had nothing good to say. The tools are told
-        of because the chat's cached prompt begins with them, and may not be called.
+        """Questions to follow the answer at the end of `line`; none where the engine is busy or had nothing good to
+        say. The tools are told of because the chat's cached prompt begins with them, and may not be called.
         """
+        answer_id = line[-1].id
         if answer_id in self._made:
             return self._made[answer_id]
         if not settings.suggestions or not self.idle:
             return []
+        messages = await asyncio.to_thread(
+            prompt_messages, line, settings.system_prompt, keep_thinking=settings.keep_thinking
+        )
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice)
         if text is None:
             return []

@@ -72,12 +72,13 @@ class Titles:
     async def _name(self, turn: Turn) -> None:
         owner, chat_id = turn.request.options.owner, turn.message.chat_id
         with contextlib.suppress(NotsoError):
-            whole = await self._store.whole_chat(owner, chat_id)
-            if whole is None:
+            found = await self._store.shown_chat(owner, chat_id, 3)
+            if found is None:
                 return
-            chat, line = whole.chat, whole.messages
-            settings = settings_from(whole.defaults, chat.settings)
-            if not settings.titles or len(line) != 2 or chat.title != title_of(line[0].content):
+            chat, line = found.chat, [shown.message for shown in found.path]
+            settings = settings_from(found.defaults, chat.settings)
+            is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
+            if not settings.titles or not is_first or chat.title != title_of(line[0].content):
                 return  # it has a name of its own, or is past its first answer
             if not await self._idle():
                 return

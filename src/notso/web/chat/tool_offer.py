@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
+from notso.web.chat.chat_view import ChatView
 from notso.web.chat.services import ChatServices
-from notso.web.store.protocol import Chat, SettingValue, StoredMessage
+from notso.web.store.protocol import Chat, SettingValue
 from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.turns.chat_settings import NO_LIMIT, ChatSettings
+from notso.web.turns.chat_settings import NO_LIMIT
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.values.errors import StorageError
 
@@ -19,14 +20,15 @@ ALLOWED = "tools_allowed"
 bring along."""
 
 
-def offer_in(
-    services: ChatServices, owner: str, chat: Chat, settings: ChatSettings, line: Sequence[StoredMessage]
-) -> ToolOffer | None:
-    """What the model may call when it answers after `line`; None for nothing."""
-    tools = services.toolbox.chosen(settings.tool_names)
+async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
+    """What the model may call when it answers at the end of a branch; None for nothing."""
+    chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
     if not tools:
         return None
-    attachments = tuple(each for message in line for each in message.attachments)
+    attachments = tuple(each for message in view.line for each in message.attachments)
+    if view.above:
+        above = await services.shared.store.attachments_above(owner, chat.id, view.line[0].id)
+        attachments = (*above, *attachments)
 
     async def grant(tool: ChatTool) -> None:
         await _grant(services, owner, chat.id, tool)

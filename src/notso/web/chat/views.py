@@ -53,7 +53,7 @@ async def chat_page(
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
     path = await services.kept_html.path(
-        view.path if view is not None else [], user_messages=not settings.raw_user_messages
+        owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
     )
     return await services.pages.respond(
         request,
@@ -92,7 +92,7 @@ async def turns_view(
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path = await services.kept_html.path(view.path, user_messages=not raw)
+    path = await services.kept_html.path(owner, view.path, user_messages=not raw)
     return await services.pages.respond(
         request,
         "_turns.html",
@@ -127,7 +127,7 @@ async def turn_view(
         **composer_context(services, view.chat, view.path),
         **status_context(services, view),
         raw_user_messages=raw,
-        path=await services.kept_html.path(shown, user_messages=not raw),
+        path=await services.kept_html.path(owner, shown, user_messages=not raw),
         finished=finished,
     )
 

@@ -17,7 +17,7 @@ MAX_KEYS = 10_000
 RESERVED_SECONDS = 120.0
 """So long a reservation holds unless it is renewed: a server that was killed holds nothing for ever."""
 AUDIT_ENTRIES = 10_000
-"""Kept at least: the oldest of more are dropped."""
+"""Of each log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class AccessStore(Protocol):
     async def used_on(self, day: date, owner: str) -> Used: ...
 
     async def add_audit(self, *entries: AuditEntry) -> None:
-        """All or nothing. Of each of the two logs the newest AUDIT_ENTRIES are kept."""
+        """All or nothing. Each of the two logs keeps AUDIT_ENTRIES; of more, the oldest of whoever has most goes."""
 
     async def audit(self, limit: int) -> list[AuditEntry]:
         """The newest of both logs, so many of each, the newest first."""

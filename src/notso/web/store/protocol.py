@@ -259,6 +259,22 @@ class WholeChat:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """The end of one branch of a chat, as of one moment: `line`, oldest first, with `above` messages above it.
+
+    `first_id` is the branch's first message (None: an empty branch). `summarized`: `line` begins with the summary that
+    stands for what is above it.
+    """
+
+    chat: Chat
+    defaults: Mapping[str, SettingValue]
+    line: tuple[StoredMessage, ...]
+    first_id: str | None
+    above: int = 0
+    summarized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """A message on the shown branch, with the ids of all its versions (itself included), oldest first; and the nearest
     questions above and below it."""
@@ -339,7 +355,18 @@ class ChatStore(Protocol):
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
     async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
-        """All that a page or a turn of a chat is made from, in one read."""
+        """The chat with the messages of all its branches, in one read."""
+
+    async def branch(
+        self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
+    ) -> Branch | None:
+        """Return the branch that ends in the message `last` (None: the chosen branch, '': an empty one; of an unknown
+        message the line is empty). With `most_characters`, what a prompt can be made of: its line begins with the
+        newest finished summary, or with the message that exceeds so many characters of text, and nothing above is read.
+        """
+
+    async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
+        """Return the files of all messages above this one on its branch, oldest first."""
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
@@ -438,6 +465,10 @@ class ChatStore(Protocol):
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat; parents come before their children."""
 
+    async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
+        """Store whole chats, one at least, all or none: what is large is written in pieces between which others write,
+        and shown when all of it is there. Of what is broken off, nothing was ever shown, and `purge` deletes it."""
+
     async def backup(self, target: Path) -> None:
         """Write everything, as it is at one moment, to a new file. A shared store has other ways: StorageError."""
 
@@ -446,7 +477,7 @@ class ChatStore(Protocol):
         is written under another generation by now stays as it is. What was interrupted because its process seemed gone
         can still be ended by it, and no longer be written on."""
 
-    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
+    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
         """Write the HTML of messages whose text is still what it was made from."""
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:

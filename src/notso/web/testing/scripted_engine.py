@@ -178,6 +178,7 @@ class ScriptedEngine:
         slots: int = 1,
         name: str = "Scripted",
         ends_at_limit: bool = False,
+        most_prompt_bytes: int = 0,
     ) -> None:
         self.script = script
         self.pace_seconds = pace_seconds
@@ -205,6 +206,7 @@ class ScriptedEngine:
             context_tokens=4096,
             quantisation={"Q4_K": 48, "Q6_K": 9, "F32": 17},
             max_num_seqs=slots,
+            most_prompt_bytes=most_prompt_bytes,
             end_token="\x00",
         )
 

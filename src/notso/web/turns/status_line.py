@@ -28,9 +28,10 @@ class Status:
 class StatusLine:
     """Takes events with the time they came, in seconds of one clock, and says how things stand."""
 
-    def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0) -> None:
+    def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
+        self._left_out = left_out  # of the chat, before the engine drops more
         self._asked = asked_s
         self._reasoning_before = reasoning_before_s
         self._place = 0
@@ -54,7 +55,7 @@ class StatusLine:
 
     def next_part(self, now: float) -> StatusLine:
         """For what the engine says next, once tools have been used: what was thought and seen so far counts on."""
-        after = StatusLine(now, reasoning_before_s=self.thinking_s)
+        after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s
         return after
@@ -65,7 +66,7 @@ class StatusLine:
             case "queued":
                 self._place = event.place
             case "trimmed":
-                self.dropped_messages = event.dropped_messages
+                self.dropped_messages = event.dropped_messages + self._left_out
             case "progress" if event.progress is not None:
                 self._prefill_since = self._prefill_since or now
                 self._prefill = self._prefill_eta.take(event.progress, now)

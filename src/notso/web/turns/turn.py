@@ -17,6 +17,7 @@ class Turn:
     `message` is the stored message as it was last saved; text it has at the beginning is kept and written on.
     `request` asks for all of it, and `offer` is what may be called for it; with `keep_thinking` the
     model reads its thoughts again after a call.
+    `left_out`: messages above what was read, for which no prompt has room.
     `cancelled`: somebody asked to stop it; `interrupted`: the server or the engine went away. `hurry`: a thought that
     was broken off ends at once, and the answer begins.
     """
@@ -26,6 +27,7 @@ class Turn:
     offer: ToolOffer | None = None
     keep_thinking: bool = False
     hurry: bool = False
+    left_out: int = 0
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False
     interrupted: bool = False

@@ -72,7 +72,9 @@ class TurnConsumer:
         self._budget = Budget()
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
         self._before = turn.message.numbers if any(self._text.values()) or self.calls.uses else Numbers()
-        self._status_line = StatusLine(time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000)
+        self._status_line = StatusLine(
+            time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000, left_out=turn.left_out
+        )
         self._note = ""
         self._failure: BaseException | None = None
         self._ended = False
@@ -259,7 +261,7 @@ class TurnConsumer:
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self.turn.message.chat_id, work)
+        return await self._renderer.run(self.turn.request.options.owner, work)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -26,7 +26,7 @@ def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
 class FairQueue:
     """Work of owners, in turns. Used on the event loop.
 
-    An owner is whatever takes turns: a person, a chat. However much one asks for, another waits for one piece of it at
+    However much one asks for, another waits for one piece of it at
     most; of several threads one owner alone never has all, so what comes from another begins at once.
     """
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import read_chat, read_chat_if_any, read_shown, read_shown_if_any
+from notso.web.chat.chat_view import (
+    read_branch,
+    read_branch_if_any,
+    read_shown,
+    read_shown_if_any,
+    read_turn,
+)
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
@@ -30,7 +37,6 @@ from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_choice import loaded_engine
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
-from notso.web.turns.prompt import conversation_of, prompt_messages
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -171,11 +177,11 @@ async def undo(request: Request, services: Services, owner: Owner, trash_id: str
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Have the conversation so far summed up, for the model to read instead."""
     fields = await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    accepted, view = await summarise(services, owner, view, fields, last_shown(request, fields))
+    view = await read_branch(services, owner, chat_id, last_shown(request, fields))
+    accepted, view = await summarise(services, owner, view, fields)
     view = announce(request, services, owner, view)
-    shown = view.shown(accepted.assistant_message.id, first_on(request))
-    return await turns_view(request, services, owner, shown)
+    shown = await read_turn(services, owner, accepted, first=first_on(request))
+    return await turns_view(request, services, owner, replace(shown, revision=view.revision))
 
 
 @router.get("/chats/{chat_id}/suggestions")
@@ -183,22 +189,17 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
     """What might be asked next: waits for it, and answers 204 when there is nothing to suggest: so where the chat was
     deleted or continued while its page asked.
     """
-    view = await read_chat_if_any(services, owner, chat_id)
+    view = await read_branch_if_any(services, owner, chat_id, last_shown(request))
     if view is None:
         return Response(status_code=204)
-    last = last_shown(request)
-    if last and not any(each.id == last for each in view.messages):
-        return Response(status_code=204)
-    chat, settings, line = view.chat, view.settings, view.line(last=last)
+    chat, settings, line = view.chat, view.settings, view.line
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)
-    messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
     tools = services.toolbox.definitions(settings.tool_names)
-    conversation = conversation_of(line)
     engine, choice = await loaded_engine(*models_of(services), settings.model)
     if engine is None:  # nothing is loaded for this alone
         return Response(status_code=204)
-    found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools, conversation, choice)
+    found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice)
     if not found:
         return Response(status_code=204)
     return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat, last_id=line[-1].id)

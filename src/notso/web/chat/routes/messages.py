@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import PlainTextResponse
 
-from notso.web.chat.chat_view import ChatView, read_chat, read_shown
+from notso.web.chat.chat_view import ChatView, read_branch, read_shown, read_turn
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import add_version, ask, branched, keeping, write_on
 from notso.web.chat.templates import is_fragment
@@ -74,19 +75,20 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     """A changed question is asked again, beside the first; a changed answer takes the place of what it was."""
     fields = await read_form(request)
     with keeping(fields.get("text", "")):
-        view = await read_chat(services, owner, chat_id)
-    message = view.message(message_id)
+        message = await find_message(services, owner, chat_id, message_id)
     if message.role == "user":
         kept = {name: value for name, value in _files(message.attachments) if name not in fields}
+        with keeping(fields.get("text", "")):
+            view = await read_branch(services, owner, chat_id, message.parent_id or "")
         accepted, view = await ask(services, owner, view, fields | kept, instead_of=message.id)
         return await _with_turn(request, services, owner, view, accepted)
     content = fields.get("text", "").strip("\n")
     if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
         raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
-    through = view.passing(message.id, last_shown(request, fields))
+    through = last_shown(request, fields)
     if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
         raise Problem(409, words["error_running"])
-    shown = await read_shown(services, owner, chat_id, through=through, first=first_on(request))
+    shown = await read_shown(services, owner, chat_id, first=first_on(request))
     return await turns_view(request, services, owner, announce(request, services, owner, shown))
 
 
@@ -94,8 +96,9 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
 async def regenerate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Another answer to the same question, beside the first."""
     fields = await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    accepted, view = await add_version(services, owner, view, view.message(message_id), fields)
+    message = await find_message(services, owner, chat_id, message_id)
+    view = await read_branch(services, owner, chat_id, message.parent_id or "")
+    accepted, view = await add_version(services, owner, view, message, fields)
     return await _with_turn(request, services, owner, view, accepted)
 
 
@@ -105,18 +108,17 @@ async def continue_message(
 ) -> Response:
     """Write the same answer on; with mode `answer`, an unfinished thought is closed first."""
     fields = await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    message = view.message(message_id)
+    message = await find_message(services, owner, chat_id, message_id)
     if (
         message.role != "assistant"
         or message.kind != "turn"
         or fields.get("mode", "") not in ("", "thinking", "answer")
     ):
         raise Problem(400, words["error_form"])
-    through = view.passing(message.id, last_shown(request, fields))
-    _, view = await write_on(services, owner, view, message.id, through=through, hurry=fields.get("mode") == "answer")
-    shown = announce(request, services, owner, view).shown(through, first_on(request))
-    return await turns_view(request, services, owner, shown)
+    view = await read_branch(services, owner, chat_id, message.parent_id or "")
+    through, hurry = last_shown(request, fields), fields.get("mode") == "answer"
+    accepted, view = await write_on(services, owner, view, message.id, through=through, hurry=hurry)
+    return await _with_turn(request, services, owner, view, accepted)
 
 
 @router.post("/choose")
@@ -133,9 +135,11 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
 async def branch(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """A new chat that begins with everything down to this message; the old one stays as it is."""
     await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    last = view.message(message_id)
-    chat, copied = await asyncio.to_thread(lambda: branched(view.chat, view.line_to(last.id)))
+    known = is_id(chat_id) and is_id(message_id)
+    found = await services.shared.store.branch(owner, chat_id, message_id) if known else None
+    if found is None or not found.line:
+        raise Problem(404, words["error_unknown_chat" if found is None else "error_unknown_page"])
+    chat, copied = await asyncio.to_thread(branched, found.chat, found.line)
     if any(each.active for each in copied):
         raise Problem(409, words["error_running"])
     await services.shared.store.add_chat(owner, chat, copied)
@@ -147,9 +151,8 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Take a summary out: the model reads everything again."""
     fields = await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    message = view.message(message_id)
-    through = view.passing(message.id, last_shown(request, fields))
+    message = await find_message(services, owner, chat_id, message_id)
+    through = last_shown(request, fields)
     if not await services.shared.store.remove_summary(owner, chat_id, message.id, through=through):
         raise Problem(409, words["error_running"])
     shown = await read_shown(services, owner, chat_id, first=first_on(request))
@@ -160,8 +163,8 @@ async def _with_turn(
     request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
 ) -> Response:
     view = announce(request, services, owner, view)
-    shown = view.shown(accepted.assistant_message.id, first_on(request))
-    return await turns_view(request, services, owner, shown)
+    shown = await read_turn(services, owner, accepted, first=first_on(request))
+    return await turns_view(request, services, owner, replace(shown, revision=view.revision))
 
 
 def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:

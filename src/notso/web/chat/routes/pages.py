@@ -13,8 +13,9 @@ from starlette.responses import RedirectResponse
 from notso.web.chat.chat_view import (
     NEWEST_MESSAGES,
     ChatView,
+    new_turn,
     read_above,
-    read_chat,
+    read_branch,
     read_shown,
     read_shown_if_any,
 )
@@ -73,7 +74,7 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     revision = services.feed.revision
     with keeping(fields.get("text", "")):
         defaults = await services.shared.store.defaults(owner)
-    view = ChatView(chat, defaults, (), revision)
+    view = ChatView(chat, defaults, revision)
     accepted, _ = await ask(services, owner, view, fields, is_new=True)
     services.feed.announce(owner, accepted.user_message.chat_id, tab_of(request))
     return to_page(request, f"/chats/{accepted.user_message.chat_id}")
@@ -102,7 +103,7 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
         request,
         "_earlier.html",
         chat=view.chat,
-        path=await services.kept_html.path(view.path, user_messages=not raw),
+        path=await services.kept_html.path(owner, view.path, user_messages=not raw),
         earlier=view.earlier,
         raw_user_messages=raw,
     )
@@ -112,17 +113,16 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Create a turn. Both bubbles come back once it is on disk; the answer's bubble attaches to the stream."""
     fields = await read_form(request)
+    last = last_shown(request, fields)
     with keeping(fields.get("text", "")):
-        view = await read_chat(services, owner, chat_id)
+        view = await read_branch(services, owner, chat_id, last)
         view = replace(view, chat=await _with_toggle(services, owner, view.chat, fields))
-    accepted, view = await ask(services, owner, view, fields, last=last_shown(request, fields))
-    view = announce(request, services, owner, view)
-    if not is_fragment(request):
-        return RedirectResponse(f"/chats/{chat_id}", 303)
-    shown = view.shown(accepted.assistant_message.id)
-    ids = (accepted.user_message.id, accepted.assistant_message.id)
-    turn = [each for each in shown.path if each.message.id in ids]
-    return await turn_view(request, services, owner, shown, turn, finished=False)
+        accepted, view = await ask(services, owner, view, fields, last=last)
+        view = announce(request, services, owner, view)
+        if not is_fragment(request):
+            return RedirectResponse(f"/chats/{chat_id}", 303)
+        shown = replace(await new_turn(services, owner, view, accepted), revision=view.revision)
+    return await turn_view(request, services, owner, shown, shown.path, finished=False)
 
 
 @router.post("/chats/{chat_id}/thinking")
@@ -163,7 +163,7 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
     log = await services.relay.log_of(owner, message) if message.active else None
     if log is not None:
         return message, log
-    [message] = await services.kept_html.messages([message])
+    [message] = await services.kept_html.messages(owner, [message])
     html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(message)), str(reasoning_html(message))))
     return message, finished_log(message, *html)
 

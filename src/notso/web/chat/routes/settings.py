@@ -11,7 +11,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
-from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
+from notso.web.chat.chat_view import ChatView, read_branch_if_any
 from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import settings_of
@@ -26,7 +26,7 @@ from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, changed, digests, settings_from, shown_defaults, shown_values
-from notso.web.turns.prompt import conversation_of, text_size
+from notso.web.turns.prompt import text_size
 from notso.web.values.problems import Problem
 from notso.web.values.wording import LANGUAGES, words
 
@@ -52,16 +52,22 @@ async def change_settings(request: Request, services: Services, owner: Owner, ch
 @router.post("/estimate")
 async def estimate_new(request: Request, services: Services, owner: Owner) -> Response:
     """What the draft of a new chat takes."""
-    return await _estimate(request, services, owner, None)
+    return await _estimate(request, services, owner, await read_form(request), None)
 
 
 @router.post("/chats/{chat_id}/estimate")
 async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """What a chat with the draft at its end takes of the context, and what reading it would cost."""
-    view = await read_chat_if_any(services, owner, chat_id)
+    fields = await read_form(request)
+    last = last_shown(request, fields)
+    view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None and is_fragment(request):
         return Response(status_code=204)  # deleted a moment ago, and the page is about to leave it
-    return await _estimate(request, services, owner, view or await read_chat(services, owner, chat_id))
+    if view is None:
+        raise Problem(404, words["error_unknown_chat"])
+    if last and not view.line:
+        return Response(status_code=204)  # another tab emptied the chat; this page is about to show it
+    return await _estimate(request, services, owner, fields, view)
 
 
 @router.post("/language")
@@ -150,17 +156,15 @@ def _report(form: Mapping[str, str], chat: Chat | None) -> str:
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
 
-async def _estimate(request: Request, services: ChatServices, owner: str, view: ChatView | None) -> Response:
-    fields = await read_form(request)
+async def _estimate(
+    request: Request, services: ChatServices, owner: str, fields: Mapping[str, str], view: ChatView | None
+) -> Response:
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else await settings_of(services, owner, None)
     engine, choice = await loaded_engine(*models_of(services), settings.model)
     if engine is None:
         return Response(status_code=204)
-    last = last_shown(request, fields)
-    if view is not None and last and not any(each.id == last for each in view.messages):
-        return Response(status_code=204)  # another tab emptied the chat; this page is about to show it
-    line = view.line(last=last) if view is not None else []
+    line = view.line if view is not None else ()
     draft = draft_message(
         fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
     )
@@ -169,7 +173,7 @@ async def _estimate(request: Request, services: ChatServices, owner: str, view: 
         tools=services.toolbox.definitions(settings.tool_names),
         date=chat.prompt_date if chat is not None else date.today(),
         owner=owner,
-        conversation=conversation_of(line),
+        conversation=view.first_id if view is not None else None,
         when_full=settings.when_full,
         adapter=choice.adapter,
     )

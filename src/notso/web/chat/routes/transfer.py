@@ -26,7 +26,6 @@ from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat
-from notso.web.store.tree import shown_path
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
@@ -45,17 +44,20 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
     chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
     async with services.exporting.turn(owner):
-        messages = await services.shared.store.messages(owner, chat.id)
         if kind == "json":
+            messages = await services.shared.store.messages(owner, chat.id)
             text = await asyncio.to_thread(chat_as_json, chat, messages)
             return _download(JSON_HEAD + text + JSON_TAIL, "application/json", name)
-        path = await asyncio.to_thread(shown_path, messages, chat.chosen_root)
+        shown = await services.shared.store.branch(owner, chat.id, None)
+        line = shown.line if shown is not None else ()
         if kind == "md":
-            markdown = await asyncio.to_thread(lambda: export_markdown(chat, [shown.message for shown in path]))
+            markdown = await asyncio.to_thread(export_markdown, chat, line)
             return _download(markdown, "text/markdown; charset=utf-8", name)
-        path = await services.kept_html.path(path, user_messages=False)
+        answers = [each for each in line if each.role == "assistant"]
+        html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
+        with_html = [html.get(each.id, each) for each in line]
         css = await asyncio.to_thread(_css)
-        page = await services.pages.html(request, "export.html", chat=chat, path=path, css=css)
+        page = await services.pages.html(request, "export.html", chat=chat, line=with_html, css=css)
         return _download(page, "text/html; charset=utf-8", name)
 
 
@@ -109,8 +111,8 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
     # Until it is stored: what is read of a file takes several times its bytes.
     async with services.importing.turn(owner):
         chats = await services.importing.work(read)
-        for chat, messages in chats:
-            await services.shared.store.add_chat(owner, chat, messages)
+        await services.shared.store.add_chats(owner, chats)
+        for chat, _ in chats:
             services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     address = f"/chats/{chats[0][0].id}"
     if is_fragment(request):

@@ -33,7 +33,14 @@ _HELD = """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _ENTRY = "at_ms, owner, action, address, count"
 _LOGS = {False: "audit", True: "operator_audit"}
-_FORGET_OLD = "DELETE FROM {table} WHERE number <= (SELECT number FROM {table} ORDER BY number DESC LIMIT 1 OFFSET ?)"
+# The oldest of whoever has most goes first, so that nobody pushes out what others did.
+_FORGET_OLD = """
+DELETE FROM {table} WHERE number IN (
+    SELECT number FROM {table}
+    WHERE owner = (SELECT owner FROM {table} GROUP BY owner ORDER BY count(*) DESC, min(number) LIMIT 1)
+    ORDER BY number LIMIT (SELECT CASE WHEN count(*) > ? THEN 1 ELSE 0 END FROM {table})
+)
+"""
 
 
 class SQLAccessStore(ABC):
@@ -158,8 +165,8 @@ class SQLAccessStore(ABC):
         def work(db: Statements) -> None:
             for each in entries:
                 values = (each.at_ms, each.owner, each.action, each.address, each.count)
-                db.execute(f"INSERT INTO {_LOGS[each.by_operator]} ({_ENTRY}) VALUES (?, ?, ?, ?, ?)", values)
-            for table in {_LOGS[each.by_operator] for each in entries}:
+                table = _LOGS[each.by_operator]
+                db.execute(f"INSERT INTO {table} ({_ENTRY}) VALUES (?, ?, ?, ?, ?)", values)
                 db.execute(_FORGET_OLD.format(table=table), (AUDIT_ENTRIES,))
 
         await self.write(work)

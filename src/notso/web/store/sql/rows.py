@@ -59,13 +59,18 @@ def chat_of(row: Any) -> Chat:
     )
 
 
+def attachments_of(text: str) -> tuple[Attachment, ...]:
+    """The files of a row of `messages`."""
+    return tuple(Attachment(**each) for each in json.loads(text))
+
+
 def message_of(row: Any) -> StoredMessage:
     """A row of `messages`. A call that nobody can finish any more was interrupted."""
     message = StoredMessage(
         **{name: row[name] for name in _PLAIN},
         numbers=Numbers(**{name: row[name] for name in _NUMBERS}),
         edited=bool(row["edited"]),
-        attachments=tuple(Attachment(**each) for each in json.loads(row["attachments"])),
+        attachments=attachments_of(row["attachments"]),
         tool_uses=tuple(ToolUse(**each) for each in json.loads(row["tool_uses"])),
     )
     if message.active or all(use.is_final for use in message.tool_uses):

@@ -1,4 +1,4 @@
-"""The part of a chat that a page shows: the end of its shown branch, found by the database."""
+"""The parts of a chat that are read: the end of the branch that a page shows, and what a prompt is made from."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY 
 _ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
+# Characters that are sure to be in a prompt; a file's text is kept as JSON, which takes up to six for one. A question
+# whose answer failed without a word is left out of a prompt.
+_TEXT = "length(m.content) + length(m.attachments) / 6"
+_STANDS = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
+_FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"
+_PART = f"""
+part(id, parent_id, k, size, failed, stands) AS (
+    SELECT m.id, m.parent_id, 0, {_TEXT}, {_FAILED}, {_STANDS} FROM messages m WHERE m.id = ({{last}})
+    UNION ALL
+    SELECT m.id, m.parent_id, part.k + 1, part.size + CASE WHEN part.failed THEN 0 ELSE {_TEXT} END,
+        {_FAILED}, {_STANDS}
+    FROM part JOIN messages m ON m.id = part.parent_id WHERE part.k < ? AND part.size <= ? AND NOT (part.stands AND ?)
+)
+SELECT m.*, part.stands FROM part JOIN messages m ON m.id = part.id ORDER BY part.k DESC
+"""
+_FIRST = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, k FROM up ORDER BY k DESC LIMIT 1"
+_FILES = f"""
+WITH RECURSIVE {_UP.format(last=_KNOWN)}
+SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments <> '[]' AND up.k > 0 ORDER BY up.k DESC
+"""
 
 
 def end_of_branch(
@@ -73,6 +93,39 @@ def end_of_branch(
 def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
     """The id of the newest message of the shown branch, where the chat has one."""
     return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
+
+
+def end_for_prompt(
+    db: Database,
+    owner: str,
+    chat_id: str,
+    last: str | None,
+    message_of: Callable[[Any], StoredMessage],
+    *,
+    most_characters: int | None,
+) -> tuple[list[StoredMessage], str | None, int, bool]:
+    """The line, the first message, the number of messages above, and whether a summary begins it: see Branch."""
+    here = (chat_id, owner)
+    most = (_NO_END, _NO_END if most_characters is None else most_characters, most_characters is not None)
+    if last is None:
+        found = db.execute(f"{_DOWN}, {_PART.format(last=_LAST)}", (None, *(here * 4), *most))
+    else:
+        found = db.execute(f"WITH RECURSIVE {_PART.format(last=_KNOWN)}", (last, *here, *most))
+    rows = found.fetchall()
+    if not rows:
+        return [], None, 0, False
+    top = rows[0]
+    line = [message_of(row) for row in rows]
+    if top["parent_id"] is None:
+        return line, line[0].id, 0, bool(top["stands"])
+    first = db.execute(_FIRST, (line[0].id, *here, _NO_END)).fetchone()
+    return line, first["id"], first["k"], bool(top["stands"])
+
+
+def files_above(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
+    """The attachments of the messages above this one, each as it is kept, oldest first."""
+    rows = db.execute(_FILES, (message_id, chat_id, owner, _NO_END))
+    return [row["attachments"] for row in rows]
 
 
 def part_above(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from notso.web.store.protocol import (
+    Attachment,
+    Branch,
     Chat,
     ChatList,
     Conversation,
@@ -27,12 +32,16 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
-from notso.web.store.sql.rows import chat_of, message_of, settings_text
-from notso.web.store.tree import end_of, shown_path
-from notso.web.values.errors import StorageFullError
+from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
+from notso.web.store.tree import branch, end_of, line_to, shown_path
+from notso.web.values.errors import StorageError, StorageFullError
 
 T = TypeVar("T")
 
+RENEW_SECONDS = 3.0
+"""What is stored in pieces is hidden anew so often, well before any process purges what was hidden."""
+
+_TOO_SLOW = "storing the chats took so long that it was undone: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
@@ -121,6 +130,27 @@ class SQLStore(ABC):
             return WholeChat(chat, defaults, tuple(map(self._message, messages))) if chat is not None else None
 
         return await self.look(read, owner)
+
+    async def branch(
+        self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
+    ) -> Branch | None:
+        if self.read_only:  # an index may be torn
+            return _branch_of(await self.whole_chat(owner, chat_id), last)
+
+        def read(db: Database) -> Branch | None:
+            with db.snapshot():
+                found = _asked_for(db, owner, chat_id)
+                line, first_id, above, summarized = shown_part.end_for_prompt(
+                    *(db, owner, chat_id, last, self._message), most_characters=most_characters
+                )
+                chat, defaults = found()
+            return Branch(chat, defaults, tuple(line), first_id, above, summarized) if chat is not None else None
+
+        return await self.look(read, owner)
+
+    async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
+        kept = await self.look(lambda db: shown_part.files_above(db, owner, chat_id, message_id), owner)
+        return [each for text in kept for each in attachments_of(text)]
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
@@ -307,13 +337,29 @@ class SQLStore(ABC):
         return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        await self._add(owner, lambda db: tree_writes.add_chat(db, owner, chat, messages))
+        await self.add_chats(owner, [(chat, messages)])
+
+    async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
+        pieces = tree_writes.pieces_of(chats)
+        first, second = next(pieces), next(pieces, None)
+        if second is None:
+            await self._add(owner, lambda db: tree_writes.add_piece(db, owner, first))
+            return
+        trash_id = await self._add(owner, lambda db: _add_hidden(db, owner, first, None))
+        renewed = time.monotonic()
+        for piece in itertools.chain([second], pieces):
+            trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
+            if time.monotonic() - renewed > RENEW_SECONDS:
+                trash_id = await self.write(partial(trash.renew, owner=owner, trash_id=trash_id), owner)
+                renewed = time.monotonic()
+        if await self.write(lambda db: trash.restore(db, owner, trash_id), owner) is None:
+            raise StorageError(_TOO_SLOW)
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
 
-    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.keep_html(db, messages), messages[0].chat_id if messages else "")
+    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
+        await self.write(lambda db: tree_writes.keep_html(db, owner, messages), owner)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         await self.write(lambda db: responses.save_response(db, owner, response), owner)
@@ -347,8 +393,27 @@ class SQLStore(ABC):
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
 
 
+def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
+    """Store a piece of chats that nobody sees yet. The id by which they are hidden."""
+    if trash_id is not None and not trash.is_hidden(db, owner, trash_id):
+        raise StorageError(_TOO_SLOW)
+    tree_writes.add_piece(db, owner, piece)
+    chat_ids = [each.id for each in piece if isinstance(each, Chat)]
+    hidden = trash_id or str(trash.trash_chat(db, owner, chat_ids[0]))
+    trash.hide_too(db, owner, chat_ids, hidden)
+    return hidden
+
+
 def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
     return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
+
+
+def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
+    if whole is None:
+        return None
+    messages = whole.messages
+    line = branch(messages, whole.chat.chosen_root) if last is None else line_to(messages, last)
+    return Branch(whole.chat, whole.defaults, tuple(line), line[0].id if line else None)
 
 
 def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:

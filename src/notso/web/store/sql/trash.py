@@ -33,9 +33,28 @@ def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> st
     return trash_id
 
 
+def is_hidden(db: Database, owner: str, trash_id: str) -> bool:
+    """Whether something is hidden by that id. It is not purged until the transaction has ended."""
+    return _row(db, owner, trash_id) is not None
+
+
+def hide_too(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
+    """Hide more chats by an id that hides some, so that all are restored or purged in one go."""
+    for chat_id in chat_ids:
+        db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
+
+
+def renew(db: Database, owner: str, trash_id: str) -> str:
+    """Hide the same by another id: to all who purge, it was hidden just now."""
+    new = uuid.uuid4().hex
+    db.execute("UPDATE trash SET id = ? WHERE id = ? AND owner = ?", (new, trash_id, owner))
+    db.execute("UPDATE chats SET trash_id = ? WHERE trash_id = ? AND owner = ?", (new, trash_id, owner))
+    return new
+
+
 def restore(db: Database, owner: str, trash_id: str) -> str | None:
     """See ChatStore."""
-    row = db.execute("SELECT * FROM trash WHERE id = ? AND owner = ?" + db.for_update, (trash_id, owner)).fetchone()
+    row = _row(db, owner, trash_id)
     if row is None:
         return None
     chat_id = str(row["chat_id"])
@@ -94,6 +113,10 @@ def purge(db: Database, old: list[str]) -> int:
         db.execute("DELETE FROM chats WHERE trash_id = ?", (trash_id,))
         db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
     return len(old)
+
+
+def _row(db: Database, owner: str, trash_id: str) -> Any:
+    return db.execute("SELECT * FROM trash WHERE id = ? AND owner = ?" + db.for_update, (trash_id, owner)).fetchone()
 
 
 def _throw(db: Database, owner: str, chat_id: str, kind: str) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from notso.web.store.protocol import (
     ACTIVE_STATES,
@@ -18,6 +19,11 @@ from notso.web.store.protocol import (
 from notso.web.store.sql.database import Database, Rows
 from notso.web.store.sql.rows import insert_chat, insert_message, message_of, update_message
 from notso.web.store.sql.shown_part import last_shown
+
+Piece: TypeAlias = list[Chat | StoredMessage]
+
+PIECE_ROWS = 200
+PIECE_CHARACTERS = 256 * 1024
 
 _LINE = """
 WITH RECURSIVE line(id, parent_id, below) AS (
@@ -169,27 +175,45 @@ def save_message(db: Database, assistant_message: StoredMessage) -> None:
         db.index_message(row["owner"], assistant_message)
 
 
-def keep_html(db: Database, messages: Iterable[StoredMessage]) -> None:
+def keep_html(db: Database, owner: str, messages: Iterable[StoredMessage]) -> None:
     """See ChatStore."""
     for m in messages:
         db.execute(
-            "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND chat_id = ?"
+            "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND owner = ?"
             " AND content = ? AND reasoning = ? AND state NOT IN ('queued', 'running')",
-            (m.answer_html, m.reasoning_html, m.renderer, m.id, m.chat_id, m.content, m.reasoning),
+            (m.answer_html, m.reasoning_html, m.renderer, m.id, owner, m.content, m.reasoning),
         )
 
 
-def add_chat(db: Database, owner: str, chat: Chat, messages: Iterable[StoredMessage]) -> None:
-    """See ChatStore."""
-    insert_chat(db, owner, chat)
-    db.index_title(owner, chat.id, chat.title)
-    for message in messages:
-        insert_message(db, owner, message, None)
-        if message.role == "assistant":
-            update_message(db, owner, message)
-            if message.active:
-                db.take(owner, message.id)
-        db.index_message(owner, message)
+def pieces_of(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> Iterator[Piece]:
+    """Cut whole chats into pieces, each of which is written within some ten milliseconds. There is at least one."""
+    piece: Piece = []
+    characters = 0
+    for chat, messages in chats:
+        items: Piece = [chat, *messages]
+        for item in items:
+            size = 0 if isinstance(item, Chat) else len(item.content) + len(item.reasoning)
+            if piece and (len(piece) >= PIECE_ROWS or characters + size > PIECE_CHARACTERS):
+                yield piece
+                piece, characters = [], 0
+            piece.append(item)
+            characters += size
+    yield piece
+
+
+def add_piece(db: Database, owner: str, piece: Piece) -> None:
+    """Store a piece of whole chats; see ChatStore.add_chats."""
+    for item in piece:
+        if isinstance(item, Chat):
+            insert_chat(db, owner, item)
+            db.index_title(owner, item.id, item.title)
+            continue
+        insert_message(db, owner, item, None)
+        if item.role == "assistant":
+            update_message(db, owner, item)
+            if item.active:
+                db.take(owner, item.id)
+        db.index_message(owner, item)
 
 
 def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
