@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
+from notso.smollm3.text.tokenizer import COUNTED_TIMES
 
 ASKED = [Message("system", "Be brief."), Message("user", "hello")]
 GREEDY = SamplingParams(max_tokens=120, temperature=0)
@@ -164,3 +167,29 @@ def test_an_estimate_counts_what_is_cached(demo_engine: Engine) -> None:
     assert after.seconds is not None
     assert after.seconds <= 0.1
     assert demo_engine.estimate(messages, RequestOptions(owner="somebody else")).cached_tokens == 0
+
+
+def test_a_prompt_far_beyond_the_context_is_not_read_to_its_end(
+    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, context = demo_engine.tokenizer, demo_engine.info.context_tokens
+    near = [Message("user", "1 " * context)]
+    assert context < demo_engine.estimate(near).prompt_tokens < COUNTED_TIMES * context
+    encoded: list[int] = []
+    encode = tokenizer.encode_batch
+
+    def encode_batch(texts: Sequence[str], control: bool = False) -> list[list[int]]:
+        encoded.append(sum(map(len, texts)))
+        return encode(texts, control)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", encode_batch)
+    monkeypatch.setattr("notso.smollm3.text.tokenizer.BATCH_CHARACTERS", context)
+    texts = ("".join(str((at + number) % 10) for number in range(400)) for at in range(context // 40))
+    messages = [Message("user" if at % 2 == 0 else "assistant", text) for at, text in enumerate(texts)]
+    tokenizer.check_length([each.content for each in messages], context)  # it is not too long by its bytes
+    for ask in (demo_engine.estimate, demo_engine.submit):
+        encoded.clear()
+        with pytest.raises(ContextLengthError, match="at least") as caught:
+            ask(messages)
+        assert caught.value.needed_tokens > COUNTED_TIMES * context
+        assert sum(encoded) < 400 * len(messages) and max(encoded) < 2 * context

@@ -47,6 +47,8 @@ def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) ->
     server = start(Engine.load).ready()
     refused = server.client.post("/chats", data={"text": "w " * 90_000, "key": new_id()})
     assert refused.status_code == 400 and re.search(r"fit: ≥ [\d,]+ tokens are needed", refused.text)
+    gauge = server.client.post("/estimate", data={"text": "w " * 90_000}, headers=FRAGMENT)
+    assert gauge.status_code == 200 and re.search(r"≥ [\d,]+ / 4,096", gauge.text) and "over by" not in gauge.text
 
 
 def test_the_longest_answer_that_was_allowed_does_not_refuse_a_question(server: Any) -> None:

@@ -48,6 +48,28 @@ def test_what_is_raised_is_raised_where_it_was_asked_for_and_the_next_goes_on() 
     assert asyncio.run(run()) == 7
 
 
+def test_a_thread_that_cannot_be_started_takes_no_turn_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, fails = threading.Thread.start, [True]
+
+    def start_at_second_try(thread: threading.Thread) -> None:
+        if fails.pop() if fails else False:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def run() -> int:
+        queue = FairQueue("test")
+        with pytest.raises(RuntimeError, match="new thread"):
+            await queue.run("a", lambda: 6)
+        assert queue._running == {}
+        result = await queue.run("b", lambda: 7)
+        await queue.join()
+        queue.close()
+        return result
+
+    monkeypatch.setattr(threading.Thread, "start", start_at_second_try)
+    assert asyncio.run(run()) == 7
+
+
 def test_work_nobody_waits_for_is_not_done() -> None:
     async def run() -> list[str]:
         queue, done = FairQueue("test"), list[str]()

@@ -242,10 +242,11 @@ class Engine:
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """What reading this prompt would cost now."""
+        """What reading this prompt would cost now. Raises ContextLengthError for one so long that it is not counted."""
         self._require_open()
-        salt = self._salt(options or RequestOptions())
-        ids = self.encode_chat(messages, options)
+        options = options or RequestOptions()
+        salt = self._salt(options)
+        ids = self._prompts.write(messages, options, most_tokens=self._context_tokens).ids
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None

@@ -194,7 +194,7 @@ class ChatTemplate:
         runs, skeleton = self._runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
-        ids = tokenizer.encode_runs(runs)
+        ids = tokenizer.encode_runs(runs, most_tokens)
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError("the prompt's special tokens are not those of its scaffold; nothing was generated")

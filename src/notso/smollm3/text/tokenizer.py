@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from notso.smollm3.text.vocabulary import Vocabulary, end_ids, gguf_list
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
+COUNTED_TIMES = 4
+"""Prompts of up to so many times the tokens that fit are counted: a person is told how much is too much."""
+BATCH_CHARACTERS = 1 << 18
 
 
 class Tokenizer:
@@ -98,20 +101,24 @@ class Tokenizer:
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
 
-    def encode_runs(self, runs: Sequence[tuple[str, bool]]) -> list[int]:
+    def encode_runs(self, runs: Sequence[tuple[str, bool]], most_tokens: int | None = None) -> list[int]:
         """Ids of (text, special) runs in order: special ones by their text, each other one encoded as one piece.
 
-        Raises InvalidRequestError if a run marked special is no special token's text.
+        Raises InvalidRequestError if a run marked special is no special token's text, and ContextLengthError as soon as
+        there are more than COUNTED_TIMES times `most_tokens`.
         """
-        ordinary = iter(self._encoded.encode([text for text, special in runs if not special], self.encode_batch))
         ids: list[int] = []
-        for text, special in runs:
-            if not special:
-                ids += next(ordinary)
-            elif text in self._vocabulary.special_ids:
-                ids.append(self._vocabulary.special_ids[text])
-            else:
-                raise InvalidRequestError(f"{quoted(text)} is not a special token of this model")
+        for batch in _batches(runs):
+            ordinary = iter(self._encoded.encode([text for text, special in batch if not special], self.encode_batch))
+            for text, special in batch:
+                if not special:
+                    ids += next(ordinary)
+                elif text in self._vocabulary.special_ids:
+                    ids.append(self._vocabulary.special_ids[text])
+                else:
+                    raise InvalidRequestError(f"{quoted(text)} is not a special token of this model")
+            if most_tokens is not None and len(ids) > COUNTED_TIMES * most_tokens:
+                raise ContextLengthError(len(ids), most_tokens, at_least=True)
         return ids
 
     def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:
@@ -142,6 +149,17 @@ class Tokenizer:
             return special
         ids = self.encode(text)
         return ids[0] if len(ids) == 1 else None
+
+
+def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, bool]]]:
+    """The runs in order, a few texts or one long one at a time: what is being encoded takes a hundred bytes a token."""
+    begun, size = 0, 0
+    for at, (text, _) in enumerate(runs):
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield runs[begun : at + 1]
+            begun, size = at + 1, 0
+    yield runs[begun:]
 
 
 class TokenStream:

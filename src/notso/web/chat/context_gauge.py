@@ -8,12 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions, WhenFull, dropped_parts
+from notso.web.engine.port import (
+    ChatEngine,
+    ContextLengthError,
+    Message,
+    ModelError,
+    RequestOptions,
+    WhenFull,
+    dropped_parts,
+)
 from notso.web.store.protocol import Attachment, StoredMessage
 from notso.web.turns.attachments import with_attachments
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
 
+PARTS = ("system", "tools", "summary", "thinking", "history", "results", "attachments", "draft")
 Level = Literal["ok", "warn", "bad"]
 
 WARN_PERCENT, BAD_PERCENT = 70, 90
@@ -22,7 +31,7 @@ WARN_PERCENT, BAD_PERCENT = 70, 90
 @dataclass(frozen=True, slots=True)
 class ContextGauge:
     """Tokens. `parts` says what takes the room; `prefill_tokens` of them would have to be read now, in about
-    `seconds`."""
+    `seconds`. `at_least`: it was too long to be counted, and `used` is a part of it."""
 
     used: int
     total: int
@@ -33,6 +42,7 @@ class ContextGauge:
     when_full: WhenFull
     dropped: tuple[str, ...] = ()
     """What the chat template leaves out of the conversation, by name."""
+    at_least: bool = False
 
     @property
     def percent(self) -> int:
@@ -63,7 +73,12 @@ def measure(
         return engine.count_tokens(messages, options)
 
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
-    estimate = engine.estimate(messages, options)
+    try:
+        estimate = engine.estimate(messages, options)
+    except ContextLengthError as error:
+        used = error.needed_tokens
+        parts = dict.fromkeys(PARTS, 0) | {"history": used}
+        return ContextGauge(used, engine.info.context_tokens, parts, used, 0, None, settings.when_full, at_least=True)
     used = estimate.prompt_tokens
     without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
     without_draft = (*messages[:-1], Message("user", ""))

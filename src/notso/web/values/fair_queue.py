@@ -49,7 +49,11 @@ class FairQueue:
         """Return what `work` returns, called in a thread when it is this owner's turn. Work nobody waits for is
         dropped."""
         await self._acquire(owner)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        except BaseException:  # no thread can be started, for want of memory: the next may find one
+            self._release(owner)
+            raise
         running.add_done_callback(lambda _: self._release(owner))
         return await asyncio.shield(running)  # a thread is not free before it is done
 
