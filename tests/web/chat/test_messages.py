@@ -225,7 +225,7 @@ def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -
     assert [message.content for message in engine.requests[-1].messages][:2] == ["one", "answer 1 to one"]
 
 
-def test_nothing_to_summarise(server: Any) -> None:
+def test_nothing_to_summarize(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/summarize"

@@ -130,7 +130,7 @@ async def summarise(
     """A summary after the last message shown; for the model it stands in place of what is above it."""
     chat, settings, shown = view.chat, view.settings, view.line(last=last)
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
-        raise Problem(400, words["error_nothing_to_summarise"])
+        raise Problem(400, words["error_nothing_to_summarize"])
     assistant_message = replace(_new_message(chat), kind="summary")
     new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
