@@ -15,6 +15,7 @@ from notso.smollm3 import Engine, ModelFileError
 from notso.smollm3.hub import download, registry
 from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.wording import words
 
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Page]
@@ -105,8 +106,8 @@ def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: Open
     page = open_page(serve(fails, model_registry=ModelRegistry(load)).url)
     banner = page.locator("#banner")
     expect(banner).to_contain_text("blk.3.attn_q.weight is missing")
-    banner.get_by_role("button", name="Use the demo model").click()
-    expect(banner).to_contain_text("Demo model.")
+    banner.get_by_role("button", name=words["models_use_demo"]).click()
+    expect(banner).to_contain_text("Demo model")
     page.get_by_label("Message", exact=True).fill("Hello")
     page.keyboard.press("Enter")
     expect(page.locator(".turn.assistant")).to_contain_text("help", ignore_case=True)

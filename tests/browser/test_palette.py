@@ -176,7 +176,7 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
     expect(problem).to_contain_text("nothing here")
     text.fill("/temp 1,5")
     text.press("Enter")
-    expect(page.locator("#toasts")).to_contain_text("New chats and those without their own: Temperature 1,5")
+    expect(page.locator("#toasts")).to_contain_text("Default settings: Temperature 1,5")
     expect(problem).to_be_empty()
     text.fill("/theme")
     text.press("Enter")

@@ -28,7 +28,7 @@ def messages_of(server: Any, chat_id: str) -> Any:
 def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server: Any) -> None:
     refused = server.client.post("/chats", data={"text": "w " * 5000, "key": new_id()})
     assert refused.status_code == 400
-    assert "5,021 tokens are needed, the context is 4,096" in refused.text
+    assert "it needs 5,021 tokens, the context has 4,096" in refused.text
     assert "w w w" in refused.text, "the text is still in the input"
     assert server.on_loop(lambda: server.shared.store.chats("local")) == []
     asked = server.ask("Hello")
@@ -81,8 +81,6 @@ def test_under_an_empty_input_it_is_the_conversation_that_is_full(server: Any) -
     server.finished(asked)
     server.client.post(f"/chats/{asked.chat_id}/settings", data={"system_prompt": "w " * 200})
     empty = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": ""}, headers=FRAGMENT).text
-    assert "The conversation fills the context" in empty and "This message" not in empty.replace(
-        "This message</dt>", ""
-    )
+    assert "The context is full" in empty and "Draft" not in empty.replace("Draft</dt>", "")
     typed = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": "and now more"}, headers=FRAGMENT).text
-    assert "This message does not fit" in typed
+    assert "Message too long" in typed

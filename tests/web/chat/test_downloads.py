@@ -42,7 +42,7 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     done = wait_for(server, "done")
     assert done.percent == 100 and registry.find_local(official_file) is not None
     shown = text_of(page(server))
-    assert "small:Q4_K_M is here and its SHA-256 is the published one." in shown
+    assert "small:Q4_K_M downloaded and verified (SHA-256 matches)." in shown
     assert "small:Q4_K_M Q4_K_M, 3 MB verified" in shown
     assert 'aria-label="Use small:Q4_K_M"' in page(server)
     home = page(server, "/")
@@ -149,7 +149,7 @@ def test_stop_then_resume_after_a_restart(
 
     other = start(ScriptedEngine(), data_dir=tmp_path / "other").ready()
     shown = page(other)
-    assert f"{100 * kept // 3_000_000} % is here already" in text_of(shown) and "Resume</button>" in shown
+    assert f"{100 * kept // 3_000_000} % already downloaded" in text_of(shown) and "Resume</button>" in shown
     begin(other, official_file)
     wait_for(other, "done")
     assert fake_hub.gets == [f"bytes={kept}-"]
@@ -200,7 +200,7 @@ def test_too_little_room_is_said_before(
     monkeypatch.setattr(registry, "KNOWN_FILES", (huge,))
     server = start(ScriptedEngine()).ready()
     shown = page(server)
-    assert "Not enough room" in shown and "Download</button>" not in shown
+    assert "Not enough disk space" in shown and "Download</button>" not in shown
     begin(server, huge)
     assert re.search(r"needs 10000000\.\d+ GB more .* are free", wait_for(server, "failed").failure)
     assert fake_hub.requests == []
@@ -212,7 +212,7 @@ def test_offline_nothing_is_offered(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     server = start(ScriptedEngine()).ready()
     shown = page(server)
-    assert "The network is switched off" in shown and "Download</button>" not in shown
+    assert "Offline mode is on" in shown and "Download</button>" not in shown
     begin(server, official_file)
     assert "switched off" in wait_for(server, "failed").failure and fake_hub.requests == []
 

@@ -98,4 +98,4 @@ def test_a_reader_is_told_how_long_the_answer_is(start: Start) -> None:
     asked = server.ask("Hello", thinking=False)
     server.finished(asked)
     told = "".join(event.data for event in server.stream(asked))
-    assert "Answer ready, words: 7" in told
+    assert "Answer finished, 7 words" in told

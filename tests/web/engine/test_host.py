@@ -171,14 +171,14 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
         return used, dict(re.findall(r"<dt>([^<]*)</dt><dd>([\d,]*)</dd>", page))  # type: ignore[arg-type]
 
     used, parts = measured("/estimate", text="four words are here")
-    assert used == 24 and parts["This message"] == "4"
+    assert used == 24 and parts["Draft"] == "4"
     asked = server.ask("a question")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
     server.client.post(f"{url}/settings", data={"system_prompt": "be very brief"})
     used, parts = measured(f"{url}/estimate", text="more words", **{"file-1-name": "f", "file-1-text": "x y z"})
     assert used == 20 + 3 + 5 + 2 + 3 + 8, "the file's name stands before and after it"
-    assert (parts["This message"], parts["Conversation"], parts["Attachments"]) == ("2", "5", "11")
+    assert (parts["Draft"], parts["Messages"], parts["Attachments"]) == ("2", "5", "11")
     assert measured(f"{url}/estimate")[0] == 28
     assert "does not fit" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
 

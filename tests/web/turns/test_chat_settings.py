@@ -105,7 +105,7 @@ def test_a_refused_field_is_told_beside_it_and_the_others_are_stored(start: Star
     url = f"/chats/{asked.chat_id}/settings"
     answer = server.client.post(url, data={"temperature": "9", "min_p": "0.2"}, headers=FRAGMENT)
     assert answer.status_code == 400
-    assert "a number from 0 to 2" in answer.text and 'value="9"' in answer.text and 'value="0.2"' in answer.text
+    assert "Enter a number from 0 to 2." in answer.text and 'value="9"' in answer.text and 'value="0.2"' in answer.text
     kept = server.client.get(url, headers=FRAGMENT).text
     assert 'value="0.2"' in kept and 'value="9"' not in kept
     assert "<html" in server.client.get(url).text and "<html" not in server.client.get(url, headers=FRAGMENT).text

@@ -98,7 +98,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     turn = server.ask("6 * 7")
     use = asked(server, turn)
     page = server.client.get(f"/chats/{turn.chat_id}").text
-    assert "waiting for permission" in page and f'value="{use.id}"' in page
+    assert "needs approval" in page and f'value="{use.id}"' in page
     assert server.stored(turn).tool_uses == (use,) and use.state == "waiting", "what is asked is on disk"
     assert permit(server, turn).status_code == 200
     events = server.stream(turn)
@@ -271,7 +271,7 @@ def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     server = using()
     answer = server.finished(server.ask("1 + 1", thinking=False))
     assert (answer.state, answer.tool_uses[0].state) == ("done", "denied")
-    assert answer.tool_uses[0].result.startswith("denied: nobody answered")
+    assert answer.tool_uses[0].result.startswith("denied: no reply")
 
 
 def test_all_tools_are_off_until_chosen(start: Start) -> None:
@@ -283,7 +283,7 @@ def test_all_tools_are_off_until_chosen(start: Start) -> None:
     page = server.client.post(
         f"/chats/{turn.chat_id}/tools", data={"tool-clock": "on", "tool-calculator": "on"}, headers=FRAGMENT
     ).text
-    assert "Together they take 20 tokens" in page and page.count(" checked") == 2
+    assert "Together they add 20 tokens" in page and page.count(" checked") == 2
     server.finished(server.ask("Hi", turn.chat_id))
     names = [tool["function"]["name"] for tool in engine_of(server).requests[-1].options.tools or ()]
     assert names == ["calculator", "clock"]
@@ -301,7 +301,7 @@ def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any])
     server = using(script)
     answer = server.finished(server.ask("Go"))
     assert answer.content == "So." and answer.tool_uses[0].state == "failed"
-    assert answer.tool_uses[0].result == "error: there is no such tool; there are: calculator"
+    assert answer.tool_uses[0].result == "error: unknown tool; available tools: calculator"
 
 
 def test_a_tool_switched_off_is_not_run(using: Callable[..., Any]) -> None:

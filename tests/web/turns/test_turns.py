@@ -331,7 +331,7 @@ def test_an_answer_that_never_ends_is_cut(start: Start) -> None:
     server = start(ScriptedEngine(script("x" * 50_000, "", piece=100)), max_answer_characters=1000).ready()
     stored = server.finished(server.ask("Hello"))
     assert stored.content == "x" * 1000
-    assert (stored.state, stored.note) == ("done", "The answer reached its length limit.")
+    assert (stored.state, stored.note) == ("done", "Response cut off at the maximum length.")
 
 
 def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -> None:
@@ -357,7 +357,7 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     assert server.client.get("/health").json()["status"] == "ok"
     server.wait(lambda: server.chat.turns.unfinished == 0)
     answer = server.client.get("/status").text
-    assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Idle<' in answer
+    assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Ready<' in answer
 
 
 @pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret")])
