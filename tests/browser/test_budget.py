@@ -168,7 +168,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
     page.keyboard.press("Escape")
     ask(page, "What is 27 + 48?")
     finished(page, LONG_CHAT_TURNS + 1)
-    expect(last_answer(page)).to_contain_text("did not fit and were left out")
+    expect(last_answer(page)).to_contain_text("no longer fit in the context")
     expect(last_answer(page)).to_be_in_viewport()
 
 

@@ -185,7 +185,7 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, dem
     ask(first, "Another")
     expect(questions(first)).to_have_count(2)
     ask(second, "At the same time")
-    expect(second.locator("#composer-problem")).to_contain_text("still being written")
+    expect(second.locator("#composer-problem")).to_contain_text("still being generated")
     assert second.locator("#text").input_value() == "At the same time"
     expect(questions(second)).to_have_count(1)
     demo.release()

@@ -61,7 +61,7 @@ def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open, demo: Demo
     ask(page, "word " * 1500)
     expect(page.locator("#status-label")).to_have_text(re.compile(r"Processing prompt [1-9]\d?%"))
     expect(last_answer(page)).to_contain_text(
-        re.compile(r"[\d,]+ of [1-9][\d,]+ new tokens \(\d+ from cache\), \d+ s left")
+        re.compile(r"[\d,]+ of [1-9][\d,]+ new tokens \(\d+ cached\), about \d+ s left")
     )
     picture(page, dark=True)
     page.get_by_role("button", name="Stop").click()
@@ -109,7 +109,7 @@ def test_where_the_context_ends_the_answer_says_so(
     expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
     picture(page, "full", dark=True)
     ask(page, "And now?")
-    expect(page.locator("#limit")).to_contain_text(re.compile(r"does not fit: \d+ tokens.*512"))
+    expect(page.locator("#limit")).to_contain_text(re.compile(r"Message too long: it needs \d+ tokens.*512"))
     expect(page.locator("#text")).to_have_value("And now?")
     picture(page, "refused")
     page.get_by_role("button", name="Settings").click()

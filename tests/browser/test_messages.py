@@ -245,7 +245,7 @@ def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     page.get_by_role("button", name=words["menu_summarize"]).click()
     card = page.locator("article.summary-card")
     expect(card).to_have_attribute("data-state", "done")
-    expect(card).to_contain_text("in place of everything above")
+    expect(card).to_contain_text("instead of the messages above")
     picture(page)
     ask(page, "And then?")
     finished(page, 3)

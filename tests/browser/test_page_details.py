@@ -30,7 +30,7 @@ def reload_until_answered(page: Page) -> None:
     for _ in range(600):
         if page.locator("article.assistant[data-state=done]").count():
             return
-        expect(page.get_by_text("Reload this page to see it")).to_be_visible()
+        expect(page.get_by_text("Reload the page to see the response")).to_be_visible()
         page.wait_for_timeout(100)
         page.reload()
     raise AssertionError("no answer came")
@@ -61,7 +61,7 @@ def test_enter_while_an_answer_is_written_says_why_nothing_is_sent(
     expect(page.locator("[data-stop]")).to_be_visible()
     ask(page, "And another thing")
     problem = page.locator("#composer-problem")
-    expect(problem).to_contain_text("An answer is being written")
+    expect(problem).to_contain_text("A response is still being generated")
     assert problem.evaluate("e => getComputedStyle(e, '::before').content").startswith('"⚠')
     assert page.locator("#text").input_value() == "And another thing"
     demo.release()
@@ -81,12 +81,12 @@ def test_with_the_server_gone_every_action_says_so(
     file.write_text("{}")
     page.locator("#sidebar").get_by_role("button", name="Settings").click()
     page.locator("#import").set_input_files(file)
-    expect(page.locator("#import-problem")).to_contain_text("The server did not answer")
+    expect(page.locator("#import-problem")).to_contain_text("The server is not responding")
     page.keyboard.press("Escape")
     page.locator("article.assistant [data-regenerate]").click()
-    expect(page.locator("#composer-problem")).to_contain_text("The server did not answer")
+    expect(page.locator("#composer-problem")).to_contain_text("The server is not responding")
     ask(page, "Hello?")
-    expect(page.locator("#composer-problem")).to_contain_text("Your text is still here")
+    expect(page.locator("#composer-problem")).to_contain_text("Your text has been kept")
     expect(page.locator("#text")).to_have_value("Hello?")
     expect(page.locator(".reconnecting")).to_be_visible()
 
@@ -174,12 +174,12 @@ def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: D
     expect(page.locator("#model-settings")).to_contain_text("Saved")
     page.keyboard.press("Escape")
     page.locator("#gauge button").click()
-    drop = page.locator("#gauge-details").get_by_role("button", name="Drop old thinking")
+    drop = page.locator("#gauge-details").get_by_role("button", name="Discard earlier reasoning")
     expect(drop).to_be_visible()
     before = int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0)
     drop.click()
     expect(page.locator("#toasts")).to_contain_text("Earlier reasoning off")
-    expect(page.locator("#gauge-details button", has_text="Drop old thinking")).to_have_count(0)
+    expect(page.locator("#gauge-details button", has_text="Discard earlier reasoning")).to_have_count(0)
     assert int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0) < before
 
 
@@ -196,7 +196,7 @@ def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_pag
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     page.locator("#text").fill("/thinking on")
     page.locator("#text").press("Enter")
-    expect(page.locator("#composer-problem")).to_contain_text("in the instructions sets this")
+    expect(page.locator("#composer-problem")).to_contain_text("in the system prompt")
 
 
 def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -224,7 +224,7 @@ def test_another_model_by_a_part_of_its_name(
     (tmp_path / "another-one-Q8_0.gguf").write_bytes(b"GGUF")
     page = open_page(serve(demo.load, model_registry=model_registry).url, expected="status of 404|response:error")
     ask(page, "/model nonsense")
-    expect(page.locator("#composer-problem")).to_contain_text("There is no such model")
+    expect(page.locator("#composer-problem")).to_contain_text("Model not found")
     ask(page, "/model another")
     expect(page.locator("#status-label")).to_have_text("Loading model")
     expect(page.locator(".model-name, #gauge .count")).to_have_count(0)

@@ -132,7 +132,7 @@ def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
     loaded = served.client.post("/models/adapters/load", data={"file": "two", "name": "two"})
     assert loaded.headers["location"] == "/models"
     page = served.client.get("/models").text
-    assert 'aria-label="Remove two"' in page and 'aria-label="Load two"' not in page
+    assert 'aria-label="Unload two"' in page and 'aria-label="Load two"' not in page
     asked = served.ask("Hello!", thinking=False)
     plain = served.finished(asked).content
     url = f"/chats/{asked.chat_id}"

@@ -35,7 +35,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages"
     refused = server.client.post(url, data={"text": "w " * 5000, "key": new_id()}, headers=FRAGMENT)
-    assert refused.status_code == 400 and 'hx-target="#limit"' in refused.text and "Summarise" in refused.text
+    assert refused.status_code == 400 and 'hx-target="#limit"' in refused.text and "Summarize" in refused.text
     assert len(messages_of(server, asked.chat_id)) == 2
     question = messages_of(server, asked.chat_id)[0].id
     edited = {"text": "w " * 5000, "key": new_id()}
@@ -46,7 +46,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
 def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) -> None:
     server = start(Engine.load).ready()
     refused = server.client.post("/chats", data={"text": "w " * 90_000, "key": new_id()})
-    assert refused.status_code == 400 and re.search(r"fit: ≥ [\d,]+ tokens are needed", refused.text)
+    assert refused.status_code == 400 and re.search(r"it needs ≥ [\d,]+ tokens", refused.text)
 
 
 def test_the_longest_answer_that_was_allowed_does_not_refuse_a_question(server: Any) -> None:

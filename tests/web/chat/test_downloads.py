@@ -44,9 +44,9 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     shown = text_of(page(server))
     assert "small:Q4_K_M downloaded and verified (SHA-256 matches)." in shown
     assert "small:Q4_K_M Q4_K_M, 3 MB verified" in shown
-    assert 'aria-label="Use small:Q4_K_M"' in page(server)
+    assert 'aria-label="Load small:Q4_K_M"' in page(server)
     home = page(server, "/")
-    assert "Use it now</button>" in home and 'value="small:Q4_K_M"' in home
+    assert "Switch now</button>" in home and 'value="small:Q4_K_M"' in home
     chosen = server.client.post("/models/switch", data={"model": "small:Q4_K_M", "chat": ""})
     assert chosen.headers["location"] == "/"
     server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "x")
@@ -118,7 +118,7 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     begin(server, official_file)
     server.wait(lambda: (server.chat.downloads.current.bytes_per_s or 0) > 0)
     fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
-    assert re.search(r"of 3 MB, \d+ %, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
+    assert re.search(r"of 3 MB, \d+%, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
     assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
     assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
     current = server.chat.downloads.current
@@ -149,7 +149,7 @@ def test_stop_then_resume_after_a_restart(
 
     other = start(ScriptedEngine(), data_dir=tmp_path / "other").ready()
     shown = page(other)
-    assert f"{100 * kept // 3_000_000} % already downloaded" in text_of(shown) and "Resume</button>" in shown
+    assert f"{100 * kept // 3_000_000}% already downloaded" in text_of(shown) and "Resume</button>" in shown
     begin(other, official_file)
     wait_for(other, "done")
     assert fake_hub.gets == [f"bytes={kept}-"]

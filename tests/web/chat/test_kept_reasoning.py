@@ -36,14 +36,14 @@ def test_the_meter_offers_to_drop_them(start: Start) -> None:
     server, asked, _ = begin(start)
     url = f"/chats/{asked.chat_id}"
     draft = {"text": "And?", "thinking": "on"}
-    assert "Drop old thinking" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
+    assert "Discard earlier reasoning" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
     server.client.post(f"{url}/settings", data={"keep_thinking": "on"})
     meter = server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
     assert "Discard earlier reasoning (frees 5 tokens)" in meter and "<dt>Reasoning</dt><dd>5</dd>" in meter
     dropped = {"command": "thinking", "keep_thinking": "off"}
     told = server.client.post(f"{url}/settings", data=dropped, headers=FRAGMENT)
     assert "Earlier reasoning off" in told.text
-    assert "Drop old thinking" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
+    assert "Discard earlier reasoning" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
 
 
 def test_the_toggle_says_when_instructions_set_it(start: Start) -> None:

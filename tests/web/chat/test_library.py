@@ -199,7 +199,7 @@ def test_a_temporary_chat_is_neither_listed_nor_found_nor_exported_until_it_is_k
         return [chat_id in each.text or "a secret word" in each.text for each in found]
 
     assert places() == [False] * 4
-    assert "deleted an hour after its last use" in server.client.get(f"/chats/{chat_id}").text
+    assert "deleted one hour after last use" in server.client.get(f"/chats/{chat_id}").text
     assert server.client.post(f"/chats/{chat_id}/keep").status_code == 303
     assert places() == [True] * 4
 
@@ -225,7 +225,7 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
 
     assert save().status_code == 303
     taken = save(text="A short poem on ")
-    assert taken.status_code == 400 and "is there already" in taken.text and "A short poem on" in taken.text
+    assert taken.status_code == 400 and "already exists" in taken.text and "A short poem on" in taken.text
     assert save(text="A short poem on ", was="poem").status_code == 303
     page = server.client.get("/").text
     assert 'data-name="poem"' in page and 'data-text="A short poem on "' in page and "A poem on" not in page
@@ -244,7 +244,7 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
 @pytest.mark.parametrize("name", ["", "Poem", "a b", "help", "x" * 33, "ä", "../x"])
 def test_a_prompt_needs_a_name_that_can_be_typed(server: Any, name: str) -> None:
     refused = server.client.post("/prompts", data={"name": name, "kind": "message", "text": "long words I typed"})
-    assert refused.status_code == 400 and "A name is 1 to 32" in refused.text
+    assert refused.status_code == 400 and "is not a valid name: use 1 to 32" in refused.text
     assert "long words I typed" in refused.text, "what was typed stays"
     assert prompts(server) == []
 

@@ -46,7 +46,7 @@ def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
     shown = page(server)
     assert re.search(r"one-Q4_K_M Q4_K_M, 19 bytes \S*one-Q4_K_M.gguf In use", text_of(shown))
     assert shown.count('action="/models/switch"') == 2, "the other file and the demo"
-    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Use two-Q8_0"', shown)
+    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Load two-Q8_0"', shown)
     assert key is not None
 
     answer = server.client.post("/models/switch", data={"model": key[1]})
@@ -72,7 +72,7 @@ def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder
     assert server.client.get("/health").json()["status"] == "failed"
     home = page(server, "/")
     assert "blk.3.attn_q.weight is missing" in home and words["models_use_demo"] in home
-    assert "blk.3.attn_q.weight is missing" in page(server) and "The chats are all there" in page(server)
+    assert "blk.3.attn_q.weight is missing" in page(server) and "Your chats are safe" in page(server)
 
     answer = server.client.post("/models/switch", data={"model": "demo", "chat": ""})
 
@@ -123,7 +123,7 @@ def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder:
         raise ModelFileError("it is a 'llama', not a smollm3")
 
     server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x"), folder, check=check)).ready()
-    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Use two-Q8_0"', page(server))
+    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Load two-Q8_0"', page(server))
     assert key is not None
     answer = server.client.post("/models/switch", data={"model": key[1]}, headers={"HX-Request": "true"})
     assert answer.status_code == 400 and "Cannot use two-Q8_0: it is a 'llama', not a smollm3" in unescape(answer.text)

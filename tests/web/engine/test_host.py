@@ -180,7 +180,9 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
     assert used == 20 + 3 + 5 + 2 + 3 + 8, "the file's name stands before and after it"
     assert (parts["Draft"], parts["Messages"], parts["Attachments"]) == ("2", "5", "11")
     assert measured(f"{url}/estimate")[0] == 28
-    assert "does not fit" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
+    assert (
+        "Message too long" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
+    )
 
 
 def test_the_options_reach_the_engine_as_they_were_checked(start: Start) -> None:

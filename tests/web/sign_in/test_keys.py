@@ -129,7 +129,7 @@ def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> No
     assert [each.status_code for each in answers] == [200, 200, 200, 429, 429]
     refused = answers[-1]
     assert (
-        1 <= int(refused.headers["retry-after"]) <= 60 and "3 requests a minute" in refused.json()["error"]["message"]
+        1 <= int(refused.headers["retry-after"]) <= 60 and "3 requests per minute" in refused.json()["error"]["message"]
     )
     assert server.client.get("/v1/models", headers=bearer(ann)).status_code == 200  # reading is free
     page = server.client.post("/chats", data={"text": "Hi", "key": new_id()}, headers=bearer(ann))

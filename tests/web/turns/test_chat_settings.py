@@ -130,9 +130,16 @@ def test_a_command_says_in_a_line_what_it_changed_or_why_not(start: Start) -> No
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
-    for url, told in ((f"/chats/{asked.chat_id}", "This chat: Temperature 1.5"), ("", "New chats and those without")):
+    for url, told in (
+        (f"/chats/{asked.chat_id}", "Chat settings: Temperature 1.5"),
+        ("", "Default settings: Temperature 1.5"),
+    ):
         bad = server.client.post(f"{url}/settings", data={"temperature": "9", "command": "temp"}, headers=FRAGMENT)
-        assert bad.status_code == 400 and "Temperature: a number from 0 to 2" in bad.text and "<form" not in bad.text
+        assert (
+            bad.status_code == 400
+            and "Temperature: Enter a number from 0 to 2." in bad.text
+            and "<form" not in bad.text
+        )
         good = server.client.post(f"{url}/settings", data={"temperature": "1.5", "command": "temp"}, headers=FRAGMENT)
         assert told in good.text and "#toasts" in good.text
     assert server.client.post("/settings", data={"command": "temp"}, headers=FRAGMENT).status_code == 200

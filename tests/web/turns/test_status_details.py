@@ -65,7 +65,7 @@ def test_details_of_no_chat_are_the_models(start: Start) -> None:
 
 def test_rows_say_only_what_is_known() -> None:
     assert TurnStats().rows == []
-    assert TurnStats(place=2).rows == [("queue", "2nd in line")]
+    assert TurnStats(place=2).rows == [("queue", "position 2")]
     rows = dict(
         TurnStats(
             queue_s=1.25,
@@ -106,6 +106,6 @@ def test_settings_say_where_the_data_is(start: Start, tmp_path: Any) -> None:
     part = server.client.get("/settings", headers=FRAGMENT).text
     page = server.client.get("/settings").text
     for html in (part, page):
-        assert f"Stored in {tmp_path / 'data'}" in html and "3 MB of computed prompts" in html
+        assert f"Stored in {tmp_path / 'data'}" in html and "3 MB of prompt cache" in html
     assert "<hx-partial" in part and "<hx-partial" not in page
     assert look_at(tmp_path / "nowhere").chats_bytes == 0

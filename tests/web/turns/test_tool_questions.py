@@ -94,7 +94,7 @@ def test_a_question_is_shown_answered_and_told_to_the_tool(begun: Callable[..., 
     for page in (f"/chats/{turn.chat_id}", f"/generations/{turn.generation_id}/permission"):
         shown = server.client.get(page, headers=FRAGMENT if "permission" in page else {}).text
         assert f'id="question-{question.id}"' in shown and "far asks for input (tool odd):" in shown
-        assert "must not ask for passwords" in shown and EVIL not in shown and "&lt;img" in shown
+        assert "Never enter passwords or keys" in shown and EVIL not in shown and "&lt;img" in shown
     wrong = answer(server, turn, question, **{"value-0": "Ada", "value-1": "151"})
     assert wrong.status_code == 400 and "age must be from any to 150." in wrong.text
     done = answer(server, turn, question, **{"value-0": "Ada", "value-1": "36"})
