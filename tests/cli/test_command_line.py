@@ -21,7 +21,7 @@ from notso.web.values import errors as web
 
 Run = Callable[..., Any]
 
-VERBS = ["serve", "chat", "run", "pull", "convert", "list", "inspect", "verify", "perplexity", "synth"]
+VERBS = ["serve", "chat", "run", "pull", "convert", "quantize", "list", "inspect", "verify", "perplexity", "synth"]
 VERBS += ["plugin", "keys", "bench", "doctor"]
 # The experience guide's 0.2 s is three times what it takes to import the library that reads the command line; a slow or
 # busy machine is not our fault.
@@ -45,6 +45,12 @@ def test_each_verb_explains_itself_with_examples(notso: Run, verb: str) -> None:
     assert result.out.partition("Examples:")[2].count(f"notso {verb}") >= 2
     assert len(result.out.splitlines()) <= 72
     assert max(len(line) for line in result.out.splitlines()) <= 100
+
+
+def test_quantise_is_a_hidden_alias_of_quantize(notso: Run) -> None:
+    assert "quantise" not in notso("--help").out
+    alias, command = (notso(name, "missing.gguf", "out.gguf") for name in ("quantise", "quantize"))
+    assert (alias.code, alias.err.replace("quantise", "quantize")) == (command.code, command.err) != (0, "")
 
 
 def test_help_imports_nothing_heavy_and_is_quick() -> None:
@@ -115,7 +121,7 @@ FAILURES = [
     (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),
     (qtensor.GGUFError("is 5, limit 3", field="header", offset=4), 3, "header at byte 4: is 5, limit 3"),
     (qtensor.UnsupportedFormatError("block format Q2_K"), 3, "notso pull"),
-    (qtensor.SafetensorsError("model.safetensors: the header is not JSON"), 3, "Fetch the folder again"),
+    (qtensor.SafetensorsError("model.safetensors: the header is not JSON"), 3, "Download the folder again"),
     (qtensor.DeviceMemoryError("the GPU lacks 9 MiB"), 4, "nvidia-smi"),
     (qtensor.DeviceError("there is no driver"), 1, "nvidia-smi"),
     (model.ModelFileError("no tensor blk.3.attn_q.weight"), 3, "notso list"),

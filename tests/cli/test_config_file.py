@@ -51,7 +51,7 @@ def test_every_verb_reads_its_own_table(notso: Run, config: Path) -> None:
     [
         ("[serve", "config.toml: "),
         ("[fly]\nhigh = 1\n", "[fly] is no verb; there are serve, chat"),
-        ("serve = 3\n", "[serve] is no verb"),
+        ("serve = 3\n", "[serve] is not a command"),
         ("[serve]\nports = 1\n", "[serve] has no ports; there are"),
         ("[serve]\nmax_num_seqs = 1\n", "[serve] has no max_num_seqs; there are"),
         ("[serve.port]\nx = 1\n", "[serve] port is a table"),

@@ -24,7 +24,7 @@ def test_run_answers_at_once(process: Callable[..., Any], own_home: Path) -> Non
     assert run.returncode == 0
     assert out.strip()
     assert out.endswith(b"\n") and not out.endswith(b"\n\n")
-    assert b"The small demo model answers; `notso pull` fetches SmolLM3-3B" in err
+    assert b"The small built-in demo model; `notso pull` fetches SmolLM3-3B" in err
     assert b"\x1b" not in out + err
 
 
@@ -48,7 +48,7 @@ def test_a_conversation_remembers(notso: Run) -> None:
 
     assert result.code == 0
     assert len(result.out.splitlines()) >= 2
-    assert result.err.count("demo model answers") == 2
+    assert result.err.count("built-in demo model") == 2
 
 
 def test_list_inspect_and_verify_know_it(notso: Run) -> None:

@@ -117,7 +117,7 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier r
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code, with at most one line on stderr. Without arguments, run `serve`."""
+    """Run one command line (default: `serve`) and return its exit code, with at most one line on stderr."""
     terminal.prepare_streams()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     try:

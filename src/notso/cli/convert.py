@@ -36,8 +36,8 @@ def convert(
 ) -> None:
     """Convert a Hugging Face checkpoint to GGUF.
 
-    Rows are converted a few at a time to keep memory use low; K-quants of the 3B model take minutes. A checkpoint with a
-    setting that this engine does not implement is refused, with the setting's name.
+    Rows are converted a few at a time to keep memory use low; K-quants of the 3B model take minutes. A checkpoint with
+    a setting that this engine does not implement is refused, with the setting's name.
     """
     options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.conversion.converter import convert as convert_folder

@@ -121,8 +121,9 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
         f"weights {terminal.gigabytes(tensor_bytes)}, of which one token reads {run.weight_bytes_per_token:,} bytes",
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
         *terminal.columns([head, *rows], right=range(1, len(head))),
-        f"KV cache by default: k8v8 for contexts of up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for longer ones, and smaller "
-        "types if memory requires it; for float and 8-bit files f16, and k8v8 for longer contexts. Override with --kv.",
+        f"KV cache by default: k8v8 for contexts of up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for longer ones, and "
+        "smaller types if memory requires it; for float and 8-bit files f16, and k8v8 for longer contexts. "
+        "Override with --kv.",
     ]
 
 

@@ -26,8 +26,8 @@ def list_models(
     """List the models on this machine.
 
     Lists the demo, SmolLM3 files in the Hugging Face cache or downloaded by Ollama, LM Studio or llama.cpp, and GGUF
-    files in the given folders. Pass a listed name to --model to use it in place. `verified` is yes if the SHA-256 of the
-    whole file is a published one; run `notso verify` to compute it.
+    files in the given folders. Pass a listed name to --model to use it in place. `verified` is yes if the SHA-256 of
+    the whole file is a published one; run `notso verify` to compute it.
     """
     from notso.smollm3.hub import registry
 

@@ -35,8 +35,8 @@ def perplexity(
 ) -> None:
     """Measure a model's perplexity on a text.
 
-    Uses the method of llama.cpp's tool: windows of 512 tokens, scored on their second half. With --kl, the model is also
-    compared with a base model: Kullback-Leibler divergence and how often both rank the same token first.
+    Uses the method of llama.cpp's tool: windows of 512 tokens, scored on their second half. With --kl, the model is
+    also compared with a base model: Kullback-Leibler divergence and how often both rank the same token first.
     """
     from notso.smollm3.diagnostics.perplexity import divergence
     from notso.smollm3.diagnostics.perplexity import perplexity as measure

@@ -53,7 +53,7 @@ def tune(
         typer.Option(
             "--rehearse",
             metavar="QUESTIONS.txt",
-            help="Replay prompts, in addition to the built-in ones: their original answers are mixed in to limit forgetting.",
+            help="Replay prompts besides the built-in ones: their original answers are mixed in to limit forgetting.",
             show_default=False,
         ),
     ] = None,
@@ -238,7 +238,8 @@ def _tell(
     terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; final loss {outcome.loss:.3f}")
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(
-            f"validation loss ({held_out:,} rows): {outcome.held_out_before:.3f} before, {outcome.held_out_after:.3f} after"
+            f"validation loss over {held_out:,} rows: {outcome.held_out_before:.3f} before, "
+            f"{outcome.held_out_after:.3f} after"
         )
     for each in answers:
         terminal.say(f"? {each['question']}\n  before: {each['before']}\n  after:  {each['after']}")

@@ -132,8 +132,8 @@ def test_what_cannot_be_backed_up_is_told(start: Start, tmp_path: Path, capsys: 
     for arguments, reason in (
         (["--data-dir", str(tmp_path / "data")], "a server is using this data directory"),
         (["--data-dir", str(tmp_path / "nowhere")], "no conversations in"),
-        (["--from", "127.0.0.1:3000"], "begins with http"),
-        (["--from", server.address.rpartition(":")[0] + ":9"], "gave no backup"),
+        (["--from", "127.0.0.1:3000"], "must begin with http"),
+        (["--from", server.address.rpartition(":")[0] + ":9"], "returned no backup"),
     ):
         assert run_command_line(["backup", str(copy), *arguments]) != 0
         told = capsys.readouterr()
