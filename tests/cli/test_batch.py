@@ -288,7 +288,7 @@ def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswe
     assert notso("batch", str(source), str(out)).code == 0 and out.read_bytes() == before
     write(source, [entry(1), entry(2, max_tokens=3)])
     result = notso("batch", str(source), str(out))
-    assert result.code == 2 and "changed since" in " ".join(result.err.split())
+    assert result.code == 2 and "request has changed" in " ".join(result.err.split())
     assert out.read_bytes() == before
 
 
@@ -387,7 +387,7 @@ def test_ctrl_c_says_how_to_go_on(process: Callable[..., Any], tmp_path: Path) -
     running = start(process, source, out, 2)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
-    assert running.returncode == 130 and b"the same command goes on from here" in err
+    assert running.returncode == 130 and b"Run the same command again to continue" in err
     assert out.read_bytes().endswith(b"\n") and 2 <= len(answers(out)) < 200
 
 

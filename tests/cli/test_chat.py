@@ -111,7 +111,7 @@ def test_status_tells_model_settings_and_context(engine: Any, notso: Run) -> Non
     engine.is_demo = True
     result = notso("chat", "--no-think", stdin="x\n/status\n")
 
-    assert "Scripted, 1.92 GB, context 4,096 tokens in f16, generic kernels on 2 threads" in result.err
+    assert "Scripted, 1.92 GB, context 4,096 tokens, KV cache f16, generic kernels on 2 threads" in result.err
     assert "not thinking | temperature 0.6 | 16 / 4,096 tokens" in result.err
     assert result.err.count("built-in demo model") == 2
 

@@ -81,7 +81,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     assert out == b""
-    assert err.endswith(b"Stopped; the same command goes on from here.\n")
+    assert err.endswith(b"Stopped. Run the same command again to continue.\n")
     assert fake_hub.requests == [("HEAD", None), ("GET", None)]  # and nothing else is told to anyone
     kept = part.stat().st_size
     fake_hub.trickles_from = None

@@ -76,12 +76,13 @@ def cluster(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run replicas under Ray Serve (requires notso-smollm3-bot[ray]).
+    """Run replicas of the server under Ray Serve.
 
-    With --address, `up` deploys to a running Ray cluster and returns when the replicas are ready; run it again to
-    change the deployment, one replica at a time. Without --address, Ray is started on this machine until Ctrl-C.
-    Several replicas need DATABASE_URL and VALKEY_URL, and --host needs NOTSO_API_KEY, in the environment in which Ray
-    is started on each machine: the configuration contains no secrets. File paths must be valid on every machine.
+    Requires notso-smollm3-bot[ray]. With --address, `up` deploys to a running Ray cluster and returns when the replicas
+    are ready; run it again to change the deployment, one replica at a time. Without --address, Ray is started on this
+    machine until Ctrl-C. Several replicas need DATABASE_URL and VALKEY_URL, and --host needs NOTSO_API_KEY, in the
+    environment in which Ray is started on each machine: the configuration contains no secrets. File paths must be valid
+    on every machine.
     """
     from notso.cluster.plan import NOTHING_BETWEEN, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError

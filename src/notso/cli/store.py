@@ -28,11 +28,11 @@ def store(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Migrate conversations, keys and usage between SQLite and PostgreSQL.
+    """Migrate conversations between SQLite and PostgreSQL.
 
-    Stop every server that uses either side first. The copy is read back and compared before it is committed, so the
-    target receives everything or nothing. Put passwords in ~/.pgpass or PGPASSWORD, not on the command line, where
-    other users can see them.
+    Copies conversations, keys and usage. Stop every server that uses either side first. The copy is read back and
+    compared before it is committed, so the target receives everything or nothing. Put passwords in ~/.pgpass or
+    PGPASSWORD, not on the command line, where other users can see them.
     """
     from notso.web.store.copy import copy_everything
 

@@ -126,7 +126,7 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
     assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
     status = server.client.get("/status", headers={"HX-Request": "true"}).text
-    assert re.search(r"Fetching small:Q4_K_M: \d+ %, \d+ s left", text_of(status)) and "every 1s" in status
+    assert re.search(r"Downloading small:Q4_K_M: \d+%, \d+ s left", text_of(status)) and "every 1s" in status
     fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
     wait_for(server, "done")
     assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text

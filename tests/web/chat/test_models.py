@@ -203,7 +203,7 @@ def test_the_facts_of_the_loaded_model(start: Start, own_home: Path) -> None:
         shown = text_of(page(server, path))
         assert "48 Q4_K, 9 Q6_K, 17 F32" in shown and "every 4th (9 of 36)" in shown
         assert "4,096 tokens, 16 parallel requests" in shown and "k8v8, 1.07 GB" in shown
-        assert "planned 3.18 GB of 8 GB that the control group left" in shown
+        assert "planned 3.18 GB of 8 GB (the control group)" in shown
         assert re.search(r"[\d.]+ [MG]B in use \([\d.]+ [MG]B including mapped weights\)", shown)
 
 

@@ -29,7 +29,7 @@ def test_several_chats_are_answered_at_once(start: Start) -> None:
         server.wait(lambda: engine.stats().running + engine.stats().waiting == len(asked))
     server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
     assert server.chat.turns.unfinished == 4 and server.on_loop(lambda: server.shared.requests.waiting) == 1
-    assert "Queued (1st)" in server.stream(asked[3], until=lambda event: "Queued (1st)" in event.data)[-1].data
+    assert "Queued (#1)" in server.stream(asked[3], until=lambda event: "Queued (#1)" in event.data)[-1].data
     for each in asked:
         server.client.post(f"/generations/{each.generation_id}/stop", data={})
     assert {server.finished(each).state for each in asked} == {"stopped"}

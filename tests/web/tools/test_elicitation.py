@@ -108,9 +108,9 @@ def test_what_was_typed_becomes_values() -> None:
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ({}, "Your name is needed."),
-        ({"name": "A"}, "Your name must have 2 to 5 characters."),
-        ({"name": "A" * 6}, "Your name must have 2 to 5 characters."),
+        ({}, "Your name is required."),
+        ({"name": "A"}, "Your name has a wrong length (minimum: 2, maximum: 5 characters)."),
+        ({"name": "A" * 6}, "Your name has a wrong length (minimum: 2, maximum: 5 characters)."),
         ({"mail": "a b@c"}, "mail must be an email address."),
         ({"page": "nowhere"}, "page must be a URL, such as https://example.org."),
         ({"page": "http://[x"}, "page must be a URL, such as https://example.org."),
@@ -119,13 +119,13 @@ def test_what_was_typed_becomes_values() -> None:
         ({"time": "2026-01-31T12:00:00"}, "time must be a date and time with time zone, such as 2026-01-31T12:00:00Z."),
         ({"age": "4.5"}, "age must be a whole number."),
         ({"age": "9" * 41}, "age must be a whole number."),
-        ({"age": "151"}, "age must be from 0 to 150."),
+        ({"age": "151"}, "age is outside the allowed range (minimum: 0, maximum: 150)."),
         ({"height": "nan"}, "height must be a number."),
         ({"height": "1e999"}, "height must be a number."),
         ({"height": "tall"}, "height must be a number."),
         ({"size": "2"}, "size must be one of the options."),
         ({"size": "s"}, "size must be one of the options."),
-        ({"colours_0": "on", "colours_1": "on"}, "colours: choose 1 to 1 options."),
+        ({"colours_0": "on", "colours_1": "on"}, "colours: select a valid number of options (minimum: 1, maximum: 1)."),
     ],
     ids=str,
 )

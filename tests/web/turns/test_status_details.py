@@ -60,7 +60,7 @@ def test_details_of_no_chat_are_the_models(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for chat_id in ("", "nonsense", "0198f0a0-0000-7000-8000-000000000000"):
         html = details(server, chat_id)
-        assert "Scripted" in html and "last answer" not in html
+        assert "Scripted" in html and "Last response" not in html
 
 
 def test_rows_say_only_what_is_known() -> None:
@@ -83,10 +83,10 @@ def test_rows_say_only_what_is_known() -> None:
     )
     assert rows == {
         "queue": "1.2 s",
-        "prompt": "1,249 tokens, 249 read in 2.0 s (124.5 tokens/s), 1,000 cached",
+        "prompt": "1,249 tokens, 249 processed in 2.0 s (124.5 tokens/s), 1,000 cached",
         "thinking": "300 tokens in 10.0 s, 0 left of 256",
         "written": "400 tokens in 20.0 s (20.0 tokens/s)",
-        "first": "after 3.3 s",
+        "first": "3.3 s",
     }
 
 
