@@ -20,6 +20,7 @@ from notso.smollm3 import Engine
 from notso.web.app import create_app
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.values.settings import Settings
+from notso.web.values.wording import words
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -62,7 +63,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
         viewport=WIDE, color_scheme="light", device_scale_factor=2, reduced_motion="reduce"
     ).new_page()
     page.goto(url)
-    page.get_by_text("Demo model.").wait_for(timeout=ANSWER_MS)
+    page.get_by_text("Demo model").wait_for(timeout=ANSWER_MS)
     page.screenshot(path=folder / "start-light.png")
     for question in QUESTIONS:
         ask(page, question)
@@ -86,7 +87,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     unfold(phone)
     phone.screenshot(path=folder / "chat-phone.png")
     phone.emulate_media(color_scheme="dark", reduced_motion="reduce")
-    phone.get_by_role("button", name="Chats and settings").click()
+    phone.get_by_role("button", name=words["menu"]).click()
     phone.get_by_role("button", name="Settings", exact=True).click()
     phone.locator("#set-temperature").wait_for()
     phone.wait_for_timeout(200)

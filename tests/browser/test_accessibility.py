@@ -10,6 +10,8 @@ from browser.conversation import AXE, begin, finished
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
+from notso.web.values.wording import words
+
 ANSWER = (
     "# A heading\n\nSome $x^2$ and **bold** `code`, [a link](https://example.org).\n\n$$\n\\sum_i x_i\n$$\n\n"
     "|a|b|\n|-|-|\n|1|2|\n\n```python\ndef f(): # comment\n    return 'text', 1\n```\n\n> quoted\n\n1. one\n2. two\n"
@@ -126,7 +128,17 @@ def test_a_whole_chat_by_keyboard_alone(
                 }"""
             )
         )
-    for wanted in ("Send", "thinking", "Settings", "Help", "Models", "Search", "New chat", "Answer again", "files"):
+    for wanted in (
+        "Send",
+        "thinking",
+        "Settings",
+        "Help",
+        "Models",
+        "Search",
+        "New chat",
+        words["regenerate"],
+        "files",
+    ):
         assert any(wanted in name for name in reached), (wanted, reached)
     assert not [name for name in reached if "(unseen)" in name]
     page.locator("article.user a[data-edit]").focus()

@@ -14,6 +14,7 @@ from browser.wire import Wire
 from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine
+from notso.web.values.wording import words
 
 LONG = "Count to 50"
 """What the demo model answers with more than a thousand numbers."""
@@ -41,7 +42,7 @@ Picture = Callable[..., None]
 def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
     page = open_page(serve(demo.load).url)
     page.context.add_init_script(RECORD_GROWTH)
-    expect(page.get_by_text("Demo model.")).to_be_visible()
+    expect(page.get_by_text("Demo model")).to_be_visible()
     expect(page.get_by_text("Nothing you type leaves it.")).to_be_visible()
     picture(page, "greeting", dark=True)
     demo.hold("thinking", 3)
@@ -68,7 +69,7 @@ def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, 
     assert last_answer(page).locator(".answer").inner_text() == answer
     expect(panel).not_to_have_attribute("open", "")
     assert "<think>" not in answer + thoughts
-    expect(page.locator("#status-label")).to_have_text("Idle")
+    expect(page.locator("#status-label")).to_have_text("Ready")
     expect(page.locator("#sidebar").get_by_role("link", name="What is 27 + 48?")).to_be_visible()
     ask(page, "Thank you")
     finished(page, 2)
@@ -92,7 +93,7 @@ def test_thinking_is_open_while_it_runs_and_folds_at_its_end(
     finished(page)
     expect(last_answer(page).locator(".answer")).to_contain_text("27 + 48 =")
     expect(panel.locator(".reasoning-text")).to_be_hidden()
-    expect(page.locator("#announcer")).to_have_text(re.compile(r"^Answer ready, words: \d+$"))
+    expect(page.locator("#announcer")).to_have_text(re.compile(r"^Answer finished, \d+ words$"))
     expect(panel.locator("summary")).to_have_text(re.compile(r"^\s*Thought.*, \d+ tokens\s*$"))
     expect(page.locator("#turns [aria-busy=true]")).to_have_count(0)
 
@@ -161,7 +162,7 @@ def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open,
     second.get_by_role("button", name="Stop").click()
     for page in (first, second):
         finished(page, state="stopped")
-        expect(last_answer(page)).to_contain_text("Stopped here.")
+        expect(last_answer(page)).to_contain_text("Stopped.")
         expect(page.get_by_role("button", name="Send")).to_be_visible()
         expect(page.locator("#status-label")).to_have_text("Stopped")
         expect(page.locator("#announcer")).to_have_text("Stopped")
@@ -184,7 +185,7 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, dem
     ask(first, "Another")
     expect(questions(first)).to_have_count(2)
     ask(second, "At the same time")
-    expect(second.locator("#composer-problem")).to_contain_text("still being written")
+    expect(second.locator("#composer-problem")).to_contain_text("still being generated")
     assert second.locator("#text").input_value() == "At the same time"
     expect(questions(second)).to_have_count(1)
     demo.release()
@@ -192,7 +193,7 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, dem
     second.locator("#text").press("Enter")
     expect(second.locator("#composer-problem")).to_contain_text("another tab")
     expect(questions(second)).to_have_count(1)
-    second.get_by_role("link", name="Show what was added").click()
+    second.get_by_role("link", name="Show new messages").click()
     expect(questions(second)).to_have_count(2)
     second.locator("#text").press("Enter")
     expect(questions(second).last).to_contain_text("At the same time")
@@ -276,15 +277,15 @@ def test_the_page_opens_before_the_model_is_there(
         return demo.load()
 
     page = open_page(serve(load).url)
-    expect(page.locator("#status-label")).to_have_text("Loading")
+    expect(page.locator("#status-label")).to_have_text("Loading model")
     expect(page.locator("#banner")).to_have_text("")
     ask(page, "Already here")
     page.wait_for_url("**/chats/*")
-    expect(page.locator("#status-label")).to_have_text("Loading")
+    expect(page.locator("#status-label")).to_have_text("Loading model")
     picture(page)
     gate.set()
     finished(page)
-    expect(page.locator("#banner")).to_contain_text("Demo model.")
+    expect(page.locator("#banner")).to_contain_text("Demo model")
 
 
 def test_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -313,8 +314,8 @@ def test_rename_and_delete(serve: Serve, open_page: Open, demo: DemoEngine, pict
     expect(page.get_by_role("heading", name="A new name")).to_be_visible()
     expect(page.locator("#chat-list")).to_contain_text("A new name")
     page.get_by_role("button", name="Chat menu").click()
-    page.locator("#chat-menu").get_by_text("Delete this chat").click()
-    expect(page.locator("#sidebar")).to_contain_text("Your chats will be listed here.")
+    page.locator("#chat-menu").get_by_text(words["delete"]).click()
+    expect(page.locator("#sidebar")).to_contain_text("Your chats will appear here.")
     picture(page, "undo")
     page.locator("#toasts").get_by_role("button", name="Undo").click()
     expect(page.get_by_role("heading", name="A new name")).to_be_visible()

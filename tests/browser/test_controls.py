@@ -13,6 +13,8 @@ from browser.conversation import ask, begin, finished, questions, until
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
+from notso.web.values.wording import words
+
 ANSWER = (
     "Solve $ax^2 = 0$:\n\n$$\nx = \\frac{-b}{2a}\n$$\n\nPrices: $5 and $6. Broken: $\\frac{1$.\n\n"
     "```python\nx = 1\n```\n\n```\n" + "".join(f"line {n}\n" for n in range(60)) + "```\n"
@@ -146,7 +148,7 @@ def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_p
     page.locator("#text").fill("See: ")
     page.keyboard.press("Control+v")
     expect(page.locator("#paste-offer")).to_be_visible()
-    page.get_by_role("button", name="Make it an attachment").click()
+    page.get_by_role("button", name=words["paste_attach"]).click()
     expect(page.locator("#attachments .attached")).to_have_text(["Pasted text.txt"])
     assert page.locator("#text").input_value() == "See: "
     expect(page.locator("#paste-offer")).to_be_hidden()
@@ -226,13 +228,13 @@ def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(
     until(page, "least => +document.querySelector('#gauge [role=meter]').ariaValueNow > least", before + 400)
     page.locator("#text").fill(words(3000))
     expect(page.locator("#gauge .gauge")).to_have_class(re.compile("warn"))
-    expect(page.locator("#limit")).to_contain_text("At its end the answer stops")
+    expect(page.locator("#limit")).to_contain_text("When it is full, generation stops")
     picture(page, "near", dark=True)
     page.locator("#text").fill(words(4500))
-    expect(page.locator("#limit")).to_contain_text("does not fit")
+    expect(page.locator("#limit")).to_contain_text("Message too long")
     expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
     page.locator("#gauge button").click()
-    expect(page.locator("#gauge-details")).to_contain_text("This message")
+    expect(page.locator("#gauge-details")).to_contain_text("Draft")
     picture(page, "over", dark=True)
 
 
@@ -259,8 +261,8 @@ def test_views_are_chosen_in_the_browser(chat: Callable[..., Page]) -> None:
     page = chat()
     expect(page.locator(".numbers")).to_be_visible()
     page.get_by_role("button", name="Settings").click()
-    page.get_by_text("Show tokens and speed").click()
-    page.get_by_text("Enter sends").click()
+    page.get_by_text("Show token counts and speed").click()
+    page.get_by_text(words["prefer_enter"]).click()
     page.keyboard.press("Escape")
     expect(page.locator(".numbers")).to_be_hidden()
     page.reload()
@@ -287,10 +289,10 @@ def test_answer_now_stands_beside_the_thoughts_while_they_come(
     later = page.locator(".reasoning-text").bounding_box()
     assert view and later and view["height"] == later["height"] < 200, "a window of fixed height"
     picture(page, dark=True)
-    page.get_by_role("button", name="Answer now").click()
+    page.get_by_role("button", name=words["answer_now"]).click()
     expect(page.locator(".answer")).to_contain_text("Done.")
     demo.release()
-    expect(page.get_by_role("button", name="Answer now")).to_be_hidden()
+    expect(page.get_by_role("button", name=words["answer_now"])).to_be_hidden()
     expect(page.locator("details.reasoning summary")).to_contain_text("Thought")
 
 

@@ -103,7 +103,7 @@ def test_killed_in_an_answer_and_started_again(
 
     start()
     finished(page, state="interrupted")
-    expect(last_answer(page)).to_contain_text("The server stopped while this answer was being written.")
+    expect(last_answer(page)).to_contain_text("The server stopped while this response was being generated.")
     expect(last_answer(page).locator(".reasoning summary")).to_contain_text("Thought")
     part = last_answer(page).locator(".answer").inner_text().strip()
     assert part.startswith(saved) and len(part) < 800

@@ -37,7 +37,7 @@ def test_a_start_is_put_into_the_input_and_the_rest_is_typed(serve: Serve, open_
     page.keyboard.type("tides")
     page.keyboard.press("Enter")
     finished(page)
-    expect(questions(page)).to_contain_text("Explain in plain words: tides")
+    expect(questions(page)).to_contain_text("Explain in simple terms: tides")
 
 
 def test_what_the_empty_page_offers_follows_the_model_that_comes(serve: Serve, open_page: Open) -> None:
@@ -97,7 +97,7 @@ def test_saved_prompts_are_at_hand_in_every_chat(serve: Serve, open_page: Open) 
     page.locator("#text").press_sequentially("/brief So be it")
     page.keyboard.press("Enter")
     expect(page.locator("#text")).to_have_value("So be it")
-    expect(page.locator("#toasts")).to_contain_text("Instructions")
+    expect(page.locator("#toasts")).to_contain_text("System prompt")
     page.get_by_role("button", name="Settings").click()
     expect(page.locator("#set-system_prompt")).to_have_value("Be brief.")
 
@@ -144,7 +144,7 @@ def test_what_is_typed_behind_a_question_that_was_not_sent_is_kept_with_it(
     page.locator("#text").press_sequentially("my next idea")
     assert len(held) == 1
     held[0].abort()
-    expect(page.locator("#composer-problem")).to_contain_text("Your text is still here")
+    expect(page.locator("#composer-problem")).to_contain_text("Your text has been kept")
     expect(page.locator("#text")).to_have_value("A long question\n\nmy next idea")
     page.reload()
     expect(page.locator("#text")).to_have_value("A long question\n\nmy next idea")
@@ -189,13 +189,13 @@ def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, 
         begin(page, text)
     page.get_by_role("link", name=table("en")["archive"]).click()
     picture(page)
-    page.get_by_label("Choose Two").check()
+    page.get_by_label("Select Two").check()
     page.get_by_role("button", name="Archive", exact=True).click()
-    expect(page.get_by_text("Archived: 1.")).to_be_visible()
+    expect(page.get_by_text("1 archived.")).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="Two")).to_contain_text("archived")
     page.get_by_label(table("en")["archive_all"]).check()
     page.get_by_role("button", name="Delete").click()
-    expect(page.get_by_text("Chats deleted: 3.")).to_be_visible()
+    expect(page.get_by_text("3 deleted.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     page.goto(url)
     expect(page.locator("#chat-list a")).to_have_text(["Three", "One"])

@@ -27,9 +27,9 @@ def test_who_waits_is_told_the_place_and_can_leave(
     ask(first, "Go on for long")
     expect(first.locator("#status-label")).to_have_text("Generating")
     second, third = open_page(url), open_page(url)  # each a browser of its own: one has but six connections
-    for page, place in ((second, "1st"), (third, "2nd")):
+    for page, place in ((second, 1), (third, 2)):
         ask(page, "Hello")
-        expect(page.locator("#status-label")).to_have_text(f"Queued ({place})")
+        expect(page.locator("#status-label")).to_have_text(f"Queued (#{place})")
     picture(third)
     second.get_by_role("button", name="Stop").click()
     finished(second, state="stopped")
@@ -43,7 +43,7 @@ def test_an_engine_that_is_busy_with_a_long_step_is_told_of_in_words(
     serve: Serve, open_page: Open, demo: DemoEngine
 ) -> None:
     page = open_page(serve(demo.load).url)
-    expect(page.get_by_text("Demo model.")).to_be_visible()
+    expect(page.get_by_text("Demo model")).to_be_visible()
     demo.hold_all()
     ask(page, "Hello")
     page.wait_for_url("**/chats/*")
@@ -59,9 +59,9 @@ def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open, demo: Demo
     demo.pace_s = 0.05
     demo.hold("prefill", 900)
     ask(page, "word " * 1500)
-    expect(page.locator("#status-label")).to_have_text(re.compile(r"Reading prompt [1-9]\d? %"))
+    expect(page.locator("#status-label")).to_have_text(re.compile(r"Processing prompt [1-9]\d?%"))
     expect(last_answer(page)).to_contain_text(
-        re.compile(r"[\d,]+ of [1-9][\d,]+ new tokens \(\d+ from cache\), \d+ s left")
+        re.compile(r"[\d,]+ of [1-9][\d,]+ new tokens \(\d+ cached\), about \d+ s left")
     )
     picture(page, dark=True)
     page.get_by_role("button", name="Stop").click()
@@ -104,12 +104,12 @@ def test_where_the_context_ends_the_answer_says_so(
     demo.dictate("word " * 2000)
     ask(page, "Go on for ever")
     finished(page)
-    expect(last_answer(page)).to_contain_text("The answer reached its length limit.")
+    expect(last_answer(page)).to_contain_text("Response cut off at the maximum length.")
     expect(last_answer(page).get_by_role("button", name="Continue")).to_be_visible()
     expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
     picture(page, "full", dark=True)
     ask(page, "And now?")
-    expect(page.locator("#limit")).to_contain_text(re.compile(r"does not fit: \d+ tokens.*512"))
+    expect(page.locator("#limit")).to_contain_text(re.compile(r"Message too long: it needs \d+ tokens.*512"))
     expect(page.locator("#text")).to_have_value("And now?")
     picture(page, "refused")
     page.get_by_role("button", name="Settings").click()
@@ -119,7 +119,7 @@ def test_where_the_context_ends_the_answer_says_so(
     page.keyboard.press("Escape")
     page.locator("#text").press("Enter")
     finished(page, 2)
-    expect(last_answer(page)).to_contain_text("messages did not fit and were left out.")
+    expect(last_answer(page)).to_contain_text("oldest messages no longer fit in the context and were left out.")
 
 
 def test_a_limit_of_tokens_ends_an_answer_which_can_go_on(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -130,7 +130,7 @@ def test_a_limit_of_tokens_ends_an_answer_which_can_go_on(serve: Serve, open_pag
     expect(page.get_by_text("Saved.")).to_be_visible()
     page.keyboard.press("Escape")
     begin(page, "Tell me a story")
-    expect(last_answer(page)).to_contain_text("The answer reached its length limit.")
+    expect(last_answer(page)).to_contain_text("Response cut off at the maximum length.")
     before = last_answer(page).locator(".answer").inner_text()
     assert before.startswith("Once")
     last_answer(page).get_by_role("button", name="Continue").click()

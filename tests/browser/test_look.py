@@ -10,6 +10,8 @@ from browser.conversation import ask, finished, last_answer, until
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
+from notso.web.values.wording import words
+
 ANSWER = (
     "A table:\n\n"
     + "|a|b|c|\n|-|-|-|\n"
@@ -85,7 +87,7 @@ def assert_fits(page: Page, width: int) -> None:
 def test_on_a_phone_the_chats_are_in_a_drawer(chat: Callable[..., Page]) -> None:
     page = chat(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
     expect(page.locator("#sidebar")).to_be_hidden()
-    page.locator("header").get_by_role("button", name="Chats and settings").tap()
+    page.locator("header").get_by_role("button", name=words["menu"]).tap()
     expect(page.locator("#sidebar").get_by_role("link", name="Show me")).to_be_visible()
     page.get_by_role("button", name="Close").tap()
     expect(page.locator("#sidebar")).to_be_hidden()
@@ -142,7 +144,7 @@ def test_roles_and_names(chat: Callable[..., Page]) -> None:
     page = chat()
     expect(page.get_by_role("main")).to_have_count(1)
     expect(page.get_by_role("log", name="Conversation")).to_have_count(1)
-    expect(page.get_by_role("complementary", name="Chats and settings")).to_be_visible()
+    expect(page.get_by_role("complementary", name=words["menu"])).to_be_visible()
     expect(page.get_by_role("navigation", name="Chats")).to_be_visible()
     expect(page.get_by_role("textbox", name="Message")).to_be_focused()
     expect(page.get_by_role("switch", name="Thinking")).to_be_checked()
@@ -219,6 +221,6 @@ def test_nothing_moves_for_those_who_want_it_still(
 def test_the_picture_of_both_looks(chat: Callable[..., Page], picture: Callable[..., None]) -> None:
     page = chat(color_scheme="light", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     picture(page, "phone", dark=True)
-    page.locator("header").get_by_role("button", name="Chats and settings").tap()
+    page.locator("header").get_by_role("button", name=words["menu"]).tap()
     expect(page.locator("#sidebar").get_by_role("link", name="Show me")).to_be_visible()
     picture(page, "phone-drawer", dark=True)

@@ -11,6 +11,8 @@ from browser.conversation import answers, ask, begin, finished, last_answer, que
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
+from notso.web.values.wording import words
+
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
 Picture = Callable[..., None]
@@ -31,7 +33,7 @@ def test_regenerate_and_arrows(serve: Serve, open_page: Open, numbered: DemoEngi
     begin(page)
     expect(answers(page)).to_contain_text("Answer number 1.")
     answers(page).hover()
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name=words["regenerate"]).click()
     expect(answers(page)).to_contain_text("Answer number 2.")
     expect(answers(page)).to_contain_text("2/2")
     finished(page)
@@ -49,7 +51,7 @@ def test_regenerate_and_arrows(serve: Serve, open_page: Open, numbered: DemoEngi
 def test_an_answer_is_drawn_anew_by_the_model_itself(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     begin(page, "What is 27 + 48?")
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name=words["regenerate"]).click()
     expect(answers(page)).to_contain_text("2/2")
     finished(page)
     expect(answers(page).locator(".answer")).to_contain_text("27 + 48 =")
@@ -67,7 +69,7 @@ def test_edit_a_question(serve: Serve, open_page: Open, numbered: DemoEngine, pi
     expect(questions(page)).to_have_text(re.compile("First question"))
     questions(page).get_by_role("link", name="Edit").click()
     area.fill("A better question")
-    page.get_by_role("button", name="Ask again").click()
+    page.get_by_role("button", name=words["edit_send"]).click()
     expect(questions(page)).to_contain_text("A better question")
     expect(answers(page)).to_contain_text("Answer number 2.")
     finished(page)
@@ -120,7 +122,7 @@ def test_stop_and_continue(serve: Serve, open_page: Open, demo: DemoEngine, way:
     else:
         page.get_by_role("button", name="Stop").click()
     finished(page, state="stopped")
-    expect(answers(page)).to_contain_text("Stopped here.")
+    expect(answers(page)).to_contain_text("Stopped.")
     demo.release()
     demo.dictate("And that was all.")
     if way == "key":
@@ -150,7 +152,7 @@ def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Ope
         page.keyboard.press("Escape")
         finished(page, state="stopped")
     demo.dictate("And that was all.", "One more thought.")
-    answers(page).get_by_role("button", name="Answer now").click()
+    answers(page).get_by_role("button", name=words["answer_now"]).click()
     expect(answers(page).locator(".answer")).to_contain_text("And that was all.")
     finished(page)
 
@@ -167,7 +169,7 @@ def test_a_question_and_an_answer_are_copied_as_they_were_written(
         expect(page.locator("#announcer")).to_have_text("Copied")
         assert page.evaluate("navigator.clipboard.readText()").startswith(said)
     with page.context.expect_page() as opened:
-        answers(page).get_by_role("link", name="Raw text").click()
+        answers(page).get_by_role("link", name=words["raw"]).click()
     assert "## " in (opened.value.locator("body").text_content() or "")
 
 
@@ -211,10 +213,10 @@ def test_tokens_and_speed_stand_under_an_answer(serve: Serve, open_page: Open, d
     numbers = last_answer(page).locator(".numbers")
     expect(numbers.locator("summary")).to_have_text(re.compile(r"^\d+ tokens, [\d.]+ tokens/s$"))
     numbers.locator("summary").click()
-    expect(numbers).to_have_text(re.compile(r"read \d+ in [\d.]+ s, .*first word after", re.DOTALL))
+    expect(numbers).to_have_text(re.compile(r"prompt: \d+ tokens in [\d.]+ s, .*first token after", re.DOTALL))
     ask(page, "Thank you")
     finished(page, 2)
-    expect(last_answer(page).locator(".numbers")).to_contain_text("from cache")
+    expect(last_answer(page).locator(".numbers")).to_contain_text("cached")
 
 
 def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
@@ -228,7 +230,7 @@ def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: O
         expect(questions(page)).to_have_count(2)
         expect(last_answer(page)).to_contain_text("Answer number 2.")
     expect(second.locator("#text")).to_have_value("A draft that stays")
-    second.get_by_role("button", name="Answer again").last.click()
+    second.get_by_role("button", name=words["regenerate"]).last.click()
     for page in (first, second):
         expect(last_answer(page)).to_contain_text("Answer number 3.")
         finished(page, 2)
@@ -240,16 +242,16 @@ def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     page = open_page(serve(numbered.load).url)
     begin(page, "A question before the summary")
     page.get_by_role("button", name="Chat menu").click()
-    page.get_by_role("button", name="Summarise older turns").click()
+    page.get_by_role("button", name=words["menu_summarize"]).click()
     card = page.locator("article.summary-card")
     expect(card).to_have_attribute("data-state", "done")
-    expect(card).to_contain_text("in place of everything above")
+    expect(card).to_contain_text("instead of the messages above")
     picture(page)
     ask(page, "And then?")
     finished(page, 3)
     read = next(prompt for prompt in numbered.prompts if "And then?" in prompt)
     assert "A question before" not in read and "Answer number 2." in read, "the summary stands for what was before it"
-    card.get_by_role("button", name="Take the summary out").click()
+    card.get_by_role("button", name=words["unsummarize"]).click()
     expect(card).to_have_count(0)
     expect(questions(page).first).to_contain_text("A question before the summary")
 

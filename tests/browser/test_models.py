@@ -15,6 +15,7 @@ from notso.smollm3 import Engine, ModelFileError
 from notso.smollm3.hub import download, registry
 from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.wording import words
 
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Page]
@@ -58,18 +59,18 @@ def test_fetch_stop_reload_resume_and_use(
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.keyboard.press("Tab")
     page.get_by_role("button", name="Stop").press("Enter")
-    expect(page.get_by_text("is here already")).to_be_visible()
+    expect(page.get_by_text("already downloaded")).to_be_visible()
     expect(page.locator("#models-poll")).to_have_count(0)
     kept = download.part_path(official_file).stat().st_size
 
     fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("its SHA-256 is the published one")).to_be_visible()
+    expect(page.get_by_text("SHA-256 matches")).to_be_visible()
     assert fake_hub.gets[-1] == f"bytes={kept}-"
 
-    page.get_by_role("button", name="Use small:Q4_K_M").click()
-    expect(page.get_by_text("The model could not be loaded")).to_be_visible()  # random bytes are no model
-    page.get_by_role("button", name="Use demo").click()
+    page.get_by_role("button", name="Load small:Q4_K_M").click()
+    expect(page.get_by_text("Could not load the model")).to_be_visible()  # random bytes are no model
+    page.get_by_role("button", name="Load demo").click()
     expect(page.locator("#model-demo").get_by_text("In use")).to_be_visible()
 
 
@@ -88,12 +89,12 @@ def test_the_empty_page_greets_as_the_model_that_took_the_demos_place(
     page = open_page(server.url)
     page.get_by_role("link", name="Fetch SmolLM3-3B").click()
     page.get_by_role("button", name="Download").click()
-    expect(page.get_by_text("its SHA-256 is the published one")).to_be_visible()
+    expect(page.get_by_text("SHA-256 matches")).to_be_visible()
     page.goto(server.url)
     page.locator("#text").fill("A draft")
-    expect(page.get_by_text("I'm a small demo model")).to_be_visible()
+    expect(page.get_by_text("This is a small demo model")).to_be_visible()
     go_on.set()
-    expect(page.get_by_text("I'm a small demo model")).to_have_count(0)
+    expect(page.get_by_text("This is a small demo model")).to_have_count(0)
     expect(page.locator(".greeting .hello")).to_be_visible()
     expect(page.locator("#text")).to_have_value("A draft")
 
@@ -105,8 +106,8 @@ def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: Open
     page = open_page(serve(fails, model_registry=ModelRegistry(load)).url)
     banner = page.locator("#banner")
     expect(banner).to_contain_text("blk.3.attn_q.weight is missing")
-    banner.get_by_role("button", name="Use the demo model").click()
-    expect(banner).to_contain_text("Demo model.")
+    banner.get_by_role("button", name=words["models_use_demo"]).click()
+    expect(banner).to_contain_text("Demo model")
     page.get_by_label("Message", exact=True).fill("Hello")
     page.keyboard.press("Enter")
     expect(page.locator(".turn.assistant")).to_contain_text("help", ignore_case=True)

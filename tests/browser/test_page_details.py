@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 
 from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.wording import words
 
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
@@ -29,7 +30,7 @@ def reload_until_answered(page: Page) -> None:
     for _ in range(600):
         if page.locator("article.assistant[data-state=done]").count():
             return
-        expect(page.get_by_text("Reload this page to see it")).to_be_visible()
+        expect(page.get_by_text("Reload the page to see the response")).to_be_visible()
         page.wait_for_timeout(100)
         page.reload()
     raise AssertionError("no answer came")
@@ -60,7 +61,7 @@ def test_enter_while_an_answer_is_written_says_why_nothing_is_sent(
     expect(page.locator("[data-stop]")).to_be_visible()
     ask(page, "And another thing")
     problem = page.locator("#composer-problem")
-    expect(problem).to_contain_text("An answer is being written")
+    expect(problem).to_contain_text("A response is still being generated")
     assert problem.evaluate("e => getComputedStyle(e, '::before').content").startswith('"⚠')
     assert page.locator("#text").input_value() == "And another thing"
     demo.release()
@@ -80,12 +81,12 @@ def test_with_the_server_gone_every_action_says_so(
     file.write_text("{}")
     page.locator("#sidebar").get_by_role("button", name="Settings").click()
     page.locator("#import").set_input_files(file)
-    expect(page.locator("#import-problem")).to_contain_text("The server did not answer")
+    expect(page.locator("#import-problem")).to_contain_text("The server is not responding")
     page.keyboard.press("Escape")
     page.locator("article.assistant [data-regenerate]").click()
-    expect(page.locator("#composer-problem")).to_contain_text("The server did not answer")
+    expect(page.locator("#composer-problem")).to_contain_text("The server is not responding")
     ask(page, "Hello?")
-    expect(page.locator("#composer-problem")).to_contain_text("Your text is still here")
+    expect(page.locator("#composer-problem")).to_contain_text("Your text has been kept")
     expect(page.locator("#text")).to_have_value("Hello?")
     expect(page.locator(".reconnecting")).to_be_visible()
 
@@ -96,9 +97,9 @@ def test_too_long_a_question_comes_back(serve: Serve, open_page: Open, demo: Dem
     answered(page)
     ask(page, "w " * 5000)
     limit = page.locator("#limit")
-    expect(limit).to_contain_text("This message does not fit")
+    expect(limit).to_contain_text("Message too long")
     expect(limit.locator("p")).to_have_count(1)
-    expect(limit.get_by_role("button", name="Summarise older turns")).to_be_visible()
+    expect(limit.get_by_role("button", name=words["menu_summarize"])).to_be_visible()
     expect(limit.get_by_role("link", name="New chat")).to_be_visible()
     assert page.locator("#text").input_value().startswith("w w")
     assert page.locator("article.user").count() == 1
@@ -119,7 +120,7 @@ def test_without_a_script_one_can_ask_read_search_and_export(serve: Serve, open_
         page.locator("[popovertarget=chat-menu]").click()  # popovers need no script
         page.get_by_role("link", name="Markdown").click()
     assert "What is SmolLM3?" in Path(export.value.path()).read_text()
-    page.locator("article.assistant").get_by_role("button", name="Answer again").click()
+    page.locator("article.assistant").get_by_role("button", name=words["regenerate"]).click()
     reload_until_answered(page)
     expect(page.locator(".versions")).to_contain_text("2/2")
     page.get_by_role("link", name="Search").click()
@@ -141,11 +142,11 @@ def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_pag
     expect(page.locator("[data-stop]")).to_be_visible()
     page.locator(".badge").click()
     facts = page.locator("#status-facts")
-    expect(facts).to_contain_text("This answer")
-    expect(facts).to_contain_text("1 being answered")
+    expect(facts).to_contain_text("Current response")
+    expect(facts).to_contain_text("1 running")
     demo.release()
-    expect(facts).to_contain_text("The last answer")
-    expect(facts).to_contain_text("First word")
+    expect(facts).to_contain_text("Last response")
+    expect(facts).to_contain_text("Time to first token")
     page.keyboard.press("Escape")
     page.wait_for_timeout(1500)  # what was under way when it closed
     asked: list[str] = []
@@ -160,7 +161,7 @@ def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, dem
     expect(page.locator("#gauge-details")).to_contain_text(re.compile(r"\d [MG]B in use"))
     page.keyboard.press("Escape")
     page.locator("#sidebar").get_by_role("button", name="Settings").click()
-    expect(page.locator("#data-folder")).to_contain_text("All is kept in /")
+    expect(page.locator("#data-folder")).to_contain_text("Stored in /")
 
 
 def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -173,12 +174,12 @@ def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: D
     expect(page.locator("#model-settings")).to_contain_text("Saved")
     page.keyboard.press("Escape")
     page.locator("#gauge button").click()
-    drop = page.locator("#gauge-details").get_by_role("button", name="Drop old thinking")
+    drop = page.locator("#gauge-details").get_by_role("button", name="Discard earlier reasoning")
     expect(drop).to_be_visible()
     before = int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0)
     drop.click()
-    expect(page.locator("#toasts")).to_contain_text("Earlier thinking off")
-    expect(page.locator("#gauge-details button", has_text="Drop old thinking")).to_have_count(0)
+    expect(page.locator("#toasts")).to_contain_text("Earlier reasoning off")
+    expect(page.locator("#gauge-details button", has_text="Discard earlier reasoning")).to_have_count(0)
     assert int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0) < before
 
 
@@ -189,13 +190,13 @@ def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_pag
     page.locator("#set-system_prompt").fill("Be brief. /no_think")
     page.get_by_role("button", name="Save").click()
     switch = page.locator("#thinking-switch")
-    expect(switch).to_contain_text("set by system text")
+    expect(switch).to_contain_text("set by system prompt")
     page.keyboard.press("Escape")
     expect(switch.get_by_role("switch")).to_be_disabled()
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     page.locator("#text").fill("/thinking on")
     page.locator("#text").press("Enter")
-    expect(page.locator("#composer-problem")).to_contain_text("in the instructions sets this")
+    expect(page.locator("#composer-problem")).to_contain_text("in the system prompt")
 
 
 def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -208,7 +209,7 @@ def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngi
         page.keyboard.press(f"Alt+{key}")
         expect(page.locator("article.user:focus .bubble")).to_have_text(f"Question {wanted}")
         expect(page.locator("article.user").nth(wanted - 1)).to_be_in_viewport()
-    page.locator("article.user").nth(1).get_by_role("link", name="Question before").click()
+    page.locator("article.user").nth(1).get_by_role("link", name=words["previous_user_message"]).click()
     expect(page.locator("article.user").first).to_be_in_viewport()
 
 
@@ -223,9 +224,9 @@ def test_another_model_by_a_part_of_its_name(
     (tmp_path / "another-one-Q8_0.gguf").write_bytes(b"GGUF")
     page = open_page(serve(demo.load, model_registry=model_registry).url, expected="status of 404|response:error")
     ask(page, "/model nonsense")
-    expect(page.locator("#composer-problem")).to_contain_text("There is no such model")
+    expect(page.locator("#composer-problem")).to_contain_text("Model not found")
     ask(page, "/model another")
-    expect(page.locator("#status-label")).to_have_text("Loading")
+    expect(page.locator("#status-label")).to_have_text("Loading model")
     expect(page.locator(".model-name, #gauge .count")).to_have_count(0)
     gate.set()
     expect(page.locator("#gauge .count")).to_be_visible()

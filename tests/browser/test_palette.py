@@ -135,7 +135,7 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: Dem
     page = chat()
     text = page.locator("#text")
     text.fill("/temprature 1")
-    expect(page.locator("#palette")).to_contain_text("There is no such command")
+    expect(page.locator("#palette")).to_contain_text("Unknown command")
     text.press("Enter")
     assert text.input_value() == "/temp 1"
     text.fill("/temprature")
@@ -173,10 +173,10 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
         assert text.input_value() == typed, "nothing that was typed is lost"
     text.fill("/regenerate")
     text.press("Enter")
-    expect(problem).to_contain_text("nothing here")
+    expect(problem).to_contain_text("Nothing to apply this to")
     text.fill("/temp 1,5")
     text.press("Enter")
-    expect(page.locator("#toasts")).to_contain_text("New chats and those without their own: Temperature 1,5")
+    expect(page.locator("#toasts")).to_contain_text("Default settings: Temperature 1,5")
     expect(problem).to_be_empty()
     text.fill("/theme")
     text.press("Enter")
@@ -198,4 +198,4 @@ def test_a_chat_that_is_not_there_yet_cannot_be_cleared(
     page = open_page(serve(demo.load).url)
     page.locator("#text").fill("/clear")
     page.locator("#text").press("Enter")
-    expect(page.locator("#composer-problem")).to_contain_text("no chat yet")
+    expect(page.locator("#composer-problem")).to_contain_text("Start a chat first")

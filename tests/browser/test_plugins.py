@@ -16,6 +16,7 @@ from notso.plugins.plugin_set import Plugins
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.sign_in import SignInSettings
+from notso.web.values.wording import words
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Page]
@@ -44,7 +45,7 @@ def test_a_plugins_command_is_offered_and_its_word_is_shown(
     expect(page.locator("#composer-problem")).to_contain_text("the plugin raises failed in command explode")
     page.goto(page.url.rstrip("/") + "/settings")
     expect(page.locator("main")).to_contain_text("command explode raised ZeroDivisionError")
-    page.get_by_role("button", name="Switch on again").click()
+    page.get_by_role("button", name=words["plugin_start"]).click()
     expect(page.locator("main")).not_to_contain_text("ZeroDivisionError")
 
 
@@ -59,7 +60,7 @@ def test_a_key_opens_the_page_and_an_operators_key_the_operators(
     page.locator("#api_key").press("Enter")
     expect(page.locator("#text")).to_be_visible()
     page.goto(page.url.rstrip("/") + "/settings")
-    page.get_by_role("link", name="Operator").click()
+    page.get_by_role("link", name=words["operator"]).click()
     expect(page.get_by_role("heading", name="Audit log")).to_be_visible()
     expect(page.locator("main")).to_contain_text("9,000")
     expect(page.locator("main")).to_contain_text("signed in")

@@ -11,6 +11,8 @@ from browser.conversation import answers, ask, begin, finished, questions
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
+from notso.web.values.wording import words
+
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
 Picture = Callable[..., None]
@@ -56,7 +58,7 @@ def test_delete_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> Non
     begin(page, "To be deleted")
     said = answers(page).locator(".answer").inner_text()
     page.locator("#chat-list li").hover()
-    page.locator("#chat-list").get_by_role("button", name="Delete this chat: To be deleted").click()
+    page.locator("#chat-list").get_by_role("button", name="Delete chat: To be deleted").click()
     page.wait_for_url("**/?undo=*")
     expect(page.locator("#toasts")).to_contain_text("Chat deleted.")
     expect(page.locator("#chat-list")).not_to_contain_text("To be deleted")
@@ -74,12 +76,12 @@ def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open, demo: Demo
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     other = open_page(server.url, like=page)
     other.locator("#chat-list li").hover()
-    other.locator("#chat-list").get_by_role("button", name="Delete this chat: Go on").click()
-    expect(page.locator("#turns")).to_contain_text("There is no such chat.")
+    other.locator("#chat-list").get_by_role("button", name="Delete chat: Go on").click()
+    expect(page.locator("#turns")).to_contain_text("Chat not found.")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    expect(page.locator("#status-label")).to_have_text("Idle")
+    expect(page.locator("#status-label")).to_have_text("Ready")
     ask(page, "Still here?")
-    expect(page.locator("#composer-problem")).to_contain_text("There is no such chat.")
+    expect(page.locator("#composer-problem")).to_contain_text("Chat not found.")
     expect(page.locator("#text")).to_have_value("Still here?")
     other.get_by_role("button", name="Undo").click()
     expect(questions(page)).to_contain_text("Go on")
@@ -89,9 +91,9 @@ def test_clear_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None
     page = open_page(serve(demo.load).url)
     begin(page)
     page.get_by_role("button", name="Chat menu").click()
-    page.get_by_role("button", name="Empty this chat").click()
+    page.get_by_role("button", name=words["menu_clear"]).click()
     expect(answers(page)).to_have_count(0)
-    expect(page.locator("#toasts")).to_contain_text("Chat emptied.")
+    expect(page.locator("#toasts")).to_contain_text("Messages cleared.")
     page.get_by_role("button", name="Undo").click()
     expect(answers(page)).to_have_count(1)
 
@@ -101,7 +103,7 @@ def test_search_finds_and_leads_there(serve: Serve, open_page: Open, demo: DemoE
     demo.dictate("On a floe, says answer number 1.")
     demo.dictate("On the ice, says answer number 2.")
     begin(page, "Where do walruses live?")
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name=words["regenerate"]).click()
     expect(answers(page)).to_contain_text("number 2.")
     finished(page)
     page.goto(page.url.partition("/chats")[0] + "/")
@@ -122,7 +124,7 @@ def test_a_chat_goes_out_as_a_file_and_comes_back(
 ) -> None:
     page = open_page(serve(demo.load).url, expected="status of 400")
     begin(page, "What is 27 + 48?")
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name=words["regenerate"]).click()
     expect(answers(page)).to_contain_text("2/2")
     finished(page)
     said = answers(page).locator(".answer").inner_text()
@@ -148,6 +150,6 @@ def test_a_chat_goes_out_as_a_file_and_comes_back(
     page.locator("#import").set_input_files(tmp_path / "broken.json")
     expect(page.locator("#import-problem")).to_contain_text("not valid JSON")
     with page.expect_download() as download:
-        page.get_by_role("link", name="Export all").click()
+        page.get_by_role("link", name=words["export_all"]).click()
     download.value.save_as(tmp_path / "all")
     assert said.splitlines()[0] in (tmp_path / "all").read_text("utf-8")

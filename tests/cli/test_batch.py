@@ -230,7 +230,7 @@ def test_a_custom_id_used_twice_is_refused_the_second_time(many: ManyAnswers, no
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len({line["id"] for line in lines}) == 3
     assert sorted(line["response"]["status_code"] for line in lines) == [200, 400, 400]
-    assert "3 were there already" in notso("batch", str(source), str(out)).err
+    assert "3 already done" in notso("batch", str(source), str(out)).err
 
 
 def test_what_is_there_is_not_made_again(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_file_of_someone_else_s_is_left_alone(many: ManyAnswers, notso: Run, t
     source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
     out.write_text(content)
     result = notso("batch", str(source), str(out))
-    assert result.code == 2 and "answers no request of this batch" in result.err
+    assert result.code == 2 and "does not match a request of this batch" in result.err
     assert out.read_text() == content and not many.asked
 
 
@@ -288,7 +288,7 @@ def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswe
     assert notso("batch", str(source), str(out)).code == 0 and out.read_bytes() == before
     write(source, [entry(1), entry(2, max_tokens=3)])
     result = notso("batch", str(source), str(out))
-    assert result.code == 2 and "changed since" in " ".join(result.err.split())
+    assert result.code == 2 and "request has changed" in " ".join(result.err.split())
     assert out.read_bytes() == before
 
 
@@ -304,7 +304,7 @@ def test_an_output_that_is_no_file_is_refused(many: ManyAnswers, notso: Run, tmp
     os.mkfifo(pipe)
     for out in ("/dev/null", str(pipe)):
         result = notso("batch", str(source), out)
-        assert result.code == 2 and "must be a file" in result.err and not many.asked
+        assert result.code == 2 and "must be a regular file" in result.err and not many.asked
 
 
 def test_in_and_out_must_differ(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_pipe_is_no_input_and_a_missing_folder_no_place(many: ManyAnswers, not
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     result = notso("batch", str(pipe), str(tmp_path / "out.jsonl"))
-    assert result.code == 2 and "IN must be a file" in result.err
+    assert result.code == 2 and "IN must be a regular file" in result.err
     source = write(tmp_path / "in.jsonl", [entry(1)])
     result = notso("batch", str(source), str(tmp_path / "missing" / "out.jsonl"))
     assert result.code == 1 and len(result.err.splitlines()) == 1 and "No such file" in result.err
@@ -375,7 +375,7 @@ def test_kill_9_loses_and_repeats_nothing(
 
     result = notso("batch", str(source), str(out))
 
-    assert result.code == 0 and f"{len(kept)} were there already" in result.err
+    assert result.code == 0 and f"{len(kept)} already done" in result.err
     assert out.read_bytes().splitlines(keepends=True)[: len(kept)] == kept
     found = answers(out)
     assert set(found) == {f"request-{number}" for number in range(100)}
@@ -387,7 +387,7 @@ def test_ctrl_c_says_how_to_go_on(process: Callable[..., Any], tmp_path: Path) -
     running = start(process, source, out, 2)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
-    assert running.returncode == 130 and b"the same command goes on from here" in err
+    assert running.returncode == 130 and b"Run the same command again to continue" in err
     assert out.read_bytes().endswith(b"\n") and 2 <= len(answers(out)) < 200
 
 

@@ -111,16 +111,16 @@ def test_status_tells_model_settings_and_context(engine: Any, notso: Run) -> Non
     engine.is_demo = True
     result = notso("chat", "--no-think", stdin="x\n/status\n")
 
-    assert "Scripted, 1.92 GB, context 4,096 tokens in f16, generic kernels on 2 threads" in result.err
+    assert "Scripted, 1.92 GB, context 4,096 tokens, KV cache f16, generic kernels on 2 threads" in result.err
     assert "not thinking | temperature 0.6 | 16 / 4,096 tokens" in result.err
-    assert result.err.count("demo model answers") == 2
+    assert result.err.count("built-in demo model") == 2
 
 
 def test_regenerate_asks_the_last_question_again(engine: Any, notso: Run) -> None:
     engine.says("Yes.")
     result = notso("chat", stdin="/regenerate\none\n/regenerate\n")
 
-    assert "nothing to answer again" in result.err
+    assert "no message to answer again" in result.err
     assert [said(engine, turn) for turn in range(2)] == [[("user", "one")]] * 2
     assert engine.params[0].seed != engine.params[1].seed
 

@@ -97,7 +97,7 @@ def terminal(process: Callable[..., subprocess.Popen[bytes]]) -> Iterator[Termin
 
 
 def test_a_conversation(terminal: Terminal) -> None:
-    terminal.expect("Ctrl-D leaves.")
+    terminal.expect("Ctrl-D quits.")
     terminal.expect_prompt()
     terminal.type("hello\r")
     assert "\x1b[2mpondering\x1b[0m" in terminal.expect("You said HELLO")
@@ -116,15 +116,15 @@ def test_a_conversation(terminal: Terminal) -> None:
 
 
 def test_ctrl_c_stops_an_answer_and_twice_leaves(terminal: Terminal) -> None:
-    terminal.expect("Ctrl-D leaves.")
+    terminal.expect("Ctrl-D quits.")
     terminal.expect_prompt()
     terminal.type("wait\r")
     terminal.expect("You said WAIT")
     terminal.type("\x03")
-    terminal.expect("Stopped; Ctrl-C again leaves.")
+    terminal.expect("Stopped. Press Ctrl-C again to quit.")
     terminal.expect_prompt()
     terminal.type("\x03")
-    terminal.expect("Ctrl-C again leaves.")
+    terminal.expect("Press Ctrl-C again to quit.")
     terminal.expect_prompt()
     terminal.type("\x03")
 

@@ -21,7 +21,7 @@ from notso.web.values import errors as web
 
 Run = Callable[..., Any]
 
-VERBS = ["serve", "chat", "run", "pull", "convert", "list", "inspect", "verify", "perplexity", "synth"]
+VERBS = ["serve", "chat", "run", "pull", "convert", "quantize", "list", "inspect", "verify", "perplexity", "synth"]
 VERBS += ["plugin", "keys", "bench", "doctor"]
 # The experience guide's 0.2 s is three times what it takes to import the library that reads the command line; a slow or
 # busy machine is not our fault.
@@ -43,8 +43,14 @@ def test_each_verb_explains_itself_with_examples(notso: Run, verb: str) -> None:
 
     assert result.code == 0
     assert result.out.partition("Examples:")[2].count(f"notso {verb}") >= 2
-    assert len(result.out.splitlines()) <= 72
+    assert len(result.out.splitlines()) <= 84
     assert max(len(line) for line in result.out.splitlines()) <= 100
+
+
+def test_quantise_is_a_hidden_alias_of_quantize(notso: Run) -> None:
+    assert "quantise" not in notso("--help").out
+    alias, command = (notso(name, "missing.gguf", "out.gguf") for name in ("quantise", "quantize"))
+    assert (alias.code, alias.err.replace("quantise", "quantize")) == (command.code, command.err) != (0, "")
 
 
 def test_help_imports_nothing_heavy_and_is_quick() -> None:
@@ -85,7 +91,7 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["inspect"], "Missing argument 'FILE'"),
         (["pull", "llama"], "choices: smollm3-3b:Q4_K_M"),
         (["list", "/no/such/folder"], "not a folder"),
-        (["synth", "/no/such/folder/x.gguf"], "there is no folder /no/such/folder"),
+        (["synth", "/no/such/folder/x.gguf"], "folder /no/such/folder does not exist"),
         (["bench", "--prefill", "512@"], "neither TOKENS nor TOKENS@DEPTH"),
         (["bench", "--prefill", "12345678"], "what is to be measured needs 12,345,"),
         (["--quite-unknown"], "No such option"),
@@ -94,8 +100,8 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["serve", "--cache-disk", "inf"], "--cache-disk"),
         (["serve", "--engine-url", "http://engine:3000"], "NOTSO_ENGINE_KEY"),
         (["serve", "--engine-api"], "NOTSO_ENGINE_KEY"),
-        (["serve", "--engine-url", "http://engine:3000", "--model", "a.gguf"], "--model is the engine's"),
-        (["serve", "--engine-url", "http://engine:3000", "--engine-api"], "--engine-api is the engine's"),
+        (["serve", "--engine-url", "http://engine:3000", "--model", "a.gguf"], "--model does not apply to a front end"),
+        (["serve", "--engine-url", "http://engine:3000", "--engine-api"], "--engine-api does not apply to a front end"),
         (["serve", "--api-key-file", "/dev/null"], "/dev/null is empty"),
         (["serve", "--api-key-file", "/no/such/file"], "No such file"),
     ],
@@ -115,7 +121,7 @@ FAILURES = [
     (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),
     (qtensor.GGUFError("is 5, limit 3", field="header", offset=4), 3, "header at byte 4: is 5, limit 3"),
     (qtensor.UnsupportedFormatError("block format Q2_K"), 3, "notso pull"),
-    (qtensor.SafetensorsError("model.safetensors: the header is not JSON"), 3, "Fetch the folder again"),
+    (qtensor.SafetensorsError("model.safetensors: the header is not JSON"), 3, "Download the folder again"),
     (qtensor.DeviceMemoryError("the GPU lacks 9 MiB"), 4, "nvidia-smi"),
     (qtensor.DeviceError("there is no driver"), 1, "nvidia-smi"),
     (model.ModelFileError("no tensor blk.3.attn_q.weight"), 3, "notso list"),
@@ -124,7 +130,7 @@ FAILURES = [
     (MemoryError(), 4, "--context"),
     (OSError(errno.ENOSPC, "No space left on device", "out.gguf"), 4, "out.gguf: No space left"),
     (web.DataDirectoryBusyError("already running as process 7"), 5, "--data-dir"),
-    (web.DataDirectoryNewerError("made by release 9"), 5, "made by release 9. --data-dir"),
+    (web.DataDirectoryNewerError("made by release 9"), 5, "made by release 9. Use another directory with --data-dir"),
     (web.UnsafeBindError("listening on 0.0.0.0 lets others in", setting="host"), 6, "NOTSO_API_KEY"),
     (web.AddressInUseError("cannot listen: --port", host="127.0.0.1", port=3000), 6, "--port"),
     (OSError(errno.EADDRINUSE, "Address already in use"), 6, "--port"),

@@ -24,7 +24,7 @@ def test_run_answers_at_once(process: Callable[..., Any], own_home: Path) -> Non
     assert run.returncode == 0
     assert out.strip()
     assert out.endswith(b"\n") and not out.endswith(b"\n\n")
-    assert b"The small demo model answers; `notso pull` fetches SmolLM3-3B" in err
+    assert b"Using the tiny built-in demo model; `notso pull` downloads SmolLM3-3B" in err
     assert b"\x1b" not in out + err
 
 
@@ -48,7 +48,7 @@ def test_a_conversation_remembers(notso: Run) -> None:
 
     assert result.code == 0
     assert len(result.out.splitlines()) >= 2
-    assert result.err.count("demo model answers") == 2
+    assert result.err.count("built-in demo model") == 2
 
 
 def test_list_inspect_and_verify_know_it(notso: Run) -> None:
@@ -90,7 +90,7 @@ def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytes
 def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_home: Path) -> None:
     run = process("serve", "--port", "0", "--no-browser")
     first, second = (run.stdout.readline().decode() for _ in range(2))
-    assert first.startswith("model    the small demo model")
+    assert first.startswith("model    built-in demo model")
     assert second.startswith("better   SmolLM3-3B, 1.92 GB: 3 minutes at 100 Mbit/s, to ")
     assert str(registry.hub_cache()) in second and "`notso pull`" in second
     url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]

@@ -43,10 +43,10 @@ def answers() -> Iterator[Answers]:
 @pytest.mark.parametrize(
     ("status", "body", "code", "told"),
     [
-        (200, b'{"status": "ok", "model": "notso demo"}', 0, "answers with notso demo"),
+        (200, b'{"status": "ok", "model": "notso demo"}', 0, "is ready with notso demo"),
         (503, b'{"status": "loading"}', 1, "loading"),
-        (200, b"<html>somebody else</html>", 1, "no server of ours"),
-        (200, b"[]", 1, "no server of ours"),
+        (200, b"<html>somebody else</html>", 1, "no notso server"),
+        (200, b"[]", 1, "no notso server"),
     ],
 )
 def test_it_says_what_the_server_says(

@@ -12,7 +12,7 @@ Notso = Callable[..., Any]
 
 def test_a_key_is_added_listed_and_revoked(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
-    assert "no keys" in notso("keys", *where).out
+    assert "No keys" in notso("keys", *where).out
     limits = ("--tokens-per-day", "1000", "--requests-per-minute", "5", "--requests-per-day", "40", "--operator")
     added = notso("keys", "add", "ann", *limits, *where)
     assert added.code == 0 and added.out.startswith("notso-") and "not shown again" in added.err

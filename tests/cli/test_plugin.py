@@ -51,5 +51,5 @@ def test_roles_of_plugins() -> None:
     chosen = options.plugins(["kind", "doorman:sign-in", "doorman"])
     assert chosen == options.PluginChoice(("kind", "doorman"), "doorman")
     for wrong in (["a:b"], ["a:sign-in", "b:sign-in"], ["a:store"]):
-        with pytest.raises(typer.BadParameter, match="role sign-in"):
+        with pytest.raises(typer.BadParameter, match="only role is sign-in"):
             options.plugins(wrong)

@@ -22,8 +22,8 @@ def test_the_path_goes_to_stdout(fake_hub: Any, official_file: registry.KnownFil
     assert result.code == 0
     assert Path(result.out.strip()).read_bytes() == fake_hub.content
     assert "SmolLM3-Small-Q4_K_M.gguf, 3.0 MB, to" in result.err
-    assert "SHA-256 is the published one" in result.err
-    assert "was here already" in notso("pull", "small:Q4_K_M").err
+    assert "SHA-256 verified" in result.err
+    assert "already downloaded" in notso("pull", "small:Q4_K_M").err
 
 
 def test_json_tells_what_was_done(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
@@ -81,7 +81,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     assert out == b""
-    assert err.endswith(b"Stopped; the same command goes on from here.\n")
+    assert err.endswith(b"Stopped. Run the same command again to continue.\n")
     assert fake_hub.requests == [("HEAD", None), ("GET", None)]  # and nothing else is told to anyone
     kept = part.stat().st_size
     fake_hub.trickles_from = None
@@ -93,7 +93,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
 
 
 def test_list_tells_what_is_here(fake_hub: Any, official_file: registry.KnownFile, notso: Run, tmp_path: Path) -> None:
-    assert "`notso pull` fetches it" in notso("list").err
+    assert "`notso pull`" in notso("list").err
     notso("pull", "Q4_K_M")
     (tmp_path / "mine-Q8_0.gguf").write_bytes(b"GGUF")
 

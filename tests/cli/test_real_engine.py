@@ -221,7 +221,7 @@ def test_perplexity_and_divergence(notso: Run, small_model: Path, tmp_path: Path
     text = tmp_path / "text.txt"
     text.write_text("some words to be foretold, again and again. " * 20)
     told = notso("perplexity", str(small_model), str(text), "--window", "32")
-    assert told.code == 0 and re.fullmatch(r"perplexity  [\d.]+ ± [\d.]+ \([\d,]+ tokens judged\)\n", told.out)
+    assert told.code == 0 and re.fullmatch(r"perplexity  [\d.]+ ± [\d.]+ \([\d,]+ tokens scored\)\n", told.out)
     told = notso("perplexity", str(small_model), str(text), "--window", "32", "--kl", str(small_model), "--json")
     assert told.code == 0 and json.loads(told.out)["kl"]["value"] == 0
     (tmp_path / "bytes").write_bytes(b"a\xff")
@@ -258,7 +258,7 @@ def test_synth_makes_a_model_that_runs(notso: Run, small_model: Path, tmp_path: 
 
     result = notso(*arguments)
     assert result.code == 2
-    assert "--force replaces it" in result.err
+    assert "use --force to overwrite it" in result.err
     assert notso(*arguments, "--force").code == 0
     assert out.read_bytes() == first
     assert notso("verify", str(out)).code == 0

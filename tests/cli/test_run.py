@@ -229,13 +229,13 @@ def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
     result = notso("run", "x")
     assert (result.code, result.out) == (0, "half\n")
-    assert "cut before its end" in result.err
+    assert "cut short" in result.err
 
     engine.script = [Event("reasoning", text="hm"), Event("end", finish_reason="length")]
-    assert "while still thinking" in notso("run", "x").err
+    assert "during thinking" in notso("run", "x").err
 
     engine.script = [Event("text", text=" "), Event("end", finish_reason="length")]
-    assert "cut before its end" in notso("run", "x", "--no-think").err
+    assert "cut short" in notso("run", "x", "--no-think").err
 
 
 def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:
@@ -243,7 +243,7 @@ def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:
     engine.says("hello")
 
     result = notso("run", "x")
-    assert (result.out, "demo model answers" in result.err) == ("hello\n", True)
+    assert (result.out, "built-in demo model" in result.err) == ("hello\n", True)
     assert json.loads(notso("run", "x", "--json").out)["demo"] is True
 
 

@@ -1,4 +1,4 @@
-"""The front door: one file per verb a person types. Heavy imports wait inside the verbs, so that `--help` is quick."""
+"""Command-line interface: one module per command, with heavy imports inside the commands to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (default: this process's own) and give back its exit code."""
+    """Run one command line (default: sys.argv) and return its exit code."""
     from notso.cli import exit_codes
 
     try:
         from notso.cli.app import run_command_line
-    except KeyboardInterrupt:  # a person who is quicker than the imports
+    except KeyboardInterrupt:  # Ctrl-C during the imports
         return exit_codes.INTERRUPTED
     return run_command_line(arguments)

@@ -1,4 +1,4 @@
-"""The verbs gathered into one command, and the last word on whatever goes wrong in them."""
+"""The `notso` command: its subcommands, and the handling of every error they raise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from notso.cli import (
     perplexity,
     plugin,
     pull,
-    quantise,
+    quantize,
     rm,
     run,
     serve,
@@ -52,7 +52,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def version_line() -> str:
-    """Versions of the program, its kernels and what it reads, in one line."""
+    """Return one line with the versions of notso, its kernels, GGUF and Python."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -74,8 +74,8 @@ def front_door(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
-    """Chat with SmolLM3-3B on this machine, offline: in the browser, in the terminal, or through an API. Without a
-    command: in the browser."""
+    """Run SmolLM3-3B locally and offline: in the browser, in the terminal, or through an API. Without a command, notso
+    opens the chat in the browser."""
     from notso.cli import notices
 
     notices.install()
@@ -91,7 +91,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cluster": cluster.cluster,
     "pull": pull.pull,
     "convert": convert.convert,
-    "quantise": quantise.quantise,
+    "quantize": quantize.quantize,
     "dataset": dataset.dataset,
     "tune": tune.tune,
     "list": list.list_models,
@@ -108,12 +108,13 @@ VERBS: dict[str, Callable[..., None]] = {
 for _name, _module in zip(
     VERBS,
     (
-        *(serve, chat, run, batch, backup, store, cluster, pull, convert, quantise, dataset, tune),
+        *(serve, chat, run, batch, backup, store, cluster, pull, convert, quantize, dataset, tune),
         *(list, rm, inspect, verify, perplexity, synth, plugin, keys, bench, doctor),
     ),
     strict=True,
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
+app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier releases
 
 
 def _drop_service_links() -> None:
@@ -123,8 +124,7 @@ def _drop_service_links() -> None:
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn every way it can end into an exit code and at most one line on stderr. Without arguments
-    the chat opens."""
+    """Run one command line (default: `serve`) and return its exit code, with at most one line on stderr."""
     terminal.prepare_streams()
     _drop_service_links()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
@@ -139,7 +139,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
-        if isinstance(stop.__context__, BrokenPipeError):  # typer's way to end when a reader has gone: no failure
+        if isinstance(stop.__context__, BrokenPipeError):  # typer exits like this when the reader of a pipe has gone
             terminal.abandon_stdout()
             code = exit_codes.DONE
     except BaseException as error:
@@ -162,14 +162,14 @@ def _tell(error: BaseException) -> int:
 
 
 def _usage_line(error: typer.TyperException) -> str:
-    """One line for a wrong command line, with the nearest right spelling where there is one."""
-    message = error.format_message().replace(": Value error, ", ": ")  # the library's own word for it
+    """Describe a usage error in one line and suggest the closest valid spelling."""
+    message = error.format_message().replace(": Value error, ", ": ")  # added by pydantic
     context = getattr(error, "ctx", None)
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"
     command = context.command_path if context is not None else "notso"
-    return f"{' '.join(message.split())} (`{command} --help` lists what there is)"
+    return f"{' '.join(message.split())} (`{command} --help` shows the options)"
 
 
 def _flush(code: int) -> int:

@@ -1,4 +1,4 @@
-"""`notso backup`: a copy of every conversation, in one file that can stand in the database's place."""
+"""`notso backup`: copy all conversations to one SQLite file."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ EXAMPLES = """\
 def backup(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="Must not exist. Default: notso-backup-DATE.db here.", show_default=False),
+        typer.Argument(
+            metavar="FILE",
+            help="Output file; must not exist. Default: notso-backup-DATE.db in the current folder.",
+            show_default=False,
+        ),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option("--from", metavar="URL", help="Ask a server that is running; it owns its data directory."),
+        typer.Option("--from", metavar="URL", help="Fetch the backup from the running server at this URL."),
     ] = None,
     data_dir: options.DataDir = None,
     api_key_file: options.ApiKeyFile = None,
     debug: options.Debug = False,
 ) -> None:
-    """Copy all conversations to one file.
+    """Back up all conversations to one file.
 
-    To go back to it, stop the server and put the file in the data directory as notso.db, with no notso.db-wal there.
-    Conversations in PostgreSQL (DATABASE_URL) are its own pg_dump's to back up.
+    To restore a backup, stop the server, copy the file to the data directory as notso.db and delete notso.db-wal if it
+    exists. Back up conversations in PostgreSQL (DATABASE_URL) with pg_dump.
     """
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     copy_chats(target, server, data_dir, api_key_file)
@@ -43,7 +47,7 @@ def backup(
 
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
-    """All conversations to a new file: from a server where one is named, else from the data directory."""
+    """Copy all conversations to a new file, from `server` if given, else from the data directory."""
     from notso.web.store.sqlite.backup import back_up
     from notso.web.values.settings import default_data_dir
 
@@ -63,7 +67,7 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
 @contextlib.contextmanager
 def _new(target: Path) -> Iterator[None]:
-    """A file only its owner can read, that was not there before and is gone again if it does not become whole."""
+    """Create a new file readable by its owner only, and delete it if the block fails."""
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield
@@ -80,13 +84,15 @@ def _fetch(server: str, key: str, target: Path) -> None:
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if not server.startswith(("http://", "https://")):
-        raise WebError(f"{server} is no address: it begins with http:// or https://")
+        raise WebError(f"{server} is not a URL: it must begin with http:// or https://")
     try:
         request = Request(server.rstrip("/") + "/backup", headers=headers)
         with urlopen(request, timeout=600) as answer, target.open("wb") as out:
             shutil.copyfileobj(answer, out)
     except URLError as error:
-        raise WebError(f"{server} gave no backup: {error}") from error
+        raise WebError(f"{server} returned no backup: {error}") from error
     with target.open("rb") as copy:
         if copy.read(16) != b"SQLite format 3\0":
-            raise WebError(f"{server} gave something else than a backup: is its key needed?")
+            raise WebError(
+                f"{server} returned something other than a backup; it may require an API key (--api-key-file)"
+            )

@@ -1,4 +1,4 @@
-"""`notso batch`: answer a file of requests, as many at a time as the engine takes."""
+"""`notso batch`: answer a file of requests."""
 
 from __future__ import annotations
 
@@ -23,39 +23,53 @@ EXAMPLES = """\
 def batch(
     requests: Annotated[
         Path,
-        typer.Argument(metavar="IN", exists=True, dir_okay=False, help="Requests, one JSON object to a line."),
+        typer.Argument(
+            metavar="IN", exists=True, dir_okay=False, help="Input file: requests, one JSON object per line."
+        ),
     ],
-    answers: Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="Answers, in the order they end.")],
+    answers: Annotated[
+        Path, typer.Argument(metavar="OUT", dir_okay=False, help="Output file; answers are written as they finish.")
+    ],
     model: options.Model = None,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
     device: options.Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Progress as lines of JSON on stderr, the sum on stdout.")] = (
-        False
-    ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print progress as JSON lines on stderr and totals as JSON on stdout.")
+    ] = (False),
     ray: Annotated[
-        bool, typer.Option("--ray", help="By the machines of a Ray (RAY_ADDRESS; else this one): the extra ray.")
+        bool,
+        typer.Option(
+            "--ray", help="Run on a Ray cluster (RAY_ADDRESS) or on local Ray; requires notso-smollm3-bot[ray]."
+        ),
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("--engines", metavar="N", min=1, max=1000, help="With --ray. One a machine.", show_default=False),
+        typer.Option(
+            "--engines",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Number of engines with --ray. Default: one per machine.",
+            show_default=False,
+        ),
     ] = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    A line has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`; its answer has `custom_id` and
-    `response`, whose `status_code` and `body` are what the HTTP API would have said. A line that cannot be answered
-    gets its error there, and the others go on. `model` in a body is taken as a name for the model that is loaded.
+    Each line has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`. Its answer has `custom_id` and
+    `response`, with the `status_code` and `body` that the HTTP API would return. A request that fails gets an error
+    there, and the others continue. `model` in a body can be any name: the loaded model answers.
 
-    The same command goes on where it was stopped, by Ctrl-C or a kill: answers that are there are neither lost nor
-    made again, with --ray or without. A line that was changed since is another request, and wants another OUT. When
-    every line has its answer or its error the exit code is 0.
+    After Ctrl-C or a crash, run the same command again to continue: finished answers are neither lost nor repeated,
+    with or without --ray. A line that has changed counts as a new request and needs another OUT. The exit code is 0
+    when every line has an answer or an error.
     """
     if not requests.is_file():
-        raise typer.BadParameter("IN must be a file: it is read twice, which a pipe cannot bear", param_hint="IN")
+        raise typer.BadParameter("IN must be a regular file, not a pipe, because it is read twice", param_hint="IN")
     if answers.exists() and answers.samefile(requests):
         raise typer.BadParameter("IN and OUT are the same file", param_hint="OUT")
     source = BatchInput(requests)
@@ -82,7 +96,7 @@ def batch(
                     engine.close()
         _report(source, there, told.answered, told.failed, as_json)
     if interruption.requested():
-        terminal.note("Stopped; the same command goes on from here.")
+        terminal.note("Stopped. Run the same command again to continue.")
         raise typer.Exit(exit_codes.INTERRUPTED)
 
 
@@ -94,6 +108,6 @@ def _report(source: BatchInput, there: int, answered: int, failed: int, as_json:
         )
         return
     parts = [f"{answered} answered", f"{failed} failed"] if answered or failed else []
-    parts += [f"{there} were there already"] if there else []
+    parts += [f"{there} already done"] if there else []
     parts += [f"{left} left"] if left else []
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")

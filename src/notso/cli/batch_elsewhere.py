@@ -1,4 +1,4 @@
-"""The batch's lines answered by engines on the machines of a Ray, and written here as they come."""
+"""Run a batch on engines of a Ray cluster, and write the answers locally."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from notso.cli.batch_run import BatchRun
 from notso.cli.interruption import Interruption
 
 SHARE = 32
-"""Lines that an engine is given at a time: twice as many as it answers at once. A lost machine costs no more."""
+"""Lines per task: twice an engine's concurrency, and the most work that a lost machine can cost."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How many lines got an answer, and how many an error."""
+    """Counts of answered and failed lines."""
 
     answered: int = 0
     failed: int = 0
 
 
 class Member:
-    """One engine of them; made and called where it runs."""
+    """Ray actor that holds one engine."""
 
     def __init__(self, **chosen: Any) -> None:
         self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
 
     def __call__(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Answers in the order of their requests."""
+        """Return answers in the order of the requests."""
         share = _Share([_line(text) for text in asked["request"]])
         BatchRun(self._engine, share, share, Interruption(), lambda what, done, total: None).answer_all()
         return {"answer": [json.dumps(share.answers[line.id]) for line in share.lines()]}
 
 
 class _Share:
-    """A few lines, and their answers."""
+    """Source and sink for the lines of one task."""
 
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
@@ -65,8 +65,10 @@ def answer_elsewhere(
     chosen: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Until every line has an answer in the output, or Ctrl-C. A model file is named as each machine has it. Raises
-    ClusterError."""
+    """Run until every line has an answer, or until Ctrl-C. The model path must be valid on every machine.
+
+    Raises ClusterError.
+    """
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
 

@@ -1,4 +1,4 @@
-"""The two files of a batch: requests, one to a line, and answers. A kill never loses or repeats a finished one.
+"""Input and output files of a batch. A crash neither loses nor repeats a finished answer.
 
 A line of the output is written whole and forced to the disk before the next. What a kill leaves torn at the end is cut
 off at the next start; every other line is recognised by its id, which follows from the request's line alone.
@@ -40,14 +40,14 @@ class RequestLine:
 
 
 class BatchInput:
-    """Requests, read twice: once to know them all, once to answer them."""
+    """Requests of a batch, read twice: to index them and to answer them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ids = {line.id for line in self.lines()}
 
     def lines(self) -> Iterator[RequestLine]:
-        """Every line that is not blank, in order."""
+        """Yield every non-blank line in order."""
         seen: set[bytes] = set()
         with self.path.open("rb") as file:
             for number, content in enumerate(_whole_lines(file), start=1):
@@ -59,14 +59,14 @@ class BatchInput:
                 name = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
                 repeats = custom_id is not None and name in seen
                 seen.add(name)
-                # without a name of their own they are told apart by where they stand
+                # without a custom_id, the line number identifies a request
                 place = b"line %d\0" % number if custom_id is None or repeats else b""
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
 
 
 class BatchOutput:
-    """Answers, appended. While it is open no other process can write to it."""
+    """Output file, opened for appending and locked against other processes."""
 
     def __init__(self, path: Path, wanted: set[str]) -> None:
         """Open or make the file; `done` then holds the ids of what it answers already.
@@ -75,7 +75,7 @@ class BatchOutput:
         Raises typer.BadParameter.
         """
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            raise _refusal(f"{path} must be a file: what is there is read when a batch goes on")
+            raise _refusal(f"{path} must be a regular file: existing answers are read to resume a batch")
         self.path = path
         self._file: BinaryIO = path.open("a+b")
         try:
@@ -89,7 +89,7 @@ class BatchOutput:
             raise
 
     def write(self, answer: dict[str, Any]) -> None:
-        """Append one answer; when this returns, it is on the disk."""
+        """Append one answer and flush it to disk."""
         line = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
         self._file.write(line)
         self._file.flush()
@@ -107,13 +107,13 @@ class BatchOutput:
         done: set[str] = set()
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # a kill came between two pieces of it
+            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # a crash cut this line short
                 break
             found = _id_of(line)
             if found not in wanted:
                 raise _refusal(
-                    f"line {number} of {self.path} answers no request of this batch, or one that was changed since; "
-                    "name another file"
+                    f"line {number} of {self.path} does not match a request of this batch, or the request has changed; "
+                    "use another output file"
                 )
             done.add(found)
             end += len(line)
@@ -123,8 +123,8 @@ class BatchOutput:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines without their ends; None for one that is too long, of which no more than the limit is ever held."""
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # some editors begin a file with one
+    """Yield lines without newline; None for a line over the limit, which is never held in memory."""
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # some editors write a byte order mark
         file.seek(0)
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
@@ -152,7 +152,7 @@ def _id_of(line: bytes) -> str:
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
-    """Whether it is the beginning, however short, of what `write` writes for one of these."""
+    """Return whether `line` is a prefix of an answer that `write` would write for one of these."""
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 

@@ -1,4 +1,4 @@
-"""One pass over a batch's lines: as many at a time as the engine takes, answers written as they end."""
+"""Run a batch: keep the engine's slots full and write answers as they finish."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from notso.web.edge.api_error import ApiError
 
 URL = "/v1/chat/completions"
-_LOOK_SECONDS = 0.2  # how often Ctrl-C is asked for while nothing happens
-_AHEAD = 2  # requests handed to the engine for each that it can write at once, so that it never waits for us
+_LOOK_SECONDS = 0.2  # poll interval for Ctrl-C
+_AHEAD = 2  # requests submitted per engine slot, so that the engine never idles
 
 
 class Lines(Protocol):
-    """What is asked."""
+    """Source of request lines."""
 
     ids: set[str]
 
@@ -32,7 +32,7 @@ class Lines(Protocol):
 
 
 class Answers(Protocol):
-    """Where answers go; `done` holds the ids of those that are there."""
+    """Sink for answers; `done` holds the ids already answered."""
 
     done: set[str]
 
@@ -40,7 +40,7 @@ class Answers(Protocol):
 
 
 class _Asked:
-    """A request on its way: one generation for each of its choices."""
+    """A submitted request: one generation per choice."""
 
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
@@ -57,7 +57,7 @@ class _Asked:
 
 
 class BatchRun:
-    """One pass over the input. `answered` lines got an answer, `failed` ones an error."""
+    """One pass over the input, counting `answered` and `failed` lines."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class BatchRun:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
-        """Until every line has an answer in the output, or Ctrl-C."""
+        """Run until every line has an answer, or until Ctrl-C."""
         self._tell()
         most = _AHEAD * max(1, self._engine.info.max_num_seqs)
         try:
@@ -110,7 +110,7 @@ class BatchRun:
                 asked.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
             if asked is not None:
-                asked.stop()  # choices that were taken in before one was refused
+                asked.stop()  # choices submitted before one was rejected
             self._write(line, _failure(line, api_error_of(error)))
             return
         self._under_way[asked] = None
@@ -118,13 +118,13 @@ class BatchRun:
             generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
 
     def _finalise(self) -> None:
-        """Wait a little for something to end, and write down what has."""
+        """Wait briefly for requests to finish and write their answers."""
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=_LOOK_SECONDS)
         ended = [asked for asked in self._under_way if asked.finished]
         for asked in ended:
             if self._interruption.requested():
-                return  # stopped answers are not whole ones
+                return  # stopped answers are incomplete
             del self._under_way[asked]
             self._write(asked.line, self._answer(asked))
 
@@ -142,7 +142,7 @@ class BatchRun:
                 collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
             ]
         except NotsoError as error:
-            asked.stop()  # the other choices are of no use
+            asked.stop()  # the other choices are useless
             return _failure(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
         answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
@@ -163,7 +163,7 @@ class BatchRun:
 
 
 def read_request(line: RequestLine) -> ChatRequest:
-    """What a line asks for. Raises ApiError that names what is wrong with it."""
+    """Parse and validate a request line. Raises ApiError."""
     from notso.web.api.chat_completions.request import parse_chat_request
     from notso.web.api.request_fields.strict_json import parse_object
     from notso.web.edge.api_error import ApiError
@@ -172,16 +172,18 @@ def read_request(line: RequestLine) -> ChatRequest:
         raise ApiError(413, "request_too_large", f"the line is longer than {MAX_LINE_BYTES:,} bytes")
     entry = parse_object(line.content)
     if line.custom_id is None:
-        raise ApiError(400, "invalid_value", "custom_id must be a text that is not empty", param="custom_id")
+        raise ApiError(400, "invalid_value", "custom_id must be a non-empty string", param="custom_id")
     if line.repeats:
-        raise ApiError(400, "invalid_value", "custom_id was used by an earlier line", param="custom_id")
+        raise ApiError(400, "invalid_value", "custom_id is already used by an earlier line", param="custom_id")
     unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
     if unknown is not None:
-        raise ApiError(400, "unsupported_parameter", f"{unknown[:80]} is not part of a batch line", param=unknown[:80])
+        raise ApiError(
+            400, "unsupported_parameter", f"{unknown[:80]} is not a field of a batch line", param=unknown[:80]
+        )
     if entry.get("method") != "POST":
         raise ApiError(400, "invalid_value", "method must be POST", param="method")
     if entry.get("url") != URL:
-        raise ApiError(400, "not_supported", f"url must be {URL}: nothing else can be asked in a batch", param="url")
+        raise ApiError(400, "not_supported", f"url must be {URL}: batches support no other endpoint", param="url")
     if not isinstance(entry.get("body"), dict):
         raise ApiError(400, "invalid_value", "body must be an object", param="body")
     request = parse_chat_request(entry["body"])

@@ -1,4 +1,4 @@
-"""`notso bench`: rates, load time and memory, beside the machine's own read bandwidth."""
+"""`notso bench`: speed, load time, memory use and the machine's read bandwidth."""
 
 from __future__ import annotations
 
@@ -22,31 +22,37 @@ EXAMPLES = """\
 def bench(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="A GGUF file. Default: the model `run` would use.", show_default=False),
+        typer.Argument(metavar="FILE", help="GGUF file. Default: the model `run` would use.", show_default=False),
     ] = None,
     prefill: Annotated[
         list[str] | None,
         typer.Option(
             "--prefill",
             metavar="TOKENS[@DEPTH]",
-            help="Prompt length, and how many tokens stand before it; repeatable. Default: 512.",
+            help="Prompt length, after DEPTH tokens of context; repeatable. Default: 512.",
         ),
     ] = None,
     depth: Annotated[
         list[int] | None,
-        typer.Option("--depth", metavar="TOKENS", min=0, help="Decode after so many tokens, repeatable. Default: 0."),
+        typer.Option(
+            "--depth", metavar="TOKENS", min=0, help="Decode after this many tokens of context; repeatable. Default: 0."
+        ),
     ] = None,
     batch: Annotated[
         list[int] | None,
         typer.Option(
-            "--batch", metavar="N", min=0, help="Answers written at once, repeatable; 0 for none. Default: 16."
+            "--batch", metavar="N", min=0, help="Number of concurrent sequences; repeatable, 0 for none. Default: 16."
         ),
     ] = None,
-    decode: Annotated[int, typer.Option("--decode", metavar="TOKENS", min=2, help="Tokens decoded each time.")] = 32,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds; the median counts.")] = 3,
+    decode: Annotated[
+        int, typer.Option("--decode", metavar="TOKENS", min=2, help="Tokens to decode per measurement.")
+    ] = 32,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds; medians are reported.")] = 3,
     compare: Annotated[
         str | None,
-        typer.Option("--compare", metavar="PEER", help="Measure llama.cpp or openvino in turns, where installed."),
+        typer.Option(
+            "--compare", metavar="PEER", help="Also measure llama.cpp or openvino, if installed, in alternation."
+        ),
     ] = None,
     weights: options.Weights = "auto",
     context: options.Context = None,
@@ -55,7 +61,7 @@ def bench(
     device: options.Device = "auto",
     share: Annotated[
         Path | None,
-        typer.Option("--share", metavar="OUT.json", help="Also write the result to a file. Nothing is sent."),
+        typer.Option("--share", metavar="OUT.json", help="Also write the result to a file. Nothing is uploaded."),
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -63,7 +69,8 @@ def bench(
 ) -> None:
     """Measure speed, load time and memory.
 
-    Prefill, decode and the machine's read bandwidth are measured in turns; medians count, with minimum and maximum.
+    Prefill, decode and the machine's read bandwidth are measured in alternation; medians are reported with minimum and
+    maximum.
     """
     from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
 
@@ -82,13 +89,13 @@ def bench(
         compare=compare,
     )
     if share is not None and not share.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {share.parent}; make it first", param_hint="--share")
+        raise typer.BadParameter(f"folder {share.parent} does not exist; create it first", param_hint="--share")
     engines.prepare_for_a_lost_file()
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
     if share is not None:
         share.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        terminal.note(f"{share} holds the machine, the figures and the fingerprint, to be kept or given to others.")
+        terminal.note(f"Machine, figures and fingerprint written to {share}.")
     if as_json:
         terminal.say_json(result)
         return

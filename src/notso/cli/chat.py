@@ -1,4 +1,4 @@
-"""`notso chat`: a conversation in the terminal."""
+"""`notso chat`: interactive chat in the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = """\
 
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
-"""Asks for one line with a prompt. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+"""Reads one line after showing a prompt. Raises EOFError at end of input, KeyboardInterrupt on Ctrl-C."""
 
 
 def chat(
@@ -38,7 +38,7 @@ def chat(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Talk with the model; its thinking is shown dim. `/help` inside lists the commands."""
+    """Chat in the terminal. Thinking is shown dimmed; `/help` lists the commands."""
     from notso.smollm3.values.sampling_params import SamplingParams
 
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
@@ -53,14 +53,14 @@ def chat(
         terminal.note(engines.title(engine.info))
         if notice := engines.demo_notice(engine.info):
             terminal.note(notice)
-        terminal.note("/help lists the commands, Ctrl-D leaves.")
+        terminal.note("/help lists the commands; Ctrl-D quits.")
         converse(conversation, _line_reader(conversation))
     finally:
         engine.close()
 
 
 def converse(conversation: Conversation, read_line: ReadLine) -> None:
-    """Questions and answers until the person leaves. Raises typer.Exit(130) where Ctrl-C was how."""
+    """Run the conversation until the user quits. Raises typer.Exit(130) after a second Ctrl-C."""
     interrupted = False
     while True:
         try:
@@ -74,7 +74,7 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
             if interrupted:
                 raise typer.Exit(exit_codes.INTERRUPTED) from None
             interrupted = True
-            terminal.note("Ctrl-C again leaves.")
+            terminal.note("Press Ctrl-C again to quit.")
 
 
 def _handle(conversation: Conversation, text: str) -> None:
@@ -97,14 +97,14 @@ def _handle(conversation: Conversation, text: str) -> None:
         terminal.complain(line)
         return
     if answer.finish_reason == "cancelled":
-        terminal.note("Stopped; Ctrl-C again leaves.")
+        terminal.note("Stopped. Press Ctrl-C again to quit.")
     elif answer.finish_reason == "length":
-        remedy = "/clear makes room in the context" if conversation.params.max_tokens is None else "raise --max-tokens"
-        terminal.note(f"The answer was cut at its longest; {remedy}.")
+        remedy = "/clear frees the context" if conversation.params.max_tokens is None else "raise --max-tokens"
+        terminal.note(f"The answer reached the maximum length; {remedy}.")
 
 
 def _read_message(read_line: ReadLine) -> str:
-    """One line, or all lines between two fences."""
+    """Read one line, or all lines between two fences."""
     line = read_line("> ")
     if not line.strip().startswith(_FENCE):
         return line
@@ -124,7 +124,7 @@ def _line_reader(conversation: Conversation) -> ReadLine:
 
     commands = WordCompleter([f"/{command.name}" for command in COMMANDS], sentence=True)
     session: PromptSession[str] = PromptSession(
-        history=InMemoryHistory(),  # what a person said is written nowhere
+        history=InMemoryHistory(),  # messages are never written to disk
         completer=commands,
         complete_while_typing=True,
         bottom_toolbar=conversation.status_line,

@@ -1,4 +1,4 @@
-"""`notso cluster`: the server as replicas under Ray Serve, on this machine or on many."""
+"""`notso cluster`: run replicas of the server under Ray Serve, on one machine or several."""
 
 from __future__ import annotations
 
@@ -26,32 +26,36 @@ MISSING = "Ray is not installed: pip install 'notso-smollm3-bot[ray]'"
 
 
 def cluster(
-    action: Annotated[Literal["up", "down", "status"], typer.Argument(metavar="up|down|status", help="What to do.")],
+    action: Annotated[Literal["up", "down", "status"], typer.Argument(metavar="up|down|status", help="Action.")],
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
             envvar="RAY_ADDRESS",
             metavar="HOST:PORT",
-            help="Of a Ray that runs; auto: on this machine.",
+            help="Address of a running Ray cluster (auto: the one on this machine) [env: RAY_ADDRESS].",
             show_envvar=False,
             show_default=False,
         ),
     ] = None,
-    replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, max=1000, help="How many.")] = 1,
+    replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, max=1000, help="Number of replicas.")] = 1,
     max_replicas: Annotated[
-        int, typer.Option("--max-replicas", metavar="N", min=0, max=1000, help="Up to, by what waits. 0: no more.")
+        int, typer.Option("--max-replicas", metavar="N", min=0, max=1000, help="Autoscale up to this many (0: off).")
     ] = 0,
     per_machine: Annotated[
-        int, typer.Option("--per-machine", metavar="N", min=1, max=100, help="Of them, on one machine.")
+        int, typer.Option("--per-machine", metavar="N", min=1, max=100, help="Replicas per machine.")
     ] = 1,
     release: Annotated[
         str | None,
-        typer.Option("--release", metavar="WORD", help="Another one replaces all replicas.", show_default=False),
+        typer.Option(
+            "--release", metavar="WORD", help="Release label; changing it replaces all replicas.", show_default=False
+        ),
     ] = None,
     model: options.Model = None,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Where each machine listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="The port.")] = 3000,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address each machine listens on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen on.")
+    ] = 3000,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
@@ -62,22 +66,23 @@ def cluster(
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Another name it is called by, repeatable."),
+        typer.Option("--allow-host", metavar="NAME", help="Accept requests for this host name; repeatable."),
     ] = None,
     trust_proxy: Annotated[
         list[str] | None,
-        typer.Option("--trust-proxy", metavar="ADDRESS", help="Whose X-Forwarded-For counts, repeatable."),
+        typer.Option("--trust-proxy", metavar="ADDRESS", help="Trust X-Forwarded-For from this address; repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print Serve's configuration, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Ray Serve configuration and exit.")] = False,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Serve by replicas under Ray Serve: needs the extra ray.
+    """Run replicas of the server under Ray Serve.
 
-    With --address `up` tells a Ray that runs what is to be, and returns when it is so; called again it changes that,
-    replica after replica. Without it Ray is started here, for this machine alone, until Ctrl-C. Several replicas need
-    DATABASE_URL and VALKEY_URL, and with --host NOTSO_API_KEY, in the environment in which Ray is started on each
-    machine: the configuration holds no secret. Files are named as each machine has them.
+    Requires notso-smollm3-bot[ray]. With --address, `up` deploys to a running Ray cluster and returns when the replicas
+    are ready; run it again to change the deployment, one replica at a time. Without --address, Ray is started on this
+    machine until Ctrl-C. Several replicas need DATABASE_URL and VALKEY_URL, and --host needs NOTSO_API_KEY, in the
+    environment in which Ray is started on each machine: the configuration contains no secrets. File paths must be valid
+    on every machine.
     """
     from notso.cluster.plan import NOTHING_BETWEEN, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError
@@ -152,7 +157,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
             terminal.say(f"address  {control.where()} (for --address)")
         if address is None:
             over.wait()
-            terminal.note("What runs may end; the replicas leave.")
+            terminal.note("Stopping: the replicas finish running requests first.")
             control.end()
 
 

@@ -1,6 +1,6 @@
-"""Options that a person sets once: a TOML file with a table for each verb, `[serve]` with `port = 8080`.
+"""Configuration file: TOML with a table per command, for example `[serve]` with `port = 8080`.
 
-An option on the command line beats its environment variable, which beats the file, which beats the default.
+Precedence: command line, environment variable, configuration file, default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 20
 
 
 def config_path() -> Path:
-    """NOTSO_CONFIG, else `notso/config.toml` where this system keeps settings."""
+    """Return NOTSO_CONFIG, or else `notso/config.toml` in the user's configuration directory."""
     named = os.environ.get("NOTSO_CONFIG")
     if named:
         return Path(named).expanduser()
@@ -31,19 +31,22 @@ def config_path() -> Path:
 
 
 def read_config(group: Any) -> dict[str, dict[str, Any]]:
-    """Verb -> parameter -> value, as click takes them. Empty without a file. Raises BadParameter for one that is no
-    TOML, or names what `group` has not, and where NOTSO_CONFIG names a file that is not there."""
+    """Return command -> parameter -> value, as click's default_map; empty without a file.
+
+    Raises typer.BadParameter if the file is not TOML or has unknown tables, keys or types, or if NOTSO_CONFIG names a
+    missing file.
+    """
     path = config_path()
     if not path.is_file():
         if os.environ.get("NOTSO_CONFIG"):
-            raise _wrong(path, "there is no such file")
+            raise _wrong(path, "no such file")
         return {}
     import tomllib
 
     try:
         given = tomllib.loads(read_regular(path, MAX_BYTES).decode())
     except OSError as error:
-        raise _wrong(path, error.strerror or "it cannot be read") from None
+        raise _wrong(path, error.strerror or "cannot be read") from None
     except (ValueError, RecursionError) as error:
         raise _wrong(path, terminal.on_one_line(str(error))) from None
     return {verb: _table(path, group, verb, values) for verb, values in given.items()}
@@ -52,21 +55,30 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
 def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
     command = group.commands.get(verb)
     if command is None or not isinstance(values, dict):
-        raise _wrong(path, f"[{terminal.on_one_line(verb)}] is no verb; there are {', '.join(group.commands)}")
+        raise _wrong(path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible(group))}")
     known = {_spelt(each): each for each in command.params if each.param_type_name == "option"}
     for name, value in values.items():
         if name not in known:
-            raise _wrong(path, f"[{verb}] has no {terminal.on_one_line(name)}; there are {', '.join(sorted(known))}")
+            raise _wrong(
+                path, f"[{verb}] has no option {terminal.on_one_line(name)}; options: {', '.join(sorted(known))}"
+            )
         if isinstance(value, dict):
-            raise _wrong(path, f"[{verb}] {name} is a table, and not a value")
+            raise _wrong(path, f"[{verb}] {name} is a table, not a value")
         if (wanted := _wanted(known[name], value)) is not None:
             raise _wrong(path, f"[{verb}] {name} must be {wanted}")
     return {known[name].name: value for name, value in values.items()}
 
 
+def _visible(group: Any) -> list[str]:
+    return [name for name, command in group.commands.items() if not command.hidden]
+
+
 def _wanted(parameter: Any, value: Any) -> str | None:
-    """What the value of an option has to be; None where it is that. A text is read as on the command line; of nearly
-    everything else typer makes something: port 1 of true."""
+    """Return the required type of an option if `value` does not have it, else None.
+
+    Strings are parsed like command-line arguments. Other types are checked here, because typer would convert nearly
+    anything: `true` would become port 1.
+    """
     if parameter.multiple or parameter.nargs != 1:
         is_fit = isinstance(value, list) and all(_wanted_one(parameter, each) is None for each in value)
         return None if is_fit else "a list"
@@ -82,14 +94,14 @@ def _wanted_one(parameter: Any, value: Any) -> str | None:
     kind = get_args(kind)[0] if parameter.multiple and get_args(kind) else kind
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
-        return None if is_number and isinstance(value, int) else "a whole number"
+        return None if is_number and isinstance(value, int) else "an integer"
     if kind is float:
         return None if is_number else "a number"
-    return None if is_number else "a text"
+    return None if is_number else "a string"
 
 
 def _spelt(parameter: Any) -> str:
-    """As on the command line, without the dashes in front."""
+    """Return the option's long name without dashes."""
     return str(next(each for each in parameter.opts if each.startswith("--"))).removeprefix("--")
 
 
@@ -98,8 +110,8 @@ def _wrong(path: Path, problem: str) -> typer.BadParameter:
 
 
 def shown(context: typer.Context) -> list[str]:
-    """Every option of a verb with its value and where that comes from; a key or password is never shown."""
-    rows = [["option", "value", "from"]]
+    """Return a table of the command's options with value and source; passwords are masked."""
+    rows = [["option", "value", "source"]]
     sources: Mapping[str, str] = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
     for each in context.command.params:
         if each.param_type_name == "option" and each.name in context.params and each.name != "show_config":
@@ -111,5 +123,5 @@ def shown(context: typer.Context) -> list[str]:
 
 
 def _without_password(value: str) -> str:
-    """An address of a database holds one."""
+    """Mask the password in a URL."""
     return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", value)

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what was said, how to go on, and how much of the context it fills."""
+"""State of a terminal conversation: messages, settings and context usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Conversation:
-    """The state behind `notso chat`. `seed` None draws a new one for each answer."""
+    """Conversation of `notso chat`. With `params.seed` None, each answer gets a random seed."""
 
     engine: Engine
     params: SamplingParams
@@ -54,7 +54,7 @@ class Conversation:
                 cancelled=interruption.requested,
             )
             try:
-                with terminal.waiting("reading the prompt") as answer_begins:
+                with terminal.waiting("processing the prompt") as answer_begins:
                     answer = collect(events, printer, answer_begins)
             finally:
                 printer.finish()
@@ -76,7 +76,7 @@ class Conversation:
         self.context_used_tokens = 0
 
     def take_back_turn(self) -> str | None:
-        """Remove the last question and its answer; the question, or None where there is none."""
+        """Remove the last question and its answer, and return the question, or None."""
         while self.messages:
             message = self.messages[-1]
             self.messages = self.messages[:-1]
@@ -85,7 +85,7 @@ class Conversation:
         return None
 
     def status_line(self) -> str:
-        """Model, thinking, temperature and how full the context is."""
+        """Return model, thinking mode, temperature and context usage in one line."""
         info = self.engine.info
         thinking = "thinking" if self.thinking else "not thinking"
         return (

@@ -1,4 +1,4 @@
-"""`notso convert`: a Hugging Face folder made into a model file."""
+"""`notso convert`: convert a Hugging Face checkpoint to GGUF."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ EXAMPLES = """\
 def convert(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="config.json, safetensors, tokenizer."),
+        typer.Argument(
+            metavar="FOLDER", exists=True, file_okay=False, help="Folder with config.json, safetensors and tokenizer."
+        ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.", show_default=False)],
     mix: Annotated[
         str,
         typer.Option(
             "--type",
             metavar="TYPE",
-            help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16, F32, or one of the rarer Q5_K, Q4_K, Q4_1, Q4_0.",
+            help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16, F32, or the less common Q5_K, Q4_K, Q4_1, Q4_0.",
         ),
     ] = "Q4_K_M",
     force: options.Force = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Make a model file of a Hugging Face folder.
+    """Convert a Hugging Face checkpoint to GGUF.
 
-    Some rows at a time, so that any machine can; K-quants of the 3B take minutes. What this engine would compute
-    otherwise than the folder says is refused by name.
+    Rows are converted a few at a time to keep memory use low; K-quants of the 3B model take minutes. A checkpoint with
+    a setting that this engine does not implement is refused, with the setting's name.
     """
     options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.conversion.converter import convert as convert_folder
 
     with terminal.progress(in_bytes=True) as report:
         convert_folder(folder, out, mix, lambda done, total: report("writing", done, total))
-    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; `notso run --model {out}` asks it.")
+    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; try it with `notso run --model {out}`.")
     terminal.say(str(out))

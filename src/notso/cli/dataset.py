@@ -1,4 +1,4 @@
-"""`notso dataset`: the stored conversations as rows that a model can be tuned with."""
+"""`notso dataset`: export conversations for fine-tuning."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ EXAMPLES = """\
 
 
 def dataset(
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Output file.", show_default=False)],
     pairs: Annotated[
         Path | None,
         typer.Option(
-            "--preferences", metavar="PAIRS.jsonl", help="Also write which answers were preferred.", show_default=False
+            "--preferences",
+            metavar="PAIRS.jsonl",
+            help="Also write preference pairs (chosen and rejected answers).",
+            show_default=False,
         ),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option("--from", metavar="URL", help="Ask a server that is running; it owns its data directory."),
+        typer.Option("--from", metavar="URL", help="Read the conversations from the running server at this URL."),
     ] = None,
     force: options.Force = False,
     data_dir: options.DataDir = None,
     api_key_file: options.ApiKeyFile = None,
     debug: options.Debug = False,
 ) -> None:
-    """Write your conversations as rows for tuning.
+    """Export conversations as a fine-tuning dataset.
 
-    One row for each chat: its shown branch, in TRL's conversational form. Temporary chats and those in the trash are
-    left out. Nothing leaves this machine; the file can only be read by you.
+    Each chat becomes one row with its visible branch, in TRL's conversational format. Temporary and deleted chats are
+    left out. Nothing leaves this machine, and only you can read the file.
     """
     options.require_free_place(out, force, "OUT.jsonl")
     if pairs is not None:
@@ -59,13 +62,11 @@ def dataset(
         _write(pairs, preferred)
         terminal.say(f"{pairs} ({len(preferred):,} pairs)")
     elif preferred:
-        terminal.note(
-            f"{len(preferred):,} answers stand beside one that was preferred: --preferences writes the pairs."
-        )
+        terminal.note(f"{len(preferred):,} preference pairs found; --preferences writes them to a file.")
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    """In the place of what was there, readable by its owner only."""
+    """Replace the file with a new one readable by its owner only."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")

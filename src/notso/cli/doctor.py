@@ -1,4 +1,4 @@
-"""`notso doctor`: what this machine has, what will be used, and what to mend."""
+"""`notso doctor`: check this machine and suggest fixes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EXAMPLES = """\
   notso doctor --from http://127.0.0.1:3000"""
 
 WHOLE_MODEL_BYTES = 2_600_000_000  # SmolLM3-3B Q4_K_M with 4,096 tokens of context and the process around it
-SAFE_SQLITE = (3, 51, 3)  # older ones can damage a WAL file that several connections write
+SAFE_SQLITE = (3, 51, 3)  # earlier versions can corrupt a WAL written by several connections
 LIBRARIES = ("numpy", "tokenizers", "jinja2", "fastapi", "starlette", "uvicorn", "huggingface_hub", "typer", "rich")
 _MARKS: dict[str, terminal.Style] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `fix` says what to do about a warning or failure."""
+    """One line of the report; `fix` is the remedy for a warning or failure."""
 
     status: Literal["ok", "warn", "fail"]
     subject: str
@@ -42,22 +42,20 @@ class Finding:
 def doctor(
     port: Annotated[
         int,
-        typer.Option(
-            *("--port", "-p"), envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="The port `serve` would use."
-        ),
+        typer.Option(*("--port", "-p"), envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="Port to check."),
     ] = 3000,
     server: Annotated[
         str | None,
-        typer.Option("--from", metavar="URL", help="Ask a server that is running whether it can answer; nothing else."),
+        typer.Option("--from", metavar="URL", help="Only check whether a running server is ready."),
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Check this machine; each line says ok, warn or fail.
+    """Check this machine and suggest fixes.
 
-    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL, plugins, network, versions; a
-    warning comes with a fix. Exit code 1 if a line is fail.
+    Checks Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL, plugins, network and
+    versions. Each line is ok, warn or fail; exit code 1 if a check fails.
     """
     findings = [_answering(server)] if server else examine(port)
     if as_json:
@@ -72,7 +70,7 @@ def doctor(
 
 
 def _answering(server: str) -> Finding:
-    """What `/health` says: for service managers and containers, whose check is a command."""
+    """Query `/health`, for service managers and containers that check health with a command."""
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -80,17 +78,17 @@ def _answering(server: str) -> Finding:
 
     try:
         with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
-            return Finding("ok", "server", f"{server} answers with {json.load(answer)['model']}")
+            return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:
         with error:
             status = error.read(200).decode("utf-8", "replace")
-        return Finding("fail", "server", f"{server} cannot answer: {status}", "its page says why, under Models")
+        return Finding("fail", "server", f"{server} is not ready: {status}", "see its Models page for the reason")
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        return Finding("fail", "server", f"{server} is no server of ours that runs: {error}", "notso serve starts one")
+        return Finding("fail", "server", f"no notso server at {server}: {error}", "start one with notso serve")
 
 
 def examine(port: int) -> list[Finding]:
-    """Every check; one that breaks is reported as failed and does not stop the others."""
+    """Run all checks; a check that raises is reported as failed."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("cpu", _cpu),
@@ -112,22 +110,22 @@ def examine(port: int) -> list[Finding]:
     for subject, check in checks:
         try:
             findings += check()
-        except Exception as error:  # the report must come to its end on a broken machine above all
-            findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "report this to the project"))
+        except Exception as error:  # the report must be complete on a broken machine in particular
+            findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "please report this"))
     return findings
 
 
 def _python() -> Iterator[Finding]:
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
     if platform.system() != "Linux":
-        yield Finding("warn", "system", f"{platform.system()} is not tested", "use Linux where it matters")
+        yield Finding("warn", "system", f"{platform.system()} is not tested", "use Linux for production")
 
 
 def _cpu() -> Iterator[Finding]:
     from notso.qtensor import kernel_choice
     from notso.smollm3.diagnostics.machine import cpu_name
 
-    features = ", ".join(kernel_choice.cpu_features()) or "none that matter"
+    features = ", ".join(kernel_choice.cpu_features()) or "no relevant features"
     yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")
 
 
@@ -145,14 +143,16 @@ def _kernels() -> Iterator[Finding]:
     choices = ", ".join(kernel_choice.available_kernels())
     yield Finding("ok", "kernels", f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}")
     if kernel_choice.available_kernels() == ["generic"]:
-        yield Finding("warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
+        yield Finding(
+            "warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU with AVX2 (most since 2015)"
+        )
 
 
 def _gpu() -> Iterator[Finding]:
     from notso.qtensor import CPU, CUDA, FORMATS_BY_NAME, DeviceError, differing_operations, has_cuda_driver
 
     if not has_cuda_driver():
-        yield Finding("ok", "gpu", "no NVIDIA driver: the CPU computes")
+        yield Finding("ok", "gpu", "no NVIDIA driver; using the CPU")
         return
     try:
         gpu = CUDA()
@@ -160,14 +160,14 @@ def _gpu() -> Iterator[Finding]:
             gpu, CPU.configured(), [FORMATS_BY_NAME[name] for name in ("Q4_K", "Q6_K", "Q8_0")]
         )
     except DeviceError as error:
-        yield Finding("warn", "gpu", f"{error}: the CPU computes", "`nvidia-smi` shows whether GPU and driver work")
+        yield Finding("warn", "gpu", f"{error}; using the CPU", "check GPU and driver with `nvidia-smi`")
         return
     what = f"{gpu.name}, {terminal.gigabytes(gpu.memory().available_bytes)} free, {gpu.kernels}"
     if found:
-        message = f"{what}: other bits than the CPU's in {', '.join(found)}; the CPU computes"
-        yield Finding("warn", "gpu", message, "report this to the project")
+        message = f"{what}: results differ from the CPU's in {', '.join(found)}; using the CPU"
+        yield Finding("warn", "gpu", message, "please report this")
     else:
-        yield Finding("ok", "gpu", f"{what}: the CPU's bits; never timed by the project")
+        yield Finding("ok", "gpu", f"{what}: results identical to the CPU's; performance not measured by the project")
 
 
 def _memory() -> Iterator[Finding]:
@@ -178,10 +178,10 @@ def _memory() -> Iterator[Finding]:
     if least.available_bytes < WHOLE_MODEL_BYTES:
         needed = terminal.gigabytes(WHOLE_MODEL_BYTES)
         yield Finding(
-            "warn", "memory", f"{bounds} left; SmolLM3-3B wants {needed}", "close programs or raise the limit"
+            "warn", "memory", f"{bounds} available; SmolLM3-3B needs {needed}", "close programs or raise the limit"
         )
     else:
-        yield Finding("ok", "memory", f"{bounds} left")
+        yield Finding("ok", "memory", f"{bounds} available")
 
 
 def _pages() -> Iterator[Finding]:
@@ -205,14 +205,16 @@ def _models() -> Iterator[Finding]:
     try:
         chosen = registry.resolve_model()
     except ModelFileError as error:
-        yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or let it name a GGUF file")
+        yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or set it to a GGUF file")
         return
     if chosen is not None:
         yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(chosen.stat().st_size)})")
     elif registry.demo_path().is_file():
-        yield Finding("warn", "model", "only the built-in demo is here", "notso pull fetches SmolLM3-3B (1.92 GB)")
+        yield Finding(
+            "warn", "model", "only the built-in demo is installed", "download SmolLM3-3B (1.92 GB) with notso pull"
+        )
     else:
-        yield Finding("fail", "model", "the built-in demo is missing", "install notso again")
+        yield Finding("fail", "model", "the built-in demo is missing", "reinstall notso")
 
 
 def _disk() -> Iterator[Finding]:
@@ -224,9 +226,9 @@ def _disk() -> Iterator[Finding]:
     needed = registry.KNOWN_FILES[0].size_bytes
     message = f"{terminal.gigabytes(free)} free for models in {folder}"
     if not os.access(existing, os.W_OK):
-        yield Finding("warn", "disk", f"{folder} cannot be written", "set HF_HOME to a folder of yours")
+        yield Finding("warn", "disk", f"{folder} is not writable", "set HF_HOME to a writable folder")
     elif free < needed and registry.find_local(registry.KNOWN_FILES[0]) is None:
-        yield Finding("warn", "disk", message, f"make room for {terminal.gigabytes(needed)}, or set HF_HOME")
+        yield Finding("warn", "disk", message, f"free {terminal.gigabytes(needed)} or set HF_HOME")
     else:
         yield Finding("ok", "disk", message)
 
@@ -237,13 +239,13 @@ def _data() -> Iterator[Finding]:
     folder = Path(os.environ.get("NOTSO_DATA_DIR") or default_data_dir())
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        yield Finding("fail", "data", f"{folder} cannot be written", "serve with --data-dir, a folder of yours")
+        yield Finding("fail", "data", f"{folder} is not writable", "set --data-dir to a writable folder")
         return
     size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
     if os.environ.get("DATABASE_URL"):
-        yield Finding("ok", "data", f"{folder} keeps computed prompts; conversations are in PostgreSQL")
+        yield Finding("ok", "data", f"prompt cache in {folder}, conversations in PostgreSQL")
         return
-    yield Finding("ok", "data", f"conversations are kept in {folder} ({terminal.gigabytes(size)})")
+    yield Finding("ok", "data", f"conversations in {folder} ({terminal.gigabytes(size)})")
 
 
 def _port(port: int) -> Iterator[Finding]:
@@ -252,7 +254,9 @@ def _port(port: int) -> Iterator[Finding]:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            yield Finding("warn", "port", f"{port}: {error.strerror}", "stop what uses it, or serve with --port")
+            yield Finding(
+                "warn", "port", f"{port}: {error.strerror}", "stop the program that uses it, or choose another --port"
+            )
             return
     yield Finding("ok", "port", f"{port} is free")
 
@@ -260,7 +264,7 @@ def _port(port: int) -> Iterator[Finding]:
 def _sqlite() -> Iterator[Finding]:
     version = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < SAFE_SQLITE:
-        yield Finding("ok", "sqlite", f"{version}; one connection writes, so its WAL fault cannot strike")
+        yield Finding("ok", "sqlite", f"{version}; not affected by its WAL bug, because only one connection writes")
     else:
         yield Finding("ok", "sqlite", version)
 
@@ -268,7 +272,7 @@ def _sqlite() -> Iterator[Finding]:
 def _postgres() -> Iterator[Finding]:
     url = os.environ.get("DATABASE_URL")
     if not url:
-        yield Finding("ok", "postgresql", "not used: DATABASE_URL names no database")
+        yield Finding("ok", "postgresql", "not used: DATABASE_URL is not set")
         return
     from notso.web.store.opening import database_facts
     from notso.web.values.errors import WebError
@@ -276,12 +280,12 @@ def _postgres() -> Iterator[Finding]:
     try:
         facts = database_facts(url)
     except WebError as error:
-        yield Finding("fail", "postgresql", str(error), "check DATABASE_URL, and that the database runs")
+        yield Finding("fail", "postgresql", str(error), "check DATABASE_URL and that the database is running")
         return
-    message = f"{facts.version}, {facts.connections} connections at most; pg_dump makes backups"
+    message = f"{facts.version}, at most {facts.connections} connections; back up with pg_dump"
     if facts.loses:
         yield Finding(
-            "warn", "postgresql", f"{message}; {facts.loses} is off", f"set {facts.loses} = on, or lose chats"
+            "warn", "postgresql", f"{message}; {facts.loses} is off", f"set {facts.loses} = on to avoid losing chats"
         )
     else:
         yield Finding("ok", "postgresql", message)
@@ -302,7 +306,7 @@ def _plugins() -> Iterator[Finding]:
 def _network() -> Iterator[Finding]:
     from notso.smollm3.hub.download import is_offline
 
-    state = "forbidden (HF_HUB_OFFLINE); all but `pull` works" if is_offline() else "used by `pull` only"
+    state = "offline (HF_HUB_OFFLINE); everything but `pull` works" if is_offline() else "used only by `pull`"
     yield Finding("ok", "network", state)
 
 
@@ -312,5 +316,5 @@ def _versions() -> Iterator[Finding]:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            yield Finding("fail", "versions", f"{name} is not installed", "install notso again")
+            yield Finding("fail", "versions", f"{name} is not installed", "reinstall notso")
     yield Finding("ok", "versions", ", ".join(found))

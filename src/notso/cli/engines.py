@@ -1,4 +1,4 @@
-"""Choosing, naming and loading the model a verb runs."""
+"""Select, describe and load the model that a command runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_engine(
     silent: bool = False,
     adapters: Sequence[str] = (),
 ) -> Engine:
-    """Load the model a person meant (see `model_file`), with a sign of life while it takes long."""
+    """Load the selected model (see `model_file`) with a progress indicator."""
     path = model_file(model, silent=silent)
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine
@@ -42,28 +42,29 @@ def open_engine(
 
 
 def adapter_to_use(adapters: Sequence[str]) -> str | None:
-    """The last one named answers. Raises InvalidRequestError for what is no NAME=FILE."""
+    """Return the name of the last adapter given. Raises InvalidRequestError unless it is NAME=FILE."""
     from notso.smollm3.values.adapter import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None
 
 
 def fallback_notice(note: str) -> str:
-    """What a person is told whose GPU is not used."""
-    return f"The CPU computes: {note}"
+    """Return the notice that the GPU is not used."""
+    return f"Running on the CPU: {note}"
 
 
 def prepare_for_a_lost_file() -> None:
-    """Have the process say why it ends, where a model file is cut short or becomes unreadable under it."""
+    """Print the reason and exit if the mapped model file is truncated or becomes unreadable."""
     from notso.qtensor import kernel_choice
 
-    line = "notso: the model file changed or became unreadable while it was in use; what was saved is safe: start again"
+    line = "notso: the model file changed or became unreadable while in use. Saved chats are safe; start notso again"
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
 def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
-    """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes; on which
-    device, and why it is not the GPU.
+    """Plan memory and device from a model file's headers, with the same checks as loading.
+
+    Returns the plan, the device name, and why the GPU is not used (empty if it is).
 
     Raises GGUFError, ModelFileError, OutOfMemoryError, InvalidRequestError or DeviceError.
     """
@@ -88,8 +89,8 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
 
 
 def check_model(path: Path | None) -> None:
-    """Whether a file's headers are those of a model that runs here; None is the demo. Raises GGUFError, ModelFileError
-    or OSError."""
+    """Check that a file's headers describe a supported model; None means the demo. Raises GGUFError, ModelFileError or
+    OSError."""
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.hub.registry import demo_path
@@ -100,16 +101,16 @@ def check_model(path: Path | None) -> None:
 
 
 def title(info: ModelInfo) -> str:
-    """A model in one phrase: name, size, context, kernels, and what they run on."""
+    """Describe a loaded model in one line: name, size, context, KV cache, kernels, threads or device."""
     threads = f"{info.threads} thread{'s' if info.threads != 1 else ''}"
     return (
-        f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens in "
-        f"{info.kv_format}, {info.kernels} kernels on {threads if info.device == 'cpu' else info.device}"
+        f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens, "
+        f"KV cache {info.kv_format}, {info.kernels} kernels on {threads if info.device == 'cpu' else info.device}"
     )
 
 
 def demo_notice(info: ModelInfo) -> str | None:
-    """What a person must know when the demo answers in place of the real model."""
+    """Return a notice if the demo model is used, else None."""
     if not info.is_demo:
         return None
-    return "The small demo model answers; `notso pull` fetches SmolLM3-3B (1.92 GB)."
+    return "Using the tiny built-in demo model; `notso pull` downloads SmolLM3-3B (1.92 GB)."

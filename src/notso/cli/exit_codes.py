@@ -1,4 +1,4 @@
-"""What each failure says to a person and to a script: one table from error to exit code and next step."""
+"""Exit codes and error messages: one table from exception to exit code and advice."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ INTERRUPTED = 130
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """The exit code of an error and one line for stderr: what happened, and how to mend it."""
+    """Return an error's exit code and one line for stderr: what happened and how to fix it."""
     code, message, advice = _classify(error)
     line = " ".join(message.split()).rstrip(".")
     return code, f"{line}. {advice}" if advice else line
 
 
 def details(error: BaseException) -> str:
-    """The traceback, for --debug."""
+    """Return the traceback, for --debug."""
     return "".join(traceback.format_exception(error))
 
 
 def _classify(error: BaseException) -> tuple[int, str, str]:
-    # Imported here and not at the top: the floors may import numpy, and --help needs none of it.
+    # Imported here because these packages may import numpy, which --help does not need.
     import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
 
@@ -38,24 +38,24 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
         return WRONG_USAGE, str(error), _option_hint(error.param)
     rows: tuple[tuple[type[BaseException], int, str], ...] = (
         (qtensor.KernelChoiceError, WRONG_USAGE, "Unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose."),
-        (qtensor.UnsupportedFormatError, BAD_MODEL, "`notso pull` fetches a file that works."),
-        (qtensor.DeviceMemoryError, NO_ROOM, "`nvidia-smi` shows what fills the GPU's memory."),
-        (qtensor.DeviceError, FAILED, "`nvidia-smi` shows whether the GPU and its driver work."),
-        (qtensor.SafetensorsError, BAD_MODEL, "Fetch the folder again."),
-        (qtensor.GGUFError, BAD_MODEL, "Check the file, or fetch the official one with `notso pull`."),
-        (model.ModelFileError, BAD_MODEL, "`notso list` shows the models on this machine, `notso pull` fetches one."),
+        (qtensor.UnsupportedFormatError, BAD_MODEL, "Run `notso pull` to download a supported file."),
+        (qtensor.DeviceMemoryError, NO_ROOM, "Run `nvidia-smi` to see what uses the GPU's memory."),
+        (qtensor.DeviceError, FAILED, "Run `nvidia-smi` to check the GPU and its driver."),
+        (qtensor.SafetensorsError, BAD_MODEL, "Download the folder again."),
+        (qtensor.GGUFError, BAD_MODEL, "Check the file, or download the official one with `notso pull`."),
+        (model.ModelFileError, BAD_MODEL, "`notso list` shows installed models; `notso pull` downloads one."),
         (model.TemplateError, BAD_MODEL, "`notso inspect FILE` shows the file's template."),
-        (model.ContextLengthError, FAILED, "Shorten the prompt, or make the context larger with --context."),
+        (model.ContextLengthError, FAILED, "Shorten the prompt or increase --context."),
         (
             model.OutOfMemoryError,
             NO_ROOM,
-            "--context sets it, --device cpu leaves a GPU out; `notso doctor` shows what bounds it.",
+            "Reduce --context, or avoid the GPU with --device cpu; `notso doctor` shows the memory limits.",
         ),
         (model.DownloadError, NETWORK, ""),
         *_plugin_rows(error),
         *_web_rows(error),
         (qtensor.NotsoError, FAILED, ""),
-        (MemoryError, NO_ROOM, "Make the context smaller with --context, or close other programs."),
+        (MemoryError, NO_ROOM, "Reduce --context or close other programs."),
         (KeyboardInterrupt, INTERRUPTED, ""),
     )
     for kind, code, advice in rows:
@@ -63,35 +63,37 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
             return code, str(error) or _plain_name(error), advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
-    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, for a user nobody knows
-        return FAILED, "this user has no home directory", "Set HOME to a folder that can be written."
-    message = f"something unexpected went wrong ({_plain_name(error)}: {error})"
-    return FAILED, message, "Run it again with --debug for the details."
+    if isinstance(error, RuntimeError) and "home directory" in str(
+        error
+    ):  # raised by pathlib for a user without a passwd entry
+        return FAILED, "this user has no home directory", "Set HOME to a writable folder."
+    message = f"unexpected error ({_plain_name(error)}: {error})"
+    return FAILED, message, "Run the command again with --debug for details."
 
 
 def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
-    """That of plugins, likewise."""
+    """Return the row for plugin errors, if `error` is one."""
     if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
         return ()
     from notso.plugins.errors import PluginError
 
-    return ((PluginError, WRONG_USAGE, "`notso plugin list` shows what is installed."),)
+    return ((PluginError, WRONG_USAGE, "`notso plugin list` shows installed plugins."),)
 
 
 def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
-    """The web floor's rows, only where one of its errors is at hand: importing that floor is not free."""
+    """Return the rows for web errors, if `error` is one: importing `notso.web` is slow."""
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
     from notso.web.values import errors as web
 
     return (
-        (web.UnsafeBindError, BIND_REFUSED, "NOTSO_API_KEY or --api-key-file sets the key."),
+        (web.UnsafeBindError, BIND_REFUSED, "Set NOTSO_API_KEY or --api-key-file."),
         (web.SettingsError, WRONG_USAGE, _settings_hint(getattr(error, "setting", ""))),
         (web.AddressInUseError, BIND_REFUSED, ""),
-        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "--data-dir names another."),
-        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "--data-dir names another."),
-        (web.StorageFullError, NO_ROOM, "--data-dir names another place."),
-        (web.StorageError, FAILED, "`notso doctor` shows the data directory."),
+        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "Use another directory with --data-dir."),
+        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "Use another directory with --data-dir."),
+        (web.StorageFullError, NO_ROOM, "Free disk space, or use another directory with --data-dir."),
+        (web.StorageError, FAILED, "Run `notso doctor` to check the data directory."),
     )
 
 
@@ -99,16 +101,20 @@ def _classify_os_error(error: OSError) -> tuple[int, str, str]:
     named = f"{error.filename}: " if error.filename else ""
     message = f"{named}{error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NO_ROOM, message, "Make room on the disk."
+        return NO_ROOM, message, "Free disk space."
     if error.errno == errno.ENOMEM:
-        return NO_ROOM, message, "Make the context smaller with --context, or close other programs."
+        return NO_ROOM, message, "Reduce --context or close other programs."
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return BIND_REFUSED, message, "Choose another address with --host or another port with --port."
+        return BIND_REFUSED, message, "Choose another --host or --port."
     return FAILED, message, ""
 
 
 def _settings_hint(setting: str) -> str:
-    return "`notso keys list` shows the keys." if setting == "name" else "`notso serve --help` lists the settings."
+    return (
+        "Run `notso keys list` to see the keys."
+        if setting == "name"
+        else "Run `notso serve --help` to see the settings."
+    )
 
 
 def _option_hint(param: str | None) -> str:
@@ -123,5 +129,5 @@ def _plain_name(error: BaseException) -> str:
 
 
 def debugging() -> bool:
-    """Whether tracebacks were asked for, by --debug or NOTSO_DEBUG."""
+    """Return whether --debug or NOTSO_DEBUG is set."""
     return os.environ.get("NOTSO_DEBUG", "").lower() in ("1", "true", "on", "yes")

@@ -1,4 +1,4 @@
-"""`notso inspect`: what a GGUF file holds."""
+"""`notso inspect`: metadata, tensors and memory needs of a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def inspect(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what a GGUF file holds, and what it needs.
+    """Show metadata, tensors and memory needs of a GGUF file.
 
-    Architecture, tensors by type, NoPE and Q6_K layers, tokenizer, template, bytes read per token, KV bytes per token,
-    and the context that fits this machine's memory. Exit code 3 if the file cannot be run.
+    Shows the architecture, tensors by type, NoPE and Q6_K layers, tokenizer, template, bytes read per token, KV bytes
+    per token and the context that fits in this machine's memory. Exit code 3 if the file cannot be run.
     """
     from notso.smollm3.diagnostics.inspection import inspect_file
 
@@ -44,8 +44,8 @@ def inspect(
 
 
 def describe(found: Inspection, *, tensors: bool) -> list[str]:
-    """The report for people, section by section."""
-    known = f", the length of {found.known_as} (`notso verify` compares all of it)" if found.known_as else ""
+    """Return the text report, section by section."""
+    known = f", same size as {found.known_as} (`notso verify` compares the content)" if found.known_as else ""
     lines = [
         f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{known}",
         f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.bits_per_parameter:.2f} bits each, "
@@ -91,7 +91,7 @@ def _tokenizer(found: TokenizerInfo) -> list[str]:
         which = f"published: {found.template_known}" if found.template_known else "not a published one"
         template = f"{found.template_bytes:,} bytes, {which}, SHA-256 {found.template_sha256[:16]}..."
     return [
-        f"{_named(found.kind)}, pre-tokeniser {_named(found.pre)}, {found.tokens:,} tokens, {found.merges:,} merges",
+        f"{_named(found.kind)}, pre-tokenizer {_named(found.pre)}, {found.tokens:,} tokens, {found.merges:,} merges",
         f"{found.control_tokens} control tokens, {found.user_defined_tokens} user-defined tokens",
         f"chat template: {template}",
     ]
@@ -121,8 +121,9 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
         f"weights {terminal.gigabytes(tensor_bytes)}, of which one token reads {run.weight_bytes_per_token:,} bytes",
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
         *terminal.columns([head, *rows], right=range(1, len(head))),
-        f"Contexts of up to {K8V8_UP_TO_TOKENS:,} tokens are kept in k8v8, longer ones in k8v4, and in less as far as "
-        "memory asks; of files of floats or 8 bits in f16, longer ones in k8v8; --kv chooses.",
+        f"KV cache by default: k8v8 for contexts of up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for longer ones, and "
+        "smaller types if memory requires it; for float and 8-bit files f16, and k8v8 for longer contexts. "
+        "Override with --kv.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in two steps: the first stops the answer, the second leaves."""
+"""Two-step Ctrl-C: the first stops the answer, the second exits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from types import FrameType, TracebackType
 
 
 class Interruption:
-    """While entered, the first SIGINT only sets `requested`, which the engine asks for between two tokens.
+    """Context manager: the first SIGINT sets `requested`, which the engine polls between tokens.
 
-    A further one raises KeyboardInterrupt at once. Outside the main thread, where signals cannot be caught, it does
-    nothing.
+    A second SIGINT raises KeyboardInterrupt. Does nothing outside the main thread, where signals cannot be caught.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`notso keys`: keys for people and programs, each with its limits; a server that runs knows of a change at once."""
+"""`notso keys`: API keys with limits; a running server applies changes immediately."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ EXAMPLES = """\
 
 def keys(
     action: Annotated[
-        Literal["list", "add", "revoke"], typer.Argument(metavar="list|add|revoke", help="What to do.")
+        Literal["list", "add", "revoke"], typer.Argument(metavar="list|add|revoke", help="Action.")
     ] = "list",
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Whose key.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)] = None,
     requests_per_minute: Annotated[
-        int, typer.Option("--requests-per-minute", metavar="N", min=0, max=1_000_000, help="0: any number.")
+        int,
+        typer.Option(
+            "--requests-per-minute", metavar="N", min=0, max=1_000_000, help="Request rate limit (0: unlimited)."
+        ),
     ] = 0,
     requests_per_day: Annotated[
-        int, typer.Option("--requests-per-day", metavar="N", min=0, max=10**9, help="Of the model; 0: any number.")
+        int,
+        typer.Option("--requests-per-day", metavar="N", min=0, max=10**9, help="Daily request quota (0: unlimited)."),
     ] = 0,
     tokens_per_day: Annotated[
-        int, typer.Option("--tokens-per-day", metavar="N", min=0, max=10**12, help="Of prompts and answers; 0: any.")
+        int, typer.Option("--tokens-per-day", metavar="N", min=0, max=10**12, help="Daily token quota (0: unlimited).")
     ] = 0,
-    operator: Annotated[bool, typer.Option("--operator", help="The key opens the operator's page, too.")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="Grant access to the administration page.")] = False,
     data_dir: options.DataDir = None,
     database_url: options.DatabaseUrl = None,
     as_json: options.Json = False,
@@ -40,8 +44,8 @@ def keys(
 ) -> None:
     """List, add or revoke keys.
 
-    A key is shown once, when it is made: only a hash is kept. In a data directory the first one of all needs a restart
-    of the server; in a database (DATABASE_URL) keys are those of all its servers.
+    A key is shown only once, when it is created: only its hash is stored. After adding the first key to a data
+    directory, restart the server. Keys in a database (DATABASE_URL) apply to all servers that use it.
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
@@ -65,23 +69,23 @@ def keys(
             terminal.say_json({"key": secret, **asdict(key)})
         else:
             terminal.say(secret)
-            terminal.note("This is the key; it is not shown again.")
+            terminal.note("Store this key: it is not shown again.")
     else:
         revoked = book.revoke(name)
         if as_json:
             terminal.say_json(asdict(revoked))
         else:
-            terminal.say(f"The key of {revoked.name} counts no more.")
+            terminal.say(f"Key {revoked.name} revoked.")
 
 
 def _show(found: list[ApiKey], as_json: bool) -> None:
     if as_json:
         terminal.say_json([asdict(key) for key in found])
         return
-    rows = [["name", "id", "a minute", "a day", "tokens a day", ""]]
+    rows = [["name", "id", "requests/min", "requests/day", "tokens/day", ""]]
     for key in found:
         state = "revoked" if key.revoked_ms else "operator" if key.is_operator else ""
         limits = (key.requests_per_minute, key.requests_per_day, key.tokens_per_day)
         rows.append([key.name, key.id, *(str(limit or "-") for limit in limits), state])
-    for line in terminal.columns(rows) if found else ["There are no keys; `notso keys add NAME` makes one."]:
+    for line in terminal.columns(rows) if found else ["No keys; create one with `notso keys add NAME`."]:
         terminal.say(line)

@@ -17,7 +17,7 @@ EXAMPLES = """\
 def list_models(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Folders to look into as well.", show_default=False),
+        typer.Argument(metavar="FOLDER", help="Additional folders to search.", show_default=False),
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -25,9 +25,9 @@ def list_models(
 ) -> None:
     """List the models on this machine.
 
-    The demo, SmolLM3 files that are in the Hugging Face cache or that Ollama, LM Studio or llama.cpp fetched, and GGUF
-    files in the folders given. `--model NAME` runs one where it lies. `verified` is yes where the whole file was read
-    and its SHA-256 is the published one; `notso verify` does that.
+    Lists the demo, SmolLM3 files in the Hugging Face cache or downloaded by Ollama, LM Studio or llama.cpp, and GGUF
+    files in the given folders. Pass a listed name to --model to use it in place. `verified` is yes if the SHA-256 of
+    the whole file is a published one; run `notso verify` to compute it.
     """
     from notso.smollm3.hub import registry
 
@@ -57,4 +57,4 @@ def list_models(
     for line in terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)):
         terminal.say(line)
     if not any(model.where == "cache" for model in models):
-        terminal.note("SmolLM3-3B is not here yet: `notso pull` fetches it (1.92 GB).")
+        terminal.note("SmolLM3-3B is not installed: download it with `notso pull` (1.92 GB).")

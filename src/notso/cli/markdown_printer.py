@@ -1,4 +1,4 @@
-"""An answer on a terminal as Markdown: finished blocks stand, the block being written is drawn anew as it grows."""
+"""Render an answer as Markdown in the terminal; only the block being generated is redrawn."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MarkdownPrinter(MessagePrinter):
 
 
 def split_finished(text: str) -> tuple[str, str]:
-    """What of `text` no later text can change, and the rest: a cut at the last empty line outside fenced code."""
+    """Split `text` at the last empty line outside fenced code, into the part no later text can change and the rest."""
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         position += len(line)

@@ -1,4 +1,4 @@
-"""Showing an answer while it is made: text on stdout, thinking dim on stderr, nothing that could harm a terminal."""
+"""Print an answer as it is generated: text to stdout, dimmed thinking to stderr, control characters escaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PrintedMessage:
-    """An answer as collected from its events. Times in milliseconds since it was asked for."""
+    """An answer collected from its events. Times are in milliseconds since the request."""
 
     text: str = ""
     reasoning: str = ""
@@ -29,7 +29,7 @@ class PrintedMessage:
 
 
 class MessagePrinter:
-    """Writes text as it comes, holding back newlines until more follows, so that the end has exactly one."""
+    """Print text incrementally, holding back trailing newlines so that the output ends with exactly one."""
 
     def __init__(self, *, show_reasoning: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._show_reasoning = show_reasoning
@@ -64,13 +64,13 @@ class MessagePrinter:
         self._err.flush()
 
     def finish(self) -> None:
-        """End the line of the answer; where there was none, leave an empty one."""
+        """End the answer's last line; print an empty line if there was no answer."""
         self.close_reasoning()
         self._out.write("\n")
         self._out.flush()
 
     def close_reasoning(self) -> None:
-        """End the thinking's last line, if it was shown."""
+        """End the last line of thinking, if any was shown."""
         if self._in_reasoning:
             self._err.write("\n\n" if terminal.is_terminal(self._err) else "\n")
             self._err.flush()
@@ -119,7 +119,7 @@ def _take(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) 
 
 
 def speed_line(answer: PrintedMessage) -> str:
-    """What it cost: `412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`."""
+    """Return token counts and speed: `412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`."""
     usage = answer.usage
     if usage is None:
         return f"{answer.total_ms / 1000:.1f} s"

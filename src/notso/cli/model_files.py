@@ -1,4 +1,4 @@
-"""Which file a verb runs: what `hub.resolve_model` finds, and of a Hugging Face folder what was made of it."""
+"""Resolve --model to a GGUF file; Hugging Face folders are converted once and cached."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from notso.cli import terminal
 
 MIX = "Q4_K_M"
-"""What a folder is made into where nobody converts it himself."""
+"""Type that folders are converted to automatically."""
 
 
 def model_file(given: Path | None, *, silent: bool = False) -> Path | None:
-    """The file to run, None for the demo. A folder is converted once, and again when a file of it has changed.
+    """Return the file to run, or None for the demo. A folder is converted once, and again if one of its files changes.
 
     Raises what `resolve_model` and `convert` raise.
     """
@@ -30,7 +30,7 @@ def model_file(given: Path | None, *, silent: bool = False) -> Path | None:
 
 
 def _target(folder: Path) -> Path:
-    """Named by the folder, where it lies, and what lies in it."""
+    """Return the cache path, named by the folder, its path and its contents."""
     import platformdirs
 
     from notso.smollm3.conversion.converter import VERSION
@@ -46,7 +46,7 @@ def _convert(folder: Path, target: Path, silent: bool) -> None:
     from notso.smollm3.conversion.converter import convert
 
     if not silent:
-        terminal.note(f"{folder} is made into a {MIX} file once, minutes for the 3B: {target}")
+        terminal.note(f"Converting {folder} to {MIX} (once; the 3B model takes minutes): {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with terminal.progress(in_bytes=True, as_json=silent) as report:
         convert(folder, target, MIX, lambda done, total: report("writing", done, total))

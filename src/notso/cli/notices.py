@@ -1,4 +1,4 @@
-"""What the floors below log, as one line each on stderr: warnings always, tracebacks only for who asked for them."""
+"""Log output on stderr: one line per record, with tracebacks only under --debug."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Lines(logging.Handler):
 
 
 class _Objects(logging.Handler):
-    """A line of JSON for each record, as collectors of logs read it; `trace_id` and `span_id`, if there are traces."""
+    """Write each record as a JSON line, with `trace_id` and `span_id` if tracing is on."""
 
     def emit(self, record: logging.LogRecord) -> None:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -40,7 +40,7 @@ class _Objects(logging.Handler):
 
 
 def install_json() -> None:
-    """From now on every log of the process, libraries' too, goes to stderr as JSON."""
+    """Send all logs of the process, including libraries, to stderr as JSON."""
     own, everything = logging.getLogger("notso"), logging.getLogger()
     for handler in list(own.handlers):
         if isinstance(handler, _Lines):
@@ -50,7 +50,7 @@ def install_json() -> None:
 
 
 def install() -> None:
-    """Send the package's own log there; done again, it changes nothing."""
+    """Send notso's own log to stderr; idempotent."""
     logger = logging.getLogger("notso")
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.WARNING))

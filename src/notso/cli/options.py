@@ -1,4 +1,4 @@
-"""Options that several verbs share, declared once so that they are spelt, explained and checked alike."""
+"""Options shared by several commands: spelling, help text and validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoi
 
 
 def _remember(variable: str, value: bool) -> bool:
-    # A flag outlives its verb's frame (the error handler asks for it), so it becomes what its variable would have said.
+    # The error handler reads the flag after the command's frame is gone, so it is kept as the environment variable.
     if value:
         os.environ[variable] = "1"
     return value
@@ -29,7 +29,7 @@ def _plain(value: bool) -> bool:
 
 
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of an error.")]
-Plain = Annotated[bool, typer.Option("--plain", callback=_plain, help="No colour, no bars.")]
+Plain = Annotated[bool, typer.Option("--plain", callback=_plain, help="Disable colors and progress bars.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Model = Annotated[
     Path | None,
@@ -38,7 +38,7 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="File, folder or `list` name (NOTSO_MODEL).",
+        help="Model file, folder, or name from `notso list` [env: NOTSO_MODEL].",
         show_envvar=False,
         show_default=False,
     ),
@@ -62,7 +62,7 @@ Threads = Annotated[
         metavar="N",
         min=1,
         max=MAX_THREADS,
-        help="Threads that compute. Default: one per core.",
+        help="Number of compute threads. Default: one per core.",
         show_default=False,
     ),
 ]
@@ -72,7 +72,7 @@ Device = Annotated[
         "--device",
         envvar="NOTSO_DEVICE",
         metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (NOTSO_DEVICE).",
+        help="Compute device: auto, cpu, cuda or cuda:N [env: NOTSO_DEVICE].",
         show_envvar=False,
         show_default=False,
     ),
@@ -82,20 +82,22 @@ Adapters = Annotated[
     typer.Option(
         "--adapter",
         metavar="NAME=FILE[:SCALE]",
-        help="A LoRA adapter, repeatable.",
+        help="LoRA adapter to load; repeatable.",
         show_default=False,
     ),
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="NAME[:ROLE]", help="Repeatable; ROLE: sign-in.", show_default=False),
+    typer.Option(
+        "--plugin", metavar="NAME[:ROLE]", help="Plugin to enable; repeatable. ROLE: sign-in.", show_default=False
+    ),
 ]
 Weights = Annotated[
     Placement,
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="auto: 2 MiB pages when idle (NOTSO_WEIGHTS).",
+        help="How weights are held in memory; auto uses 2 MiB pages when idle [env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
     ),
@@ -105,7 +107,7 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="Bits of keys and values; auto: by file.",
+        help="KV cache type; auto picks one by model file and memory [env: NOTSO_KV].",
         show_envvar=False,
         show_default=False,
     ),
@@ -118,7 +120,7 @@ MaxNumSeqs = Annotated[
         metavar="N",
         min=1,
         max=MAX_NUM_SEQS,
-        help="Answers at once. Default: 16, or what fits.",
+        help="Maximum concurrent requests. Default: 16, or what fits.",
         show_default=False,
     ),
 ]
@@ -130,7 +132,7 @@ CacheDisk = Annotated[
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="GB kept of what was read (NOTSO_CACHE_DISK).",
+        help="Size limit of the on-disk prompt cache, in GB [env: NOTSO_CACHE_DISK].",
         show_envvar=False,
     ),
 ]
@@ -140,7 +142,7 @@ DataDir = Annotated[
         "--data-dir",
         envvar="NOTSO_DATA_DIR",
         metavar="FOLDER",
-        help="Holds the conversations (NOTSO_DATA_DIR).",
+        help="Directory for conversations and caches [env: NOTSO_DATA_DIR].",
         show_envvar=False,
     ),
 ]
@@ -150,14 +152,14 @@ DatabaseUrl = Annotated[
         "--database-url",
         envvar="DATABASE_URL",
         metavar="URL",
-        help="PostgreSQL instead of it (DATABASE_URL).",
+        help="Store conversations in PostgreSQL instead of SQLite [env: DATABASE_URL].",
         show_envvar=False,
         show_default=False,
     ),
 ]
 EngineApi = Annotated[
     bool,
-    typer.Option("--engine-api", help="Compute for front ends (NOTSO_ENGINE_KEY)."),
+    typer.Option("--engine-api", help="Serve the engine API to front ends (requires NOTSO_ENGINE_KEY)."),
 ]
 EngineUrl = Annotated[
     str | None,
@@ -165,7 +167,7 @@ EngineUrl = Annotated[
         "--engine-url",
         envvar="NOTSO_ENGINE_URL",
         metavar="URL",
-        help="A front end: that server computes (NOTSO_ENGINE_URL).",
+        help="Run as a front end for the engine at this URL [env: NOTSO_ENGINE_URL].",
         show_envvar=False,
         show_default=False,
     ),
@@ -176,28 +178,37 @@ ApiKeyFile = Annotated[
         "--api-key-file",
         envvar="NOTSO_API_KEY_FILE",
         metavar="FILE",
-        help="Holds NOTSO_API_KEY (NOTSO_API_KEY_FILE).",
+        help="Read the API key from this file [env: NOTSO_API_KEY_FILE].",
         show_envvar=False,
     ),
 ]
 
 
 def duration(text: str, option: str) -> float:
-    """Seconds. Raises BadParameter that names the option."""
+    """Parse a duration and return seconds. Raises typer.BadParameter with the option's name."""
     from notso.web.values.durations import duration_s
 
     seconds = duration_s(text)
     if seconds is None:
-        raise typer.BadParameter("a time is seconds, or as 30s, 5m, 1h30m; -1 is for ever", param_hint=option)
+        raise typer.BadParameter(
+            "use a number of seconds or a form such as 30s, 5m or 1h30m; -1 means forever", param_hint=option
+        )
     return seconds
 
 
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "-t", metavar="0..2", help="0 is greedy. Default: 0.6.", show_default=False),
+    typer.Option(
+        "--temperature",
+        "-t",
+        metavar="0..2",
+        help="Sampling temperature; 0 is greedy. Default: 0.6.",
+        show_default=False,
+    ),
 ]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", metavar="0..1", help="Nucleus. Default: 0.95.", show_default=False)
+    float | None,
+    typer.Option("--top-p", metavar="0..1", help="Nucleus sampling (top-p). Default: 0.95.", show_default=False),
 ]
 MaxTokens = Annotated[
     int | None,
@@ -205,43 +216,48 @@ MaxTokens = Annotated[
         "--max-tokens",
         "-n",
         metavar="N",
-        help="Longest answer, thinking included. Default: what fits.",
+        help="Maximum tokens to generate, including thinking. Default: what fits.",
         show_default=False,
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer.", show_default=False)]
-System = Annotated[
-    str | None, typer.Option("--system", "-s", metavar="TEXT", help="Instructions for the model.", show_default=False)
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same answer.", show_default=False),
 ]
-NoThink = Annotated[bool, typer.Option("--no-think", help="Answer at once, without thinking.")]
-HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Think, but do not show it.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.", show_default=False)]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", metavar="TEXT", help="System prompt.", show_default=False)
+]
+NoThink = Annotated[bool, typer.Option("--no-think", help="Disable thinking.")]
+HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show the thinking.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.", show_default=False)]
 
 
 class PluginChoice(NamedTuple):
-    """Which plugins are on, and which of them says who asks."""
+    """Enabled plugins, and the one that authenticates users, if any."""
 
     names: tuple[str, ...]
     sign_in: str | None
 
 
 def plugins(given: list[str] | None) -> PluginChoice:
-    """What `--plugin` said. Raises typer.BadParameter for a role that is none, or taken twice."""
+    """Parse `--plugin` values. Raises typer.BadParameter for an unknown role or a second sign-in plugin."""
     sign_in = None
     names = []
     for each in given or ():
         name, _, role = each.partition(":")
         if role and (role != "sign-in" or sign_in is not None):
-            raise typer.BadParameter(f"{each}: one plugin may have the role sign-in", param_hint="--plugin")
+            raise typer.BadParameter(
+                f"{each}: the only role is sign-in, and only one plugin can have it", param_hint="--plugin"
+            )
         sign_in = name if role else sign_in
         names.append(name)
     return PluginChoice(tuple(dict.fromkeys(names)), sign_in)
 
 
 def api_key(file: Path | None) -> str | None:
-    """The server's key, from `file` or else from NOTSO_API_KEY; None where neither names one.
+    """Return the API key from `file`, or else from NOTSO_API_KEY, or None.
 
-    Raises typer.BadParameter for a file without a key in it: whoever names one does not want a server that has none.
+    Raises typer.BadParameter if `file` cannot be read or is empty: falling back to no key would open the server.
     """
     if file is None:
         return os.environ.get("NOTSO_API_KEY") or None
@@ -257,10 +273,12 @@ def api_key(file: Path | None) -> str | None:
 
 
 def engine_key() -> str:
-    """What an engine and its front ends show each other, from NOTSO_ENGINE_KEY. Raises typer.BadParameter."""
+    """Return the key shared by engine and front ends, from NOTSO_ENGINE_KEY. Raises typer.BadParameter if unset."""
     key = os.environ.get("NOTSO_ENGINE_KEY", "")
     if not key:
-        raise typer.BadParameter("set NOTSO_ENGINE_KEY, the same for engine and front ends, 16 characters or more")
+        raise typer.BadParameter(
+            "NOTSO_ENGINE_KEY is not set: use the same key of at least 16 characters for the engine and its front ends"
+        )
     return key
 
 
@@ -268,43 +286,43 @@ OF_THE_ENGINE = (
     *("model", "context", "kv", "threads", "device", "weights", "adapter", "adapter_dir", "max_num_seqs"),
     *("cache_disk", "engine_api", "keep_alive"),
 )
-"""Options of `serve` that say nothing where another server computes."""
+"""Options of `serve` that do not apply to a front end."""
 
 
 def refuse_for_a_front_end(context: typer.Context) -> None:
-    """Raises typer.BadParameter for the first of them that was given."""
+    """Raise typer.BadParameter if an option in OF_THE_ENGINE was given."""
     for name in OF_THE_ENGINE:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             option = "--" + name.replace("_", "-")
-            raise typer.BadParameter(f"{option} is the engine's: give it to the server that computes")
+            raise typer.BadParameter(f"{option} does not apply to a front end: pass it to the engine server")
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 
 def require_free_place(out: Path, force: bool, name: str) -> None:
-    """Raises typer.BadParameter where the file to write is there already, or its folder is not."""
+    """Raise typer.BadParameter if `out` exists (unless `force`) or its folder does not."""
     if out.exists() and not force:
-        raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint=name)
+        raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}; make it first", param_hint=name)
+        raise typer.BadParameter(f"folder {out.parent} does not exist; create it first", param_hint=name)
 
 
 _MAX_TEXT_BYTES = 1 << 30
 
 
 def _read(path: Path, most_bytes: int) -> bytes:
-    """A file that a person named, which may be a pipe of their shell. Raises OSError, also for one without an end."""
+    """Read a file, which may be a pipe. Raises OSError, also if it has more than `most_bytes`."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 10:,} KiB")
+        raise OSError(errno.EFBIG, f"larger than {most_bytes >> 10:,} KiB")
     return content
 
 
 def read_text(path: Path, name: str) -> str:
-    """A file that a person named, in UTF-8. Raises typer.BadParameter."""
+    """Read a UTF-8 text file. Raises typer.BadParameter if it cannot be read."""
     try:
         return _read(path, _MAX_TEXT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

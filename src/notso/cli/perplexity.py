@@ -19,13 +19,13 @@ EXAMPLES = """\
 
 
 def perplexity(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
-    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A text file in UTF-8.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.")],
+    text: Annotated[Path, typer.Argument(metavar="TEXT", help="UTF-8 text file.")],
     kl: Annotated[
         Path | None,
-        typer.Option("--kl", metavar="BASE", help="Also tell how far FILE is from this one.", show_default=False),
+        typer.Option("--kl", metavar="BASE", help="Also report KL divergence from this model.", show_default=False),
     ] = None,
-    window: Annotated[int, typer.Option("--window", metavar="TOKENS", min=16, help="Read at a time.")] = 512,
+    window: Annotated[int, typer.Option("--window", metavar="TOKENS", min=16, help="Window length in tokens.")] = 512,
     kv: options.KV = "f16",
     threads: options.Threads = None,
     device: options.Device = "auto",
@@ -33,10 +33,10 @@ def perplexity(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure how well a model foretells a text.
+    """Measure a model's perplexity on a text.
 
-    As llama.cpp's tool does it: windows of 512 tokens, judged in their second half. With --kl the model is compared
-    with a base, by Kullback-Leibler divergence and by how often both hold the same token the likeliest.
+    Uses the method of llama.cpp's tool: windows of 512 tokens, scored on their second half. With --kl, the model is
+    also compared with a base model: Kullback-Leibler divergence and how often both rank the same token first.
     """
     from notso.smollm3.diagnostics.perplexity import divergence
     from notso.smollm3.diagnostics.perplexity import perplexity as measure
@@ -61,20 +61,20 @@ def perplexity(
 
 
 def describe(found: Perplexity | Divergence) -> list[str]:
-    """The report for people."""
+    """Return the text report."""
     from notso.smollm3.diagnostics.perplexity import Perplexity
 
     if isinstance(found, Perplexity):
-        return [f"perplexity  {_with_error(found.perplexity)} ({found.tokens:,} tokens judged)"]
+        return [f"perplexity  {_with_error(found.perplexity)} ({found.tokens:,} tokens scored)"]
     rows = [
-        ["perplexity", f"{_with_error(found.model.perplexity)} ({found.model.tokens:,} tokens judged)"],
+        ["perplexity", f"{_with_error(found.model.perplexity)} ({found.model.tokens:,} tokens scored)"],
         ["perplexity of the base", _with_error(found.base.perplexity)],
         ["KL divergence, mean", _with_error(found.kl)],
         ["KL divergence, largest", f"{found.largest_kl:.4f}"],
-        ["KL divergence, 99 %", f"{found.kl_99:.4f}"],
+        ["KL divergence, 99%", f"{found.kl_99:.4f}"],
         ["KL divergence, median", f"{found.median_kl:.4f}"],
-        ["RMS change of p", f"{100 * found.rms_change:.2f} %"],
-        ["same token on top", f"{100 * found.same_top.value:.2f} ± {100 * found.same_top.error:.2f} %"],
+        ["RMS change of p", f"{100 * found.rms_change:.2f}%"],
+        ["same token on top", f"{100 * found.same_top.value:.2f} ± {100 * found.same_top.error:.2f}%"],
     ]
     return terminal.columns(rows)
 

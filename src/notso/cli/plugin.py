@@ -1,4 +1,4 @@
-"""`notso plugin`: the plugins that are installed, and a new one to begin with."""
+"""`notso plugin`: list installed plugins, or create a new one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ EXAMPLES = """\
 
 
 def plugin(
-    action: Annotated[Literal["list", "new"], typer.Argument(metavar="list|new", help="What to do.")] = "list",
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the new plugin.", show_default=False)] = None,
+    action: Annotated[Literal["list", "new"], typer.Argument(metavar="list|new", help="Action.")] = "list",
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the new plugin.", show_default=False)
+    ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", metavar="DIR", help="Where to write it. Default: ./NAME.", show_default=False),
+        typer.Option("--folder", metavar="DIR", help="Folder to create. Default: ./NAME.", show_default=False),
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """List the plugins that are installed, or write a new one.
+    """List installed plugins, or create a new one.
 
-    None runs unless it is named: `notso serve --plugin NAME`. `new` writes a project with a test that passes.
+    A plugin runs only if enabled with `notso serve --plugin NAME`. `new` creates a project with a passing test.
     """
     if action == "list":
         _list(as_json)
@@ -41,7 +43,7 @@ def plugin(
     if as_json:
         terminal.say_json({"folder": str(target), "files": [path.name for path in written]})
         return
-    terminal.say(f"{target} holds {', '.join(path.name for path in written)}. Next: pip install -e {target}")
+    terminal.say(f"Created {target} with {', '.join(path.name for path in written)}. Next: pip install -e {target}")
 
 
 def _list(as_json: bool) -> None:
@@ -52,5 +54,5 @@ def _list(as_json: bool) -> None:
         terminal.say_json([{"name": p.name, "distribution": p.distribution, "version": p.version} for p in found])
         return
     rows = [["plugin", "distribution", "version"], *([p.name, p.distribution, p.version] for p in found)]
-    for line in terminal.columns(rows) if found else ["No plugin is installed; `notso plugin new NAME` writes one."]:
+    for line in terminal.columns(rows) if found else ["No plugins installed; create one with `notso plugin new NAME`."]:
         terminal.say(line)

@@ -1,4 +1,4 @@
-"""What this process holds is no other program's, though that runs as the same user."""
+"""Protect the process's memory from other processes of the same user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ PR_SET_DUMPABLE = 4
 
 
 def keep_memory_private() -> None:
-    """On Linux: nobody but root reads this process's memory and environment, where keys are: neither child processes
-    (MCP servers, plugins) by `/proc/PPID/environ` nor debuggers. It leaves no core dump then. What is executed by it is
-    as before."""
+    """On Linux, make the process non-dumpable, so that only root can read its memory and environment, which hold keys.
+
+    This stops child processes (MCP servers, plugins) reading `/proc/PPID/environ`, and debuggers; it also disables core
+    dumps. Executed programs are not affected.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

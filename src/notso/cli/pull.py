@@ -1,4 +1,4 @@
-"""`notso pull`: fetch a model file."""
+"""`notso pull`: download a model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ EXAMPLES = """\
 def pull(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="`Q4_K_M` (1.92 GB), `Q8_0` (3.28 GB), or REPOSITORY[:TYPE] of the Hub."),
+        typer.Argument(metavar="NAME", help="`Q4_K_M` (1.92 GB), `Q8_0` (3.28 GB), or REPOSITORY[:TYPE] on the Hub."),
     ] = "smollm3-3b:Q4_K_M",
-    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is here.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Download again even if the file exists.")] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use no network: only check what is here. [env var: HF_HUB_OFFLINE]")
+        bool,
+        typer.Option("--offline", help="Do not use the network; only verify existing files [env: HF_HUB_OFFLINE]."),
     ] = False,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Download SmolLM3-3B, with resume, and check its hash.
+    """Download SmolLM3-3B (resumable, verified by SHA-256).
 
-    Or any repository's GGUF file, checked by the hash that the Hub has for it: `notso run --model PATH` asks it.
+    NAME can also be a repository with a GGUF file, verified by the hash published on the Hub; use it with
+    `notso run --model PATH`.
 
-    It goes to the Hugging Face cache, and an interrupted download goes on where it stopped. HF_HOME moves the cache,
-    HF_ENDPOINT names a mirror. The file's path is printed on stdout.
+    Files are stored in the Hugging Face cache, and interrupted downloads resume. HF_HOME moves the cache, HF_ENDPOINT
+    selects a mirror. The path of the file is printed on stdout.
     """
     from notso.smollm3.hub import download, registry, repository
 
@@ -46,7 +48,7 @@ def pull(
         with terminal.progress(in_bytes=True, as_json=as_json) as report:
             pulled = download.pull(file, offline=offline, force=force, progress=report)
     except KeyboardInterrupt:
-        terminal.note("Stopped; the same command goes on from here.")
+        terminal.note("Stopped. Run the same command again to continue.")
         raise
     if as_json:
         terminal.say_json(
@@ -61,7 +63,9 @@ def pull(
         )
         return
     resumed = f", resumed at {terminal.gigabytes(pulled.resumed_at_bytes)}" if pulled.resumed_at_bytes else ""
-    how = f"fetched{resumed}" if pulled.downloaded_bytes else "was here already"
-    use = "`notso serve` and `notso chat` use it now" if is_official else f"`notso run --model {pulled.path}` asks it"
-    terminal.note(f"{file.name} {how}; its SHA-256 is the published one. {use}.")
+    how = f"downloaded{resumed}" if pulled.downloaded_bytes else "already downloaded"
+    use = (
+        "`notso serve` and `notso chat` now use it" if is_official else f"Use it with `notso run --model {pulled.path}`"
+    )
+    terminal.note(f"{file.name} {how}, SHA-256 verified. {use}.")
     terminal.say(str(pulled.path))

@@ -1,4 +1,4 @@
-"""`notso rm`: remove a fetched model file."""
+"""`notso rm`: delete a downloaded model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ EXAMPLES = """\
 
 
 def remove_model(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `notso list` shows it, or its path.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name from `notso list`, or path.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Remove a fetched model file.
+    """Delete a downloaded model.
 
-    Out of the Hugging Face cache, where `notso pull` has put it. Files that other programs have fetched are theirs to
-    remove.
+    Deletes it from the Hugging Face cache, where `notso pull` stores it. Remove files downloaded by other programs with
+    those programs.
     """
     from notso.smollm3.hub import removal
 
@@ -31,9 +31,11 @@ def remove_model(
     size = terminal.gigabytes(model.size_bytes)
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("nobody can be asked here: say --yes", param_hint="--yes")
+            raise typer.BadParameter(
+                "stdin is not a terminal, so there is no confirmation prompt: pass --yes", param_hint="--yes"
+            )
         terminal.note(f"{model.path} ({size})")
-        if not typer.confirm("Remove it?", err=True):
+        if not typer.confirm("Delete it?", err=True):
             raise typer.Abort
     removal.remove(model)
-    terminal.note(f"{model.name} is removed: {size} are free. `notso pull` fetches it again.")
+    terminal.note(f"{model.name} deleted, {size} freed. Run `notso pull` to download it again.")

@@ -1,4 +1,4 @@
-"""`notso run`: one question, one answer."""
+"""`notso run`: answer one prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   notso run "Why is the sky blue?"
-  cat notes.txt | notso run --no-think "Summarise this:" -"""
+  cat notes.txt | notso run --no-think "Summarize this:" -"""
 
 _MAX_SCHEMA_BYTES = 1 << 20
 
@@ -31,7 +31,7 @@ _MAX_PROMPT_BYTES = 64 << 20
 def run(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROMPT", help="The question; `-` stands for what stdin holds.", show_default=False),
+        typer.Argument(metavar="PROMPT", help="Prompt; `-` inserts stdin.", show_default=False),
     ] = None,
     model: options.Model = None,
     system: options.System = None,
@@ -42,11 +42,11 @@ def run(
     max_tokens: options.MaxTokens = None,
     seed: options.Seed = None,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; up to 64 times.")
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop at this text; repeatable (64 at most).")
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option("--schema", metavar="FILE", help="Answer in JSON that fits this JSON schema.", show_default=False),
+        typer.Option("--schema", metavar="FILE", help="Constrain the answer to this JSON schema.", show_default=False),
     ] = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -55,12 +55,12 @@ def run(
     adapter: options.Adapters = None,
     as_json: options.Json = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Tell tokens, speed and the answer's fingerprint on stderr.")
+        bool, typer.Option("--stats", help="Print token counts, speed and fingerprint to stderr.")
     ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Answer one prompt on stdout; the thinking goes to stderr."""
+    """Answer one prompt on stdout; thinking goes to stderr."""
     from notso.smollm3.values.messages import Message
     from notso.smollm3.values.sampling_params import SamplingParams
 
@@ -91,7 +91,7 @@ def run(
     if interruption.requested():
         raise typer.Exit(exit_codes.INTERRUPTED)
     if answer.finish_reason == "length" and not as_json:
-        where = "while still thinking" if not no_think and not answer.text.strip() else "before its end"
+        where = "during thinking" if not no_think and not answer.text.strip() else "short"
         terminal.note(f"The answer was cut {where}: raise --max-tokens or --context.")
 
 
@@ -115,7 +115,7 @@ def _answer(
     options = RequestOptions(thinking=thinking, grammar=grammar, adapter=adapter)
     events = engine.generate(messages, params, options, cancelled=interruption.requested)
     try:
-        with terminal.waiting("reading the prompt", silent=as_json) as answer_begins:
+        with terminal.waiting("processing the prompt", silent=as_json) as answer_begins:
             return collect(events, printer, answer_begins)
     finally:
         if printer is not None:
@@ -123,9 +123,9 @@ def _answer(
 
 
 def _question(words: list[str] | None) -> str:
-    """The prompt from the words given and, where a `-` or nothing asks for it, from stdin."""
+    """Join the prompt's words; `-` or no words read stdin."""
     if not words and sys.stdin is not None and sys.stdin.isatty():
-        raise typer.BadParameter("what shall be answered? Give a prompt, or pipe one in", param_hint="PROMPT")
+        raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
     parts = [_standard_input() if word == "-" else word for word in words or ["-"]]
     separator = "\n\n" if words and "-" in words else " "
     question = _valid(separator.join(part for part in parts if part), "PROMPT")
@@ -139,7 +139,7 @@ def _standard_input() -> str:
         return ""
     data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
     if len(data) > _MAX_PROMPT_BYTES:
-        raise typer.BadParameter(f"stdin holds more than {_MAX_PROMPT_BYTES >> 20} MiB", param_hint="PROMPT")
+        raise typer.BadParameter(f"stdin is larger than {_MAX_PROMPT_BYTES >> 20} MiB", param_hint="PROMPT")
     try:
         return data.decode().rstrip("\n")
     except UnicodeDecodeError as error:
@@ -147,14 +147,14 @@ def _standard_input() -> str:
 
 
 def _grammar(path: Path) -> Grammar:
-    """The grammar of a file with a JSON schema."""
+    """Read a JSON schema file as a grammar."""
     from notso.smollm3.values.request_options import Grammar
 
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_SCHEMA_BYTES + 1)
         if len(data) > _MAX_SCHEMA_BYTES:
-            raise typer.BadParameter(f"{path} holds more than {_MAX_SCHEMA_BYTES >> 20} MiB", param_hint="--schema")
+            raise typer.BadParameter(f"{path} is larger than {_MAX_SCHEMA_BYTES >> 20} MiB", param_hint="--schema")
         return Grammar("json_schema", data.decode())
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--schema") from None
@@ -163,7 +163,7 @@ def _grammar(path: Path) -> Grammar:
 
 
 def _valid(text: str, name: str) -> str:
-    """`text`, unless the shell passed bytes that are no UTF-8."""
+    """Return `text`. Raises typer.BadParameter if the shell passed bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -38,24 +38,38 @@ def serve(
             "--host",
             envvar="NOTSO_HOST",
             metavar="HOST",
-            help="Address; 127.0.0.1 by default (NOTSO_HOST).",
+            help="Address to listen on. Default: 127.0.0.1 [env: NOTSO_HOST].",
             show_envvar=False,
             show_default=False,
         ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="0 takes a free one."),
+        typer.Option(
+            *("--port", "-p"),
+            envvar="NOTSO_PORT",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port to listen on (0: any free port).",
+        ),
     ] = 3000,
     ollama_port: Annotated[
         int | None,
         typer.Option(
-            "--ollama-port", metavar="PORT", help="A second port for Ollama's API: 11434.", show_default=False
+            "--ollama-port",
+            metavar="PORT",
+            help="Also serve Ollama's API on this port (Ollama uses 11434).",
+            show_default=False,
         ),
     ] = None,
     open_browser: Annotated[
         bool | None,
-        typer.Option("--open/--no-browser", help="Open the page. Default: with a display.", show_default=False),
+        typer.Option(
+            "--open/--no-browser",
+            help="Open the page in a browser. Default: if there is a display.",
+            show_default=False,
+        ),
     ] = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -68,7 +82,7 @@ def serve(
         typer.Option(
             "--adapter-dir",
             metavar="DIR",
-            help="Whence the API may load adapters.",
+            help="Directory from which the API may load adapters.",
             exists=True,
             file_okay=False,
             show_default=False,
@@ -81,7 +95,7 @@ def serve(
             "--keep-alive",
             envvar="NOTSO_KEEP_ALIVE",
             metavar="TIME",
-            help="Unload models idle so long: 30s, 5m, -1 never.",
+            help="Unload models after this idle time (30s, 5m; -1: never) [env: NOTSO_KEEP_ALIVE].",
             show_envvar=False,
             show_default=False,
         ),
@@ -94,11 +108,11 @@ def serve(
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Another name it is called by, repeatable."),
+        typer.Option("--allow-host", metavar="NAME", help="Accept requests for this host name; repeatable."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option("--allow-origin", metavar="ORIGIN", help="Whose pages may use the API, repeatable."),
+        typer.Option("--allow-origin", metavar="ORIGIN", help="Allow CORS requests from this origin; repeatable."),
     ] = None,
     rate_limit: Annotated[
         int | None,
@@ -106,7 +120,7 @@ def serve(
             "--rate-limit",
             envvar="NOTSO_RATE_LIMIT",
             metavar="N",
-            help="API requests a minute per address, 0: any (NOTSO_RATE_LIMIT).",
+            help="API requests per minute and client address (0: unlimited) [env: NOTSO_RATE_LIMIT].",
             show_envvar=False,
             show_default=False,
         ),
@@ -117,19 +131,22 @@ def serve(
             "--valkey-url",
             envvar="VALKEY_URL",
             metavar="URL",
-            help="Valkey, for several servers (VALKEY_URL).",
+            help="Valkey or Redis URL shared by several servers [env: VALKEY_URL].",
             show_envvar=False,
             show_default=False,
         ),
     ] = None,
     trust_proxy: Annotated[
         list[str] | None,
-        typer.Option("--trust-proxy", metavar="ADDRESS", help="Whose X-Forwarded-For counts, repeatable."),
+        typer.Option("--trust-proxy", metavar="ADDRESS", help="Trust X-Forwarded-For from this address; repeatable."),
     ] = None,
     leave_seconds: Annotated[
         float,
         typer.Option(
-            "--leave-seconds", metavar="S", help="Seconds a proxy is told before the end.", show_default=False
+            "--leave-seconds",
+            metavar="S",
+            help="Keep serving this long after shutdown is announced to the load balancer.",
+            show_default=False,
         ),
     ] = 0.0,
     mcp_config: Annotated[
@@ -138,32 +155,37 @@ def serve(
             "--mcp-config",
             envvar="NOTSO_MCP_CONFIG",
             metavar="FILE",
-            help="MCP servers of tools; needs the extra mcp.",
+            help="MCP servers that provide tools (requires notso-smollm3-bot[mcp]) [env: NOTSO_MCP_CONFIG].",
             show_envvar=False,
         ),
     ] = None,
     plugin: options.Plugins = None,
     sign_in: Annotated[
         Path | None,
-        typer.Option("--sign-in", metavar="FILE", help="TOML file that says who may use it.", show_default=False),
+        typer.Option("--sign-in", metavar="FILE", help="TOML file that configures authentication.", show_default=False),
     ] = None,
     keep_volatile: Annotated[
-        bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
+        bool, typer.Option("--keep-volatile", help="Keep clients' changing billing lines in prompts.")
     ] = False,
     strict_fields: Annotated[
         bool,
         typer.Option(
-            "--strict-fields", envvar="NOTSO_STRICT_FIELDS", show_envvar=False, help="Refuse what would be ignored."
+            "--strict-fields",
+            envvar="NOTSO_STRICT_FIELDS",
+            show_envvar=False,
+            help="Reject requests with unsupported fields [env: NOTSO_STRICT_FIELDS].",
         ),
     ] = False,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Show each option and where it is from.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Say what starts, and where, as JSON.")] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Show each option, its value and its source, and exit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print startup information as JSON.")] = False,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(
             "--log-format",
             envvar="NOTSO_LOG_FORMAT",
-            help="The log on stderr (NOTSO_LOG_FORMAT).",
+            help="Log format on stderr [env: NOTSO_LOG_FORMAT].",
             show_envvar=False,
             show_default=False,
         ),
@@ -171,7 +193,7 @@ def serve(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Serve the chat page and the API on this machine, until Ctrl-C."""
+    """Serve the chat page and the API until Ctrl-C."""
     from notso.smollm3.values.engine_config import EngineConfig
     from notso.web.values.settings import Settings
     from notso.web.values.sign_in import SignInSettings, read_sign_in
@@ -231,7 +253,7 @@ def serve(
     else:
         for line in starting.lines:
             terminal.say(line)
-    gc.disable()  # until the page answers: nothing that a start makes is garbage, and looking takes its time
+    gc.disable()  # until the page is up: startup makes no garbage, and collections would delay it
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
     from notso.web.engine.remote.remote_engine import RemoteSource
@@ -245,13 +267,15 @@ def serve(
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        adapters = config.adapters if model_file == path else ()  # they stay with their base
+        adapters = (
+            config.adapters if model_file == path else ()
+        )  # adapters belong to the base model they were given for
         named = None if model_file is None else str(model_file)
         configured = replace(config, model=named, adapters=adapters, beside_bytes=beside)
         return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
-        gc.freeze()  # what a start has made stays
+        gc.freeze()  # startup objects live as long as the process
         gc.enable()
         if as_json:
             terminal.say_json({"event": "open", "url": address})
@@ -272,41 +296,41 @@ def serve(
 
 
 def has_display() -> bool:
-    """Whether a browser opened here would be seen by the person at the keyboard."""
+    """Return whether a browser opened by this process would be visible to the user."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 class Introduction(NamedTuple):
-    """What starts: for people, and for programs (sizes in bytes)."""
+    """Startup summary: text lines, and facts for --json (sizes in bytes)."""
 
     lines: list[str]
     facts: dict[str, Any]
 
 
 def of_front_end(engine_url: str) -> Introduction:
-    """What starts where another server computes."""
-    line = f"engine   {engine_url}: it computes, this server keeps the chats and shows them"
+    """Return the startup summary of a front end."""
+    line = f"engine   {engine_url} runs the model; this server is its front end"
     return Introduction([line], {"engine": engine_url})
 
 
 def introduction(path: Path | None, config: EngineConfig) -> Introduction:
-    """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
-    a server that could not answer is not started."""
+    """Return the startup summary: model, memory and device. Raises NotsoError for a damaged model file or too little
+    memory, so that startup fails before the server listens."""
     from notso.smollm3.hub import registry as hub
 
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
-        model = ["model    the small demo model, which shows the program and knows little", better_model()]
+        model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]
     else:
         model = [f"model    {path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"]
     reduced = " (reduced to fit)" if plan.reduced else ""
     lines = [
         *model,
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
-        f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}, kept in "
-        f"{plan.kv_format}",
+        f"({plan.limit.source}), context {plan.context_tokens:,} tokens{reduced}, "
+        f"KV cache {plan.kv_format}",
         f"device   {device}{f', as {note}' if note else ''}",
     ]
     facts = {
@@ -323,18 +347,18 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
 
 
 def better_model() -> str:
-    """What there is to fetch, what that takes, and how."""
+    """Return the line that offers SmolLM3-3B for download."""
     from notso.smollm3.hub import registry as hub
 
     usual, folder = hub.official_files()[0], hub.hub_cache()
     minutes = math.ceil(8 * usual.size_bytes / 100e6 / 60)
     free = terminal.gigabytes(shutil.disk_usage(existing_parent(folder)).free)
     return (
-        f"better   SmolLM3-3B, {terminal.gigabytes(usual.size_bytes)}: {minutes} minutes at 100 Mbit/s, to {folder}, "
-        f"where {free} are free. `notso pull` fetches it, or the page, under Models"
+        f"better   SmolLM3-3B: download it with `notso pull` or on the Models page ("
+        f"{terminal.gigabytes(usual.size_bytes)}, {minutes} minutes at 100 Mbit/s, to {folder}, {free} free)"
     )
 
 
 def existing_parent(folder: Path) -> Path:
-    """`folder`, or the nearest folder above it that exists."""
+    """Return `folder` or its nearest existing parent."""
     return next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does in `notso chat`."""
+"""Slash commands of `notso chat`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from notso.web.values.slash_commands import SlashCommand, commands_of
 
 
 class Leave(Exception):
-    """The person wants to go."""
+    """Raised to quit the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command tells, and the question it wants put (again), if any."""
+    """Lines to print, and a question to ask again, if any."""
 
     lines: tuple[str, ...] = ()
     question: str | None = None
 
 
 def run_command(conversation: Conversation, line: str) -> Outcome:
-    """Carry out `line`, which begins with a slash. Raises Leave; an unknown name is told, not sent to the model."""
+    """Run a line that begins with a slash; unknown commands are reported, not sent to the model. Raises Leave."""
     name, _, argument = line[1:].partition(" ")
     names = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
     wanted = names.get(name.lower(), name.lower())
@@ -35,20 +35,20 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
     known = [command.name for command in COMMANDS]
     near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
-    return Outcome((f"There is no command /{name}; {hint} (begin with // to send a slash)",))
+    return Outcome((f"Unknown command /{name}; {hint} (start with // to send a message that begins with /)",))
 
 
 def _help(conversation: Conversation, argument: str) -> Outcome:
     rows = [[f"/{command.name} {command.usage}".rstrip(), command.does] for command in COMMANDS]
-    rows += [["/thinking hide|show", "thinks unseen, or for all to see"]]
-    rows += [['"""', "begins and ends a question of several lines"], ["//...", "sends a line that begins with a slash"]]
-    rows += [["Ctrl-C", "stops the answer; twice leaves"], ["Ctrl-D", "leaves"]]
+    rows += [["/thinking hide|show", "Hide or show thinking"]]
+    rows += [['"""', "Begin and end a multi-line message"], ["//...", "Send a message that begins with /"]]
+    rows += [["Ctrl-C", "Stop generating; twice: quit"], ["Ctrl-D", "Quit"]]
     return Outcome(tuple(terminal.columns(rows)))
 
 
 def _clear(conversation: Conversation, argument: str) -> Outcome:
     conversation.clear()
-    return Outcome(("The conversation is empty again.",))
+    return Outcome(("Conversation cleared.",))
 
 
 def _thinking(conversation: Conversation, argument: str) -> Outcome:
@@ -82,7 +82,7 @@ def _temp(conversation: Conversation, argument: str) -> Outcome:
 def _system(conversation: Conversation, argument: str) -> Outcome:
     if argument:
         conversation.system = None if argument == "-" else argument
-    return Outcome((f"Instructions: {conversation.system}" if conversation.system else "There are no instructions.",))
+    return Outcome((f"System prompt: {conversation.system}" if conversation.system else "No system prompt.",))
 
 
 def _status(conversation: Conversation, argument: str) -> Outcome:
@@ -93,7 +93,7 @@ def _status(conversation: Conversation, argument: str) -> Outcome:
 
 def _regenerate(conversation: Conversation, argument: str) -> Outcome:
     question = conversation.take_back_turn()
-    return Outcome(("There is nothing to answer again.",)) if question is None else Outcome(question=question)
+    return Outcome(("There is no message to answer again.",)) if question is None else Outcome(question=question)
 
 
 def _exit(conversation: Conversation, argument: str) -> Outcome:

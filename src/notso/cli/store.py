@@ -1,4 +1,4 @@
-"""`notso store copy`: all conversations, people and keys from one database to another."""
+"""`notso store copy`: migrate conversations, keys and usage between databases."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ EXAMPLES = """\
 
 
 def store(
-    action: Annotated[Literal["copy"], typer.Argument(metavar="copy", help="What to do.", show_default=False)],
+    action: Annotated[Literal["copy"], typer.Argument(metavar="copy", help="Action.", show_default=False)],
     source: Annotated[
-        str, typer.Argument(metavar="FROM", help="A data directory or postgresql://.", show_default=False)
+        str, typer.Argument(metavar="FROM", help="Source: data directory or postgresql:// URL.", show_default=False)
     ],
-    target: Annotated[str, typer.Argument(metavar="TO", help="Another, without conversations.", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="Target: data directory or postgresql:// URL without conversations.", show_default=False
+        ),
+    ],
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Copy all conversations, keys and usage to PostgreSQL, or back.
+    """Migrate conversations between SQLite and PostgreSQL.
 
-    No server may use either side. They are read back and compared before they are kept: all of them, or none. A
-    password belongs in ~/.pgpass or in PGPASSWORD, not on a command line that others can see.
+    Copies conversations, keys and usage. Stop every server that uses either side first. The copy is read back and
+    compared before it is committed, so the target receives everything or nothing. Put passwords in ~/.pgpass or
+    PGPASSWORD, not on the command line, where other users can see them.
     """
     from notso.web.store.copy import copy_everything
 
@@ -35,9 +41,9 @@ def store(
         terminal.say_json([asdict(each) for each in copied])
         return
     rows = [
-        ["table", "rows", "what is in them"],
+        ["table", "rows", "digest"],
         *([each.table, f"{each.rows:,}", each.digest[:16]] for each in copied),
     ]
     for line in terminal.columns(rows):
         terminal.say(line)
-    terminal.say("both sides hold the same")
+    terminal.say("copy verified: both sides are identical")

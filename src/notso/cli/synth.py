@@ -1,4 +1,4 @@
-"""`notso synth`: a model file of random weights in SmolLM3's shapes."""
+"""`notso synth`: generate a model file with random weights."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ EXAMPLES = """\
 
 
 def synthesise(
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.", show_default=False)],
-    layers: Annotated[int, typer.Option("--layers", min=1, metavar="N", help="Layers.")] = 36,
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.", show_default=False)],
+    layers: Annotated[int, typer.Option("--layers", min=1, metavar="N", help="Number of layers.")] = 36,
     hidden: Annotated[
-        int, typer.Option("--hidden", min=256, metavar="N", help="Hidden size, a multiple of 256.")
+        int, typer.Option("--hidden", min=256, metavar="N", help="Hidden size (multiple of 256).")
     ] = 2048,
     ffn: Annotated[
-        int, typer.Option("--ffn", min=256, metavar="N", help="Feed-forward size, a multiple of 256.")
+        int, typer.Option("--ffn", min=256, metavar="N", help="Feed-forward size (multiple of 256).")
     ] = 11008,
-    heads: Annotated[int, typer.Option("--heads", min=1, metavar="N", help="Query heads.")] = 16,
-    kv: Annotated[int, typer.Option("--kv", min=1, metavar="N", help="Key and value heads.")] = 4,
+    heads: Annotated[int, typer.Option("--heads", min=1, metavar="N", help="Number of query heads.")] = 16,
+    kv: Annotated[int, typer.Option("--kv", min=1, metavar="N", help="Number of key/value heads.")] = 4,
     vocab: Annotated[int, typer.Option("--vocab", min=256, metavar="N", help="Vocabulary size.")] = 128_256,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer", metavar="FILE", help="A tokenizer.json. Default: the demo's, padded.", show_default=False
+            "--tokenizer",
+            metavar="FILE",
+            help="tokenizer.json to use. Default: the demo's, padded.",
+            show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same file.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same file.")
+    ] = 0,
+    force: options.Force = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Write random weights in SmolLM3-3B's shapes.
+    """Generate a model file with random weights (for tests).
 
-    The full size has 326 tensors: 216 Q4_K, 37 Q6_K, 73 F32, 1.91 GB. It answers nonsense, at the real model's speed.
+    The full size has 326 tensors: 216 Q4_K, 37 Q6_K, 73 F32, 1.91 GB. It generates nonsense at the real model's speed.
     """
-    if out.exists() and not force:
-        raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint="OUT.gguf")
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}; make it first", param_hint="OUT.gguf")
+    options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.diagnostics.synth import write_synthetic
 
     with terminal.progress(in_bytes=True) as report:
@@ -60,7 +62,5 @@ def synthesise(
             seed=seed,
             progress=lambda done, total: report("writing", done, total),
         )
-    terminal.note(
-        f"{terminal.gigabytes(out.stat().st_size)} of random weights; `notso bench {out}` measures with them."
-    )
+    terminal.note(f"{terminal.gigabytes(out.stat().st_size)} of random weights; measure them with `notso bench {out}`.")
     terminal.say(str(out))

@@ -25,17 +25,17 @@ _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
 
 def harmless(text: str) -> str:
-    """`text` with every control character but newline and tab made visible and powerless."""
+    """Return `text` with every control character except newline and tab replaced by a visible symbol."""
     return text.translate(_HARMLESS)
 
 
 def on_one_line(text: str) -> str:
-    """`text` harmless, with newlines and tabs made visible as well: a name that somebody else gave to something."""
+    """Like `harmless`, with newlines and tabs replaced as well; for untrusted names."""
     return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
 def prepare_streams() -> None:
-    """Make writing safe: no stream is missing, and a character the terminal cannot encode is replaced."""
+    """Open missing standard streams and replace characters that the terminal cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -45,13 +45,13 @@ def prepare_streams() -> None:
 
 
 def abandon_stdout() -> None:
-    """The reader of stdout has gone: let what is still buffered go nowhere, without a word."""
+    """Discard buffered output after the reader of stdout has gone."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person watches `stream` on a terminal that understands more than lines."""
+    """Return whether `stream` is an interactive terminal with cursor control."""
     if os.environ.get("NOTSO_PLAIN") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
@@ -62,38 +62,38 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def styled(text: str, style: Style, stream: TextIO) -> str:
-    """`text` in a colour, or as it is where `stream` shows none."""
+    """Return `text` in a color, or unchanged if `stream` has no colors."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
 
 
 def say(text: str) -> None:
-    """One line of result on stdout."""
+    """Print a result line to stdout."""
     print(harmless(text), flush=True)
 
 
 def note(text: str) -> None:
-    """One line for the person, on stderr."""
+    """Print a notice to stderr."""
     print(styled(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """One line on stderr that should not be overlooked."""
+    """Print a warning to stderr."""
     print(styled(harmless(text), "yellow", sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(text: str) -> None:
-    """The one line a failure gets."""
+    """Print an error line to stderr."""
     print(f"{styled('notso:', 'red', sys.stderr)} {harmless(text)}", file=sys.stderr, flush=True)
 
 
 def say_json(value: Any) -> None:
-    """`value` as one line of JSON on stdout. JSON escapes the control characters below space, we the others."""
+    """Print `value` as one line of JSON to stdout, with all control characters escaped."""
     text = json.dumps(value, ensure_ascii=False)
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows as lines with their cells aligned; columns in `right` are flush right."""
+    """Format rows as aligned columns; columns in `right` are right-aligned."""
     if not rows:
         return []
     rows = [[on_one_line(cell) for cell in row] for row in rows]
@@ -107,7 +107,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def gigabytes(size_bytes: float) -> str:
-    """A size as people say it, in powers of ten: `1.92 GB`, `6.3 MB`."""
+    """Format a size in bytes with decimal units: `1.92 GB`, `6.3 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {unit}" if unit == "GB" else f"{size_bytes / factor:.1f} {unit}"
@@ -116,7 +116,7 @@ def gigabytes(size_bytes: float) -> str:
 
 @contextlib.contextmanager
 def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progress]:
-    """A bar on stderr that is gone when the work is done; nothing where nobody watches; lines of JSON if asked for."""
+    """Yield a progress callback: a bar on an interactive stderr, JSON lines with `as_json`, else nothing."""
     if as_json:
         yield _json_lines()
     elif is_terminal(sys.stderr):
@@ -128,7 +128,7 @@ def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progr
 
 @contextlib.contextmanager
 def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
-    """A sign on stderr that something goes on. The callable given ends it early."""
+    """Show a spinner on stderr; the yielded callable stops it early."""
     if silent or not is_terminal(sys.stderr):
         yield lambda: None
         return

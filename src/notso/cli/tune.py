@@ -1,4 +1,4 @@
-"""`notso tune`: an adapter from conversations, with what it changed in the model's answers."""
+"""`notso tune`: fine-tune a LoRA adapter, with answers before and after."""
 
 from __future__ import annotations
 
@@ -30,45 +30,56 @@ ANSWER_TOKENS = 256
 
 
 def tune(
-    data: Annotated[Path, typer.Argument(metavar="DATA.jsonl", exists=True, dir_okay=False, help="Conversations.")],
-    out: Annotated[Path, typer.Option("--out", metavar="ADAPTER.gguf", help="The file to write.", show_default=False)],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA.jsonl", exists=True, dir_okay=False, help="Dataset of conversations.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="ADAPTER.gguf", help="Output file.", show_default=False)],
     model: options.Model = None,
     merge: Annotated[
         Path | None,
-        typer.Option("--merge", metavar="OUT.gguf", help="Also write the tuned model, in Q4_K_M.", show_default=False),
+        typer.Option("--merge", metavar="OUT.gguf", help="Also write the merged model in Q4_K_M.", show_default=False),
     ] = None,
     ask: Annotated[
         list[str] | None,
-        typer.Option("--ask", metavar="QUESTION", help="Answered before and after; repeatable.", show_default=False),
+        typer.Option(
+            "--ask",
+            metavar="QUESTION",
+            help="Question to answer before and after tuning; repeatable.",
+            show_default=False,
+        ),
     ] = None,
     rehearse: Annotated[
         Path | None,
         typer.Option(
             "--rehearse",
             metavar="QUESTIONS.txt",
-            help="The model learns its own answers to these along, to keep what it knew; and to those shipped.",
+            help="Replay prompts besides the built-in ones: their original answers are mixed in to limit forgetting.",
             show_default=False,
         ),
     ] = None,
-    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Learn the rows alone.")] = False,
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="How often each row is read.")] = 3,
-    rank: Annotated[int, typer.Option("--rank", metavar="N", help="Of the adapter.")] = 16,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="RATE", help="Of AdamW.")] = 2e-4,
-    batch_rows: Annotated[int, typer.Option("--batch", metavar="ROWS", help="Rows of one step.")] = 8,
-    max_tokens: Annotated[int, typer.Option("--max-length", metavar="TOKENS", help="Longer rows are cut.")] = 1024,
-    holdout: Annotated[float, typer.Option("--holdout", metavar="SHARE", help="Rows kept back to judge by.")] = 0.1,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn.")] = 0,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget a run that was cut short.")] = False,
+    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Train on the dataset only.")] = False,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Number of epochs.")] = 3,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", help="LoRA rank.")] = 16,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", metavar="RATE", help="Learning rate (AdamW).")
+    ] = 2e-4,
+    batch_rows: Annotated[int, typer.Option("--batch", metavar="ROWS", help="Batch size.")] = 8,
+    max_tokens: Annotated[int, typer.Option("--max-length", metavar="TOKENS", help="Truncate longer examples.")] = 1024,
+    holdout: Annotated[
+        float, typer.Option("--holdout", metavar="SHARE", help="Fraction held out for validation.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Ignore the checkpoint and start over.")] = False,
     threads: options.Threads = None,
     as_json: options.Json = False,
     force: options.Force = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Teach a model with conversations: the result is an adapter.
+    """Fine-tune a LoRA adapter on conversations.
 
-    LoRA on all matrices by TRL and PEFT, which pip install notso-smollm3-bot[tune] brings. Only what assistants say is
-    learnt. A run that was cut short goes on where it was, from the folder ADAPTER.gguf.tuning.
+    Trains LoRA on all matrices with TRL and PEFT (requires notso-smollm3-bot[tune]). The loss covers assistant messages
+    only. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
     options.require_free_place(out, force, "--out")
     if merge is not None:
@@ -95,22 +106,22 @@ def tune(
         shutil.rmtree(folder, ignore_errors=True)
     questions = ask or []
     if no_rehearsal and rehearse is not None:
-        raise typer.BadParameter("--rehearse has something to rehearse", param_hint="--no-rehearsal")
+        raise typer.BadParameter("cannot be combined with --rehearse", param_hint="--no-rehearsal")
     own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
-    # The day of a run stays what it was: rows that went on with another would be others.
+    # A resumed run keeps its date: the date is part of the prompt, so another one would change the rows.
     day = trainer.begun_on(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
     before = _answers(base, None, questions, threads)
     learnt, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
-        terminal.note(f"{len(rows)} rows are too few to hold any back: nothing tells how well others are answered.")
+        terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
     parameters = base_model.parameters_of(base)
     with terminal.progress(as_json=as_json) as report:
         kept = [] if no_rehearsal else _kept(base, own, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in kept:
-            with suppress(ValueError):  # a conversation that the rows' length leaves no answer of
+            with suppress(ValueError):  # truncation leaves no answer in this conversation
                 rehearsed.append(writer.row(row))
         digest = recipe.digest(data.read_bytes(), _identity(base), json.dumps(kept).encode())
         outcome = trainer.train(
@@ -146,7 +157,7 @@ def _identity(file: Path) -> bytes:
 
 
 def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None) -> list[str]:
-    """Of the model, or of it with the adapter. Greedy, without thoughts."""
+    """Answer with the model, or with the adapter applied; greedy, without thinking."""
     if not questions:
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
@@ -171,8 +182,7 @@ def _kept(
     threads: int | None,
     report: terminal.Progress,
 ) -> list[dict[str, Any]]:
-    """Rows of what the model answers before it is tuned, to what is shipped and to `own` questions. A run that goes on
-    reads what its beginning wrote."""
+    """Return the untuned model's answers to the built-in and `own` replay prompts, cached for resumed runs."""
     from notso.smollm3.tuning import rehearsal
 
     shipped = rehearsal.SHIPPED.read_text("utf-8")
@@ -223,16 +233,17 @@ def _tell(
             }
         )
         return
-    went_on = f", gone on from step {outcome.resumed_at}" if outcome.resumed_at else ""
-    along = f" and {rehearsed:,} rehearsed ones" if rehearsed else ""
-    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; loss at the end {outcome.loss:.3f}")
+    went_on = f", resumed at step {outcome.resumed_at}" if outcome.resumed_at else ""
+    along = f" and {rehearsed:,} replayed rows" if rehearsed else ""
+    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; final loss {outcome.loss:.3f}")
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(
-            f"{held_out:,} rows held out: loss {outcome.held_out_before:.3f} before, {outcome.held_out_after:.3f} after"
+            f"validation loss over {held_out:,} rows: {outcome.held_out_before:.3f} before, "
+            f"{outcome.held_out_after:.3f} after"
         )
     for each in answers:
         terminal.say(f"? {each['question']}\n  before: {each['before']}\n  after:  {each['after']}")
     terminal.say(str(out))
     if merge is not None:
         terminal.say(str(merge))
-    terminal.note(f"`notso run --adapter {out.stem}={out} PROMPT` asks it.")
+    terminal.note(f"`notso run --adapter {out.stem}={out} PROMPT` tries it.")

@@ -1,4 +1,4 @@
-"""`notso verify`: whether a GGUF file is what it should be, and whether it is multiplied right."""
+"""`notso verify`: check the integrity of a GGUF file and the results of the kernels."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ EXAMPLES = """\
 def verify(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="A GGUF file. Default: the model `run` would use.", show_default=False),
+        typer.Argument(metavar="FILE", help="GGUF file. Default: the model `run` would use.", show_default=False),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     golden: Annotated[
-        bool, typer.Option("--golden", help="Only compare with what transformers computes of SmolLM3-3B.")
+        bool,
+        typer.Option("--golden", help="Only compare with reference results that transformers computed for SmolLM3-3B."),
     ] = False,
     golden_file: Annotated[
         Path | None,
         typer.Option(
-            "--golden-file", metavar="JSON", help="The same with another model's goldens.", show_default=False
+            "--golden-file", metavar="JSON", help="Compare with another model's reference results.", show_default=False
         ),
     ] = None,
     as_json: options.Json = False,
@@ -41,9 +42,9 @@ def verify(
 ) -> None:
     """Check a file's hash, structure, prompts and tensors.
 
-    The SHA-256 is compared with the published ones, tokenizer and chat template are tried out, and each tensor's
-    quantised product is compared with that of its dequantised reference; the worst error is shown. Exit code 3 if
-    something is wrong.
+    Compares the SHA-256 with the published ones, renders prompts with the tokenizer and chat template, and compares
+    each tensor's quantized product with that of its dequantized reference; the largest error is shown. Exit code 3 if a
+    check fails.
     """
     from notso.smollm3.diagnostics.verification import verify_file
     from notso.smollm3.hub import registry
@@ -61,7 +62,9 @@ def verify(
         for line in describe(found, tensors=tensors):
             terminal.say(line)
         if damage:
-            terminal.warn(f"This has the length of {damage} but not its bytes: `notso pull --force` fetches it again.")
+            terminal.warn(
+                f"Same size as {damage}, but different content: run `notso pull --force` to download it again."
+            )
         for problem in found.problems:
             terminal.warn(problem)
     if not found.ok or damage:
@@ -69,7 +72,7 @@ def verify(
 
 
 def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
-    """With goldens: a table, the verdict, and exit code 3 if it is wrong."""
+    """Compare with reference results and exit with code 3 if they differ."""
     from notso.smollm3.diagnostics.goldens import RELEASED, check_goldens
 
     with terminal.waiting("computing the goldens", silent=as_json):
@@ -84,13 +87,13 @@ def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
         terminal.say(terminal.on_one_line(f"{found.name} ({found.source})"))
         for line in terminal.columns(rows, right=(1, 2)):
             terminal.say(line)
-        terminal.say("right" if found.ok else "wrong: this file, or this build, does not compute what the goldens say")
+        terminal.say("right" if found.ok else "wrong: this file or this build does not reproduce the reference results")
     if not found.ok:
         raise typer.Exit(exit_codes.BAD_MODEL)
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """The published file this one must have been: same length, other hash."""
+    """Return the published file with the same size but another hash, or None."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
@@ -99,7 +102,7 @@ def damaged_copy(found: Verification) -> str | None:
 
 
 def describe(found: Verification, *, tensors: bool) -> list[str]:
-    """The report for people."""
+    """Return the text report."""
     known = f"the published {found.known_as}" if found.known_as else "not a published file"
     lines = [
         f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}",

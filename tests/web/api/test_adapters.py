@@ -132,7 +132,7 @@ def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
     loaded = served.client.post("/models/adapters/load", data={"file": "two", "name": "two"})
     assert loaded.headers["location"] == "/models"
     page = served.client.get("/models").text
-    assert 'aria-label="Remove two"' in page and 'aria-label="Load two"' not in page
+    assert 'aria-label="Unload two"' in page and 'aria-label="Load two"' not in page
     asked = served.ask("Hello!", thinking=False)
     plain = served.finished(asked).content
     url = f"/chats/{asked.chat_id}"
@@ -143,7 +143,7 @@ def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
     assert served.finished(other).state == "done" and served.finished(other).content != plain
     assert served.client.post("/models/adapters/unload", data={"name": "two"}).status_code == 303
     refused = served.client.post(f"{url}/messages", data={"text": "Hello!", "key": new_id()})
-    assert refused.status_code == 400 and "notso-demo:two is not here any more" in refused.text
+    assert refused.status_code == 400 and "notso-demo:two is no longer available" in refused.text
 
 
 @pytest.mark.parametrize("file", ["../outside.gguf", "link.gguf", "/etc/passwd", "", "a\0b"])

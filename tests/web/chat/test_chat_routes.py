@@ -44,8 +44,8 @@ def test_the_list_is_grouped_by_day() -> None:
     ]
     groups = by_day(chats, date(2025, 7, 8))
     assert [(heading, [chat.title for chat in group]) for heading, group in groups] == [
-        *(("Pinned", ["p"]), ("Today", ["a"]), ("Yesterday", ["b"]), ("Last seven days", ["c"])),
-        *(("Last thirty days", ["d"]), ("Older", ["e", "f"])),
+        *(("Pinned", ["p"]), ("Today", ["a"]), ("Yesterday", ["b"]), ("Previous 7 days", ["c"])),
+        *(("Previous 30 days", ["d"]), ("Older", ["e", "f"])),
     ]
 
 
@@ -57,7 +57,7 @@ def test_clear_keeps_the_settings_and_reset_does_not_and_both_can_be_undone(star
     server.client.post(f"{url}/settings", data={"seed": "5"})
     for verb, kept in (("clear", True), ("reset", False)):
         answer = server.client.post(f"{url}/{verb}", data={}, headers=FRAGMENT)
-        assert answer.status_code == 200 and "Chat emptied." in answer.text and "<article" not in answer.text
+        assert answer.status_code == 200 and "Messages cleared." in answer.text and "<article" not in answer.text
         assert ('value="5"' in server.client.get(f"{url}/settings").text) == kept
         undo = re.findall(r"/undo/[0-9a-f]{32}", answer.text)[0]
         back = server.client.post(undo, data={}, headers=FRAGMENT)
@@ -135,7 +135,7 @@ def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:
     page = server.client.get("/search?q=walrus", headers=FRAGMENT).text
     assert "About <mark>walruses</mark> &amp; co" in page and "&lt;b&gt;<mark>walrus</mark>&lt;/b&gt;" in page
     assert f"?at={asked.message_id}#msg-{asked.message_id}" in page
-    assert "Nothing found." in server.client.get("/search?q=zebra", headers=FRAGMENT).text
+    assert "No results." in server.client.get("/search?q=zebra", headers=FRAGMENT).text
     assert "<html" in server.client.get("/search?q=walrus").text
     assert server.client.get("/search?q=" + "x" * 5000).status_code == 200
 

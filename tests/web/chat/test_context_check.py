@@ -28,14 +28,14 @@ def messages_of(server: Any, chat_id: str) -> Any:
 def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server: Any) -> None:
     refused = server.client.post("/chats", data={"text": "w " * 5000, "key": new_id()})
     assert refused.status_code == 400
-    assert "5,021 tokens are needed, the context is 4,096" in refused.text
+    assert "it needs 5,021 tokens, the context has 4,096" in refused.text
     assert "w w w" in refused.text, "the text is still in the input"
     assert server.on_loop(lambda: server.shared.store.chats("local")) == []
     asked = server.ask("Hello")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages"
     refused = server.client.post(url, data={"text": "w " * 5000, "key": new_id()}, headers=FRAGMENT)
-    assert refused.status_code == 400 and 'hx-target="#limit"' in refused.text and "Summarise" in refused.text
+    assert refused.status_code == 400 and 'hx-target="#limit"' in refused.text and "Summarize" in refused.text
     assert len(messages_of(server, asked.chat_id)) == 2
     question = messages_of(server, asked.chat_id)[0].id
     edited = {"text": "w " * 5000, "key": new_id()}
@@ -46,7 +46,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
 def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) -> None:
     server = start(Engine.load).ready()
     refused = server.client.post("/chats", data={"text": "w " * 90_000, "key": new_id()})
-    assert refused.status_code == 400 and re.search(r"fit: ≥ [\d,]+ tokens are needed", refused.text)
+    assert refused.status_code == 400 and re.search(r"it needs ≥ [\d,]+ tokens", refused.text)
     gauge = server.client.post("/estimate", data={"text": "w " * 90_000}, headers=FRAGMENT)
     assert gauge.status_code == 200 and re.search(r"≥ [\d,]+ / 4,096", gauge.text) and "over by" not in gauge.text
 
@@ -83,8 +83,6 @@ def test_under_an_empty_input_it_is_the_conversation_that_is_full(server: Any) -
     server.finished(asked)
     server.client.post(f"/chats/{asked.chat_id}/settings", data={"system_prompt": "w " * 200})
     empty = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": ""}, headers=FRAGMENT).text
-    assert "The conversation fills the context" in empty and "This message" not in empty.replace(
-        "This message</dt>", ""
-    )
+    assert "The context is full" in empty and "Draft" not in empty.replace("Draft</dt>", "")
     typed = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": "and now more"}, headers=FRAGMENT).text
-    assert "This message does not fit" in typed
+    assert "Message too long" in typed

@@ -42,11 +42,11 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     done = wait_for(server, "done")
     assert done.percent == 100 and registry.find_local(official_file) is not None
     shown = text_of(page(server))
-    assert "small:Q4_K_M is here and its SHA-256 is the published one." in shown
+    assert "small:Q4_K_M downloaded and verified (SHA-256 matches)." in shown
     assert "small:Q4_K_M Q4_K_M, 3 MB verified" in shown
-    assert 'aria-label="Use small:Q4_K_M"' in page(server)
+    assert 'aria-label="Load small:Q4_K_M"' in page(server)
     home = page(server, "/")
-    assert "Use it now</button>" in home and 'value="small:Q4_K_M"' in home
+    assert "Switch now</button>" in home and 'value="small:Q4_K_M"' in home
     chosen = server.client.post("/models/switch", data={"model": "small:Q4_K_M", "chat": ""})
     assert chosen.headers["location"] == "/"
     server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "x")
@@ -73,7 +73,7 @@ def test_the_demo_answers_until_what_was_fetched_takes_its_place(
     assert host.is_loading and host.default.info.name == "demo"
     assert 'hx-trigger="every 1s"' in server.client.get("/models/download", headers={"HX-Request": "true"}).text
     if beside:
-        assert server.finished(server.ask("Hello")).state == "done", "the demo goes on"
+        assert server.finished(server.ask("Hello")).state == "done", "still using the demo model"
         assert "Loading" in text_of(page(server))
     go_on.set()
     server.wait(lambda: not host.is_loading)
@@ -118,7 +118,7 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     begin(server, official_file)
     server.wait(lambda: (server.chat.downloads.current.bytes_per_s or 0) > 0)
     fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
-    assert re.search(r"of 3 MB, \d+ %, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
+    assert re.search(r"of 3 MB, \d+%, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
     assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
     assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
     current = server.chat.downloads.current
@@ -126,7 +126,7 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
     assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
     status = server.client.get("/status", headers={"HX-Request": "true"}).text
-    assert re.search(r"Fetching small:Q4_K_M: \d+ %, \d+ s left", text_of(status)) and "every 1s" in status
+    assert re.search(r"Downloading small:Q4_K_M: \d+%, \d+ s left", text_of(status)) and "every 1s" in status
     fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
     wait_for(server, "done")
     assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text
@@ -149,7 +149,7 @@ def test_stop_then_resume_after_a_restart(
 
     other = start(ScriptedEngine(), data_dir=tmp_path / "other").ready()
     shown = page(other)
-    assert f"{100 * kept // 3_000_000} % is here already" in text_of(shown) and "Resume</button>" in shown
+    assert f"{100 * kept // 3_000_000}% already downloaded" in text_of(shown) and "Resume</button>" in shown
     begin(other, official_file)
     wait_for(other, "done")
     assert fake_hub.gets == [f"bytes={kept}-"]
@@ -200,7 +200,7 @@ def test_too_little_room_is_said_before(
     monkeypatch.setattr(registry, "KNOWN_FILES", (huge,))
     server = start(ScriptedEngine()).ready()
     shown = page(server)
-    assert "Not enough room" in shown and "Download</button>" not in shown
+    assert "Not enough disk space" in shown and "Download</button>" not in shown
     begin(server, huge)
     assert re.search(r"needs 10000000\.\d+ GB more .* are free", wait_for(server, "failed").failure)
     assert fake_hub.requests == []
@@ -212,7 +212,7 @@ def test_offline_nothing_is_offered(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     server = start(ScriptedEngine()).ready()
     shown = page(server)
-    assert "The network is switched off" in shown and "Download</button>" not in shown
+    assert "Offline mode is on" in shown and "Download</button>" not in shown
     begin(server, official_file)
     assert "switched off" in wait_for(server, "failed").failure and fake_hub.requests == []
 

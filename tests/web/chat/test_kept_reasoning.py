@@ -36,25 +36,25 @@ def test_the_meter_offers_to_drop_them(start: Start) -> None:
     server, asked, _ = begin(start)
     url = f"/chats/{asked.chat_id}"
     draft = {"text": "And?", "thinking": "on"}
-    assert "Drop old thinking" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
+    assert "Discard earlier reasoning" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
     server.client.post(f"{url}/settings", data={"keep_thinking": "on"})
     meter = server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
-    assert "Drop old thinking: frees 5 tokens" in meter and "<dt>Thinking</dt><dd>5</dd>" in meter
+    assert "Discard earlier reasoning (frees 5 tokens)" in meter and "<dt>Reasoning</dt><dd>5</dd>" in meter
     dropped = {"command": "thinking", "keep_thinking": "off"}
     told = server.client.post(f"{url}/settings", data=dropped, headers=FRAGMENT)
-    assert "Earlier thinking off" in told.text
-    assert "Drop old thinking" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
+    assert "Earlier reasoning off" in told.text
+    assert "Discard earlier reasoning" not in server.client.post(f"{url}/estimate", data=draft, headers=FRAGMENT).text
 
 
 def test_the_toggle_says_when_instructions_set_it(start: Start) -> None:
     server, asked, _ = begin(start)
     page = f"/chats/{asked.chat_id}"
-    assert "set by system text" not in server.client.get(page).text
+    assert "set by system prompt" not in server.client.get(page).text
     for text, on in (("Be brief. /no_think", False), ("/think", True)):
         changed = server.client.post(f"{page}/settings", data={"system_prompt": text}, headers=FRAGMENT).text
         for html in (changed.partition("#thinking-switch")[2], server.client.get(page).text):
             switch = re.search(r'<input type="checkbox"[^>]*role="switch" disabled[^>]*>', html)
-            assert switch and ("checked" in switch[0]) == on and "set by system text" in html
+            assert switch and ("checked" in switch[0]) == on and "set by system prompt" in html
     assert 'name="thinking" value="on"' in server.client.get(page).text, "the chat's own choice stays"
     fields = {"text": "And?", "key": new_id(), "thinking": "on"}
     assert server.client.post(f"{page}/messages", data=fields, headers=FRAGMENT).status_code == 200

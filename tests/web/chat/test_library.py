@@ -69,7 +69,7 @@ def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
     messages = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
     first = {"X-From": messages[4].id}
     html = server.client.get(f"/chats/{chat_id}/turns", headers=FRAGMENT | first).text
-    assert texts(html) == list(range(4, count)) and "4 earlier messages" in html
+    assert texts(html) == list(range(4, count)) and "Show 4 earlier messages" in html
     assert texts(server.client.get(f"/chats/{chat_id}/turns", headers=FRAGMENT | {"X-From": new_id()}).text) == list(
         range(20, count)
     )
@@ -128,7 +128,7 @@ def test_archived_chats_leave_the_list_and_are_found(server: Any) -> None:
     assert put in server.client.get("/search?q=message", headers=FRAGMENT).text
     assert put in server.client.get(f"/chats/{put}").text
     back = server.client.post("/archive", data={"action": "unarchive", f"chat-{put}": "on"})
-    assert "Taken out of the archive: 1." in back.text
+    assert "1 unarchived." in back.text
     assert put in server.client.get("/chats", headers=FRAGMENT).text
 
 
@@ -136,7 +136,7 @@ def test_many_chats_are_deleted_at_once_and_that_can_be_undone(server: Any) -> N
     ids = [imported(server, 2) for _ in range(5)]
     chosen = {f"chat-{each}": "on" for each in ids[:3]}
     done = server.client.post("/archive", data={"action": "delete"} | chosen)
-    assert "Chats deleted: 3." in done.text
+    assert "3 deleted." in done.text
     assert {each.id for each in chats(server)} == set(ids[3:])
     thrown = re.findall(r'<input type="hidden" name="([0-9a-f]+)">', done.text)
     assert len(thrown) == 3
@@ -153,7 +153,7 @@ def test_what_is_no_choice_is_refused(server: Any, fields: dict[str, str]) -> No
 def test_choosing_nothing_changes_nothing(server: Any) -> None:
     imported(server, 2)
     refused = server.client.post("/archive", data={"action": "delete"})
-    assert refused.status_code == 400 and "Choose some chats first." in refused.text
+    assert refused.status_code == 400 and "Select some chats first." in refused.text
     assert len(chats(server)) == 1
 
 
@@ -199,7 +199,7 @@ def test_a_temporary_chat_is_neither_listed_nor_found_nor_exported_until_it_is_k
         return [chat_id in each.text or "a secret word" in each.text for each in found]
 
     assert places() == [False] * 4
-    assert "deleted an hour after its last use" in server.client.get(f"/chats/{chat_id}").text
+    assert "deleted one hour after last use" in server.client.get(f"/chats/{chat_id}").text
     assert server.client.post(f"/chats/{chat_id}/keep").status_code == 303
     assert places() == [True] * 4
 
@@ -225,7 +225,7 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
 
     assert save().status_code == 303
     taken = save(text="A short poem on ")
-    assert taken.status_code == 400 and "is there already" in taken.text and "A short poem on" in taken.text
+    assert taken.status_code == 400 and "already exists" in taken.text and "A short poem on" in taken.text
     assert save(text="A short poem on ", was="poem").status_code == 303
     page = server.client.get("/").text
     assert 'data-name="poem"' in page and 'data-text="A short poem on "' in page and "A poem on" not in page
@@ -244,7 +244,7 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
 @pytest.mark.parametrize("name", ["", "Poem", "a b", "help", "x" * 33, "ä", "../x"])
 def test_a_prompt_needs_a_name_that_can_be_typed(server: Any, name: str) -> None:
     refused = server.client.post("/prompts", data={"name": name, "kind": "message", "text": "long words I typed"})
-    assert refused.status_code == 400 and "A name is 1 to 32" in refused.text
+    assert refused.status_code == 400 and "is not a valid name: use 1 to 32" in refused.text
     assert "long words I typed" in refused.text, "what was typed stays"
     assert prompts(server) == []
 

@@ -13,6 +13,7 @@ from notso.smollm3 import Event, Message
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns.prompt import SUMMARY_HEADING, SUMMARY_REQUEST
 from notso.web.values.ids import new_id
+from notso.web.values.wording import words
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
@@ -162,7 +163,7 @@ def test_an_unfinished_thought_goes_on_or_ends(start: Start, mode: str) -> None:
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
     before = server.finished(asked)
     page = server.client.get(f"/chats/{asked.chat_id}").text
-    assert "Continue thinking" in page and "Answer now" in page
+    assert "Continue thinking" in page and words["answer_now"] in page
     act(server, asked, "continue", mode=mode)
     after = server.stored(asked)
     assert after.content == "So it is."
@@ -225,7 +226,7 @@ def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -
     assert [message.content for message in engine.requests[-1].messages][:2] == ["one", "answer 1 to one"]
 
 
-def test_nothing_to_summarise(server: Any) -> None:
+def test_nothing_to_summarize(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/summarize"
@@ -300,4 +301,4 @@ def test_what_did_not_fit_is_told_under_the_answer_for_good(start: Start) -> Non
     asked = server.ask("one")
     assert server.finished(asked).dropped_messages == 4
     page = server.client.get(f"/chats/{asked.chat_id}").text
-    assert "The oldest 4 messages did not fit and were left out." in page
+    assert "The 4 oldest messages no longer fit in the context and were left out." in page

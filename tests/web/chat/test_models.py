@@ -20,6 +20,7 @@ from notso.web.chat.templates import human_duration
 from notso.web.engine.facts import ModelFacts
 from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.wording import words
 
 Start = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
     shown = page(server)
     assert re.search(r"one-Q4_K_M Q4_K_M, 19 bytes \S*one-Q4_K_M.gguf In use", text_of(shown))
     assert shown.count('action="/models/switch"') == 2, "the other file and the demo"
-    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Use two-Q8_0"', shown)
+    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Load two-Q8_0"', shown)
     assert key is not None
 
     answer = server.client.post("/models/switch", data={"model": key[1]})
@@ -70,8 +71,8 @@ def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder
     assert server.client.get("/health").status_code == 503
     assert server.client.get("/health").json()["status"] == "failed"
     home = page(server, "/")
-    assert "blk.3.attn_q.weight is missing" in home and "Use the demo model" in home
-    assert "blk.3.attn_q.weight is missing" in page(server) and "The chats are all there" in page(server)
+    assert "blk.3.attn_q.weight is missing" in home and words["models_use_demo"] in home
+    assert "blk.3.attn_q.weight is missing" in page(server) and "Your chats are safe" in page(server)
 
     answer = server.client.post("/models/switch", data={"model": "demo", "chat": ""})
 
@@ -109,7 +110,7 @@ def test_an_answer_under_way_goes_on_to_its_end(start: Start, own_home: Path) ->
     server = start(engine, model_registry=ModelRegistry(lambda path: named("demo"))).ready()
     asked = server.ask("Hello")
     server.wait(lambda: engine.stats().running == 1)
-    assert "Answers being written go on to their end first (1)" in text_of(page(server))
+    assert "Waits for running responses (1)" in text_of(page(server))
     server.client.post("/models/switch", data={"model": "demo"})
     later = server.ask("And now?")
     engine.gate.set()
@@ -122,12 +123,10 @@ def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder:
         raise ModelFileError("it is a 'llama', not a smollm3")
 
     server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x"), folder, check=check)).ready()
-    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Use two-Q8_0"', page(server))
+    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Load two-Q8_0"', page(server))
     assert key is not None
     answer = server.client.post("/models/switch", data={"model": key[1]}, headers={"HX-Request": "true"})
-    assert answer.status_code == 400 and "two-Q8_0 cannot be used: it is a 'llama', not a smollm3" in unescape(
-        answer.text
-    )
+    assert answer.status_code == 400 and "Cannot use two-Q8_0: it is a 'llama', not a smollm3" in unescape(answer.text)
     assert server.finished(server.ask("Hello")).state == "done", "the one that was there still is"
 
 
@@ -203,9 +202,9 @@ def test_the_facts_of_the_loaded_model(start: Start, own_home: Path) -> None:
     for path in ("/models", "/"):
         shown = text_of(page(server, path))
         assert "48 Q4_K, 9 Q6_K, 17 F32" in shown and "every 4th (9 of 36)" in shown
-        assert "4,096 tokens, 16 answers at a time" in shown and "k8v8, 1.07 GB" in shown
-        assert "planned 3.18 GB of 8 GB that the control group left" in shown
-        assert re.search(r"[\d.]+ [MG]B in use, [\d.]+ [MG]B with the mapped file", shown)
+        assert "4,096 tokens, 16 parallel requests" in shown and "k8v8, 1.07 GB" in shown
+        assert "planned 3.18 GB of 8 GB (the control group)" in shown
+        assert re.search(r"[\d.]+ [MG]B in use \([\d.]+ [MG]B including mapped weights\)", shown)
 
 
 def test_durations_for_people() -> None:

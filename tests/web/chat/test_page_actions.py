@@ -90,7 +90,7 @@ def test_a_command_takes_another_model(start: Start, name: str, status: int) -> 
         assert answer.headers["HX-Redirect"] == "/"
         server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "Another")
     else:
-        assert "There is no such model" in answer.text
+        assert "Model not found" in answer.text
 
 
 def test_a_reader_is_told_how_long_the_answer_is(start: Start) -> None:
@@ -98,4 +98,4 @@ def test_a_reader_is_told_how_long_the_answer_is(start: Start) -> None:
     asked = server.ask("Hello", thinking=False)
     server.finished(asked)
     told = "".join(event.data for event in server.stream(asked))
-    assert "Answer ready, words: 7" in told
+    assert "Answer finished, 7 words" in told

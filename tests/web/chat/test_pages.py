@@ -135,7 +135,7 @@ def test_htmx_gets_both_bubbles_and_a_fresh_key(start: Start) -> None:
 
 def test_the_demo_says_that_it_is_one(start: Start) -> None:
     page = start(ScriptedEngine(is_demo=True)).ready().client.get("/").text
-    assert "Demo model." in page and 'href="/models">Fetch SmolLM3-3B (1.92 GB)</a>' in page
+    assert "Demo model" in page and 'href="/models">Download SmolLM3-3B (1.92 GB)</a>' in page
 
 
 def test_the_real_model_says_nothing_of_a_demo(start: Start, tmp_path: Path) -> None:

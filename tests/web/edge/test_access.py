@@ -309,7 +309,7 @@ def test_a_browser_swaps_the_key_for_a_cookie(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY)
     server.wait(lambda: server.client.get("/health").status_code == 200)
     wrong = server.client.post("/login", data={"api_key": "wrong"})
-    assert wrong.status_code == 403 and "set-cookie" not in wrong.headers and "not the key" in wrong.text
+    assert wrong.status_code == 403 and "set-cookie" not in wrong.headers and "Incorrect key" in wrong.text
     right = server.client.post("/login", data={"api_key": KEY})
     cookie = right.headers["set-cookie"]
     assert right.status_code == 303

@@ -29,7 +29,7 @@ def test_several_chats_are_answered_at_once(start: Start) -> None:
         server.wait(lambda: engine.stats().running + engine.stats().waiting == len(asked))
     server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
     assert server.chat.turns.unfinished == 4 and server.on_loop(lambda: server.shared.requests.waiting) == 1
-    assert "Queued (1st)" in server.stream(asked[3], until=lambda event: "Queued (1st)" in event.data)[-1].data
+    assert "Queued (#1)" in server.stream(asked[3], until=lambda event: "Queued (#1)" in event.data)[-1].data
     for each in asked:
         server.client.post(f"/generations/{each.generation_id}/stop", data={})
     assert {server.finished(each).state for each in asked} == {"stopped"}
@@ -171,16 +171,18 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
         return used, dict(re.findall(r"<dt>([^<]*)</dt><dd>([\d,]*)</dd>", page))  # type: ignore[arg-type]
 
     used, parts = measured("/estimate", text="four words are here")
-    assert used == 24 and parts["This message"] == "4"
+    assert used == 24 and parts["Draft"] == "4"
     asked = server.ask("a question")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
     server.client.post(f"{url}/settings", data={"system_prompt": "be very brief"})
     used, parts = measured(f"{url}/estimate", text="more words", **{"file-1-name": "f", "file-1-text": "x y z"})
     assert used == 20 + 3 + 5 + 2 + 3 + 8, "the file's name stands before and after it"
-    assert (parts["This message"], parts["Conversation"], parts["Attachments"]) == ("2", "5", "11")
+    assert (parts["Draft"], parts["Messages"], parts["Attachments"]) == ("2", "5", "11")
     assert measured(f"{url}/estimate")[0] == 28
-    assert "does not fit" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
+    assert (
+        "Message too long" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
+    )
 
 
 def test_the_options_reach_the_engine_as_they_were_checked(start: Start) -> None:

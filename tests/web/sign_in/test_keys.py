@@ -129,7 +129,7 @@ def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> No
     assert [each.status_code for each in answers] == [200, 200, 200, 429, 429]
     refused = answers[-1]
     assert (
-        1 <= int(refused.headers["retry-after"]) <= 60 and "3 requests a minute" in refused.json()["error"]["message"]
+        1 <= int(refused.headers["retry-after"]) <= 60 and "3 requests per minute" in refused.json()["error"]["message"]
     )
     assert server.client.get("/v1/models", headers=bearer(ann)).status_code == 200  # reading is free
     page = server.client.post("/chats", data={"text": "Hi", "key": new_id()}, headers=bearer(ann))
@@ -143,7 +143,7 @@ def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book:
     accounts = server.shared.accounts
     assert asked(server, secret).status_code == 200
     refused = asked(server, secret)
-    assert refused.status_code == 429 and "of its 25 tokens" in refused.json()["error"]["message"]
+    assert refused.status_code == 429 and "of 25)" in refused.json()["error"]["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
     server.on_loop(accounts.flush)
     assert asked(server, secret).status_code == 429
@@ -162,7 +162,7 @@ def test_requests_a_day_are_counted_and_begin_anew_at_midnight(start: Start, boo
     accounts = server.shared.accounts
     assert [asked(server, secret).status_code for _ in range(2)] == [200, 200]
     refused = asked(server, secret)
-    assert refused.status_code == 429 and "2 of its 2 requests" in refused.json()["error"]["message"]
+    assert refused.status_code == 429 and "(2 of 2)" in refused.json()["error"]["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
     assert server.client.get("/v1/models", headers=bearer(secret)).status_code == 200
     tomorrow = accounts._clock() + 86_400
@@ -211,7 +211,7 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
     for each in OPERATORS_ONLY:
         method, path = each.replace("{name}", "kind").split()
         refused = server.client.request(method, path, headers=bearer(ann))
-        assert refused.status_code == 403 and "operator" in refused.text, each
+        assert refused.status_code == 403 and "Administrator access required" in refused.text, each
         if method == "GET":
             assert server.client.request(method, path, headers=bearer(operator)).status_code == 200, each
     for path in ("/", "/settings", "/export", "/v1/models", "/models"):
@@ -231,7 +231,7 @@ def test_only_an_operator_says_how_long_a_model_stays(start: Start, book: KeyBoo
         return answer
 
     refused = kept(ann, keep_alive=0)
-    assert refused.status_code == 403 and "operator" in refused.json()["error"]
+    assert refused.status_code == 403 and "Administrator access required" in refused.json()["error"]
     for body in (BODY | {"keep_alive": 0}, BODY | {"keep_alive": "1ms"}, {"keep_alive": "1ms"}, {"keep_alive": -1}):
         answer = kept(ann, **body)
         assert answer.status_code == 200 and answer.headers["x-notso-ignored"] == "keep_alive", body

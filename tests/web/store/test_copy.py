@@ -104,7 +104,7 @@ def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: p
     assert run_command_line(["store", "copy", str(before), database]) == exit_codes.DONE
     there = capsys.readouterr().out
     assert run_command_line(["store", "copy", database, str(after)]) == exit_codes.DONE
-    assert capsys.readouterr().out == there and "messages" in there and "both sides hold the same" in there
+    assert capsys.readouterr().out == there and "messages" in there and "both sides are identical" in there
     assert everything(before) == everything(after) and len(everything(after)["usage"]) == 28
     assert [row[0] for row in everything(after)["responses"]] == [f"resp_{9 - number}" for number in range(5)]
 

@@ -54,14 +54,14 @@ def test_what_can_be_read_is_read_and_nothing_is_written(start: Start, tmp_path:
     assert damage_of(path) == "unsound"
     server = start(ScriptedEngine()).ready()
     page = server.client.get("/").text
-    assert "open for reading only" in page and "Question 2" in page
+    assert "opened read-only" in page and "Question 2" in page
     chat = server.client.get(f"/chats/{asked[0].chat_id}")
-    assert "A plain answer." in chat.text and "open for reading only" in chat.text
+    assert "A plain answer." in chat.text and "opened read-only" in chat.text
     assert "A plain answer." in server.client.get(f"/chats/{asked[1].chat_id}/export/md").text
     assert len(server.client.get("/export").json()["chats"]) == 3
     assert "Question 1" in server.client.get("/search?q=Question").text
     refused = server.client.post("/chats", data={"text": "My draft", "key": new_id()})
-    assert refused.status_code == 503 and "My draft" in refused.text and "reading only" in refused.text
+    assert refused.status_code == 503 and "My draft" in refused.text and "read-only" in refused.text
     for url, fields in (("/settings", {"temperature": "0.5"}), (f"/chats/{asked[0].chat_id}/delete", {})):
         refused = server.client.post(url, data=fields, headers=FRAGMENT)
         assert refused.status_code == 503 and "damaged" in refused.text
@@ -108,7 +108,7 @@ def test_a_backup_of_a_running_server_is_whole(start: Start, tmp_path: Path) -> 
     assert server.client.get("/backup", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     server.on_loop(server.chat.backing_up.acquire)
     one_more = server.client.get("/backup")
-    assert one_more.status_code == 429 and one_more.headers["retry-after"] and "being made already" in one_more.text
+    assert one_more.status_code == 429 and one_more.headers["retry-after"] and "already in progress" in one_more.text
     server.on_loop(server.chat.backing_up.release)
     assert server.client.get("/backup").content[:15] == b"SQLite format 3"
     server.wait(lambda: not server.chat.backing_up.locked())
@@ -132,8 +132,8 @@ def test_what_cannot_be_backed_up_is_told(start: Start, tmp_path: Path, capsys: 
     for arguments, reason in (
         (["--data-dir", str(tmp_path / "data")], "a server is using this data directory"),
         (["--data-dir", str(tmp_path / "nowhere")], "no conversations in"),
-        (["--from", "127.0.0.1:3000"], "begins with http"),
-        (["--from", server.address.rpartition(":")[0] + ":9"], "gave no backup"),
+        (["--from", "127.0.0.1:3000"], "must begin with http"),
+        (["--from", server.address.rpartition(":")[0] + ":9"], "returned no backup"),
     ):
         assert run_command_line(["backup", str(copy), *arguments]) != 0
         told = capsys.readouterr()

@@ -65,7 +65,7 @@ def test_a_page_says_that_messages_are_missing(start: Start, tmp_path: Path, los
     left = sorted(path.name for path in data.glob("notso.db*"))
     server = start(ScriptedEngine()).ready()
     page = server.client.get("/").text
-    assert "Messages that were kept are missing" in page and "remove notso.db-commits" in page
+    assert "Some saved messages are missing" in page and "delete notso.db-commits" in page
     refused = server.client.post("/chats", data={"text": "My draft", "key": new_id()})
     assert refused.status_code == 503 and "My draft" in refused.text and "are missing" in refused.text
     refused = server.client.post("/settings", data={"temperature": "0.5"}, headers={"HX-Request": "true"})

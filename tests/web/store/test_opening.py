@@ -89,7 +89,7 @@ def test_a_server_says_where_the_conversations_are(database: str, start: Start) 
     refused = server.client.get("/backup")
     assert refused.status_code == 501 and "pg_dump" in refused.text
     settings = server.client.get("/settings").text
-    assert "Chats are kept in a PostgreSQL database" in settings and database not in settings
+    assert "Chats are stored in PostgreSQL" in settings and database not in settings
     with pytest.raises(StorageError, match="pg_dump"):
         server.on_loop(lambda: server.shared.store.backup(Path()))
     server.close()

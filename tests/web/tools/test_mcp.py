@@ -157,7 +157,7 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
     [
         ("{", "is not JSON"),
         ("[]", 'needs an object "mcpServers"'),
-        ('{"mcpServers": {"a b": {"command": "x"}}}', "no name for a server"),
+        ('{"mcpServers": {"a b": {"command": "x"}}}', "not a valid server name"),
         ('{"mcpServers": {"a": {"type": "sse", "url": "https://x/sse"}}}', "only stdio and streamable HTTP"),
         ('{"mcpServers": {"a": {"type": "http", "command": "x"}}}', "'command' is not known"),
         ('{"mcpServers": {"a": {"type": "http"}}}', "a url is needed"),
@@ -227,7 +227,7 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
     server = start(ScriptedEngine(script), mcp_config=tmp_path / "mcp.json").ready()
     page = server.client.get("/tools", headers=FRAGMENT).text
     assert "little__add" in page and "from little" in page and " checked" not in page
-    assert "The server broken is not running: there is no such program." in page
+    assert "broken is not running: there is no such program." in page
     server.client.post("/tools", data={"tool-little__add": "on", "tool-little__die": "on"})
     chat_id = None
     for result in ("It said: 42", "It said: error: the server little ended during the call: it has ended"):

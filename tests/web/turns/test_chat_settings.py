@@ -105,7 +105,7 @@ def test_a_refused_field_is_told_beside_it_and_the_others_are_stored(start: Star
     url = f"/chats/{asked.chat_id}/settings"
     answer = server.client.post(url, data={"temperature": "9", "min_p": "0.2"}, headers=FRAGMENT)
     assert answer.status_code == 400
-    assert "a number from 0 to 2" in answer.text and 'value="9"' in answer.text and 'value="0.2"' in answer.text
+    assert "Enter a number from 0 to 2." in answer.text and 'value="9"' in answer.text and 'value="0.2"' in answer.text
     kept = server.client.get(url, headers=FRAGMENT).text
     assert 'value="0.2"' in kept and 'value="9"' not in kept
     assert "<html" in server.client.get(url).text and "<html" not in server.client.get(url, headers=FRAGMENT).text
@@ -130,9 +130,16 @@ def test_a_command_says_in_a_line_what_it_changed_or_why_not(start: Start) -> No
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
-    for url, told in ((f"/chats/{asked.chat_id}", "This chat: Temperature 1.5"), ("", "New chats and those without")):
+    for url, told in (
+        (f"/chats/{asked.chat_id}", "Chat settings: Temperature 1.5"),
+        ("", "Default settings: Temperature 1.5"),
+    ):
         bad = server.client.post(f"{url}/settings", data={"temperature": "9", "command": "temp"}, headers=FRAGMENT)
-        assert bad.status_code == 400 and "Temperature: a number from 0 to 2" in bad.text and "<form" not in bad.text
+        assert (
+            bad.status_code == 400
+            and "Temperature: Enter a number from 0 to 2." in bad.text
+            and "<form" not in bad.text
+        )
         good = server.client.post(f"{url}/settings", data={"temperature": "1.5", "command": "temp"}, headers=FRAGMENT)
         assert told in good.text and "#toasts" in good.text
     assert server.client.post("/settings", data={"command": "temp"}, headers=FRAGMENT).status_code == 200

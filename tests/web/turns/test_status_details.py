@@ -36,13 +36,13 @@ def test_a_running_answer_in_figures(start: Start) -> None:
     asked = server.ask("How are you today?")
     server.wait(lambda: "left of 1,024" in details(server, asked.chat_id))
     html = details(server, asked.chat_id)
-    assert "This answer" in html and "24 tokens, " in html and "from cache" in html
-    assert "1 being answered, 0 waiting" in html
+    assert "Current response" in html and "24 tokens, " in html and "cached" in html
+    assert "1 running, 0 queued" in html
     assert 'hx-trigger="intersect once delay:' in html, "it asks again while it is looked at"
     release.set()
     server.finished(asked)
-    server.wait(lambda: "The last answer" in details(server, asked.chat_id))
-    assert "First word" in details(server, asked.chat_id)
+    server.wait(lambda: "Last response" in details(server, asked.chat_id))
+    assert "Time to first token" in details(server, asked.chat_id)
 
 
 def test_the_last_error_can_be_copied(start: Start) -> None:
@@ -60,12 +60,12 @@ def test_details_of_no_chat_are_the_models(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for chat_id in ("", "nonsense", "0198f0a0-0000-7000-8000-000000000000"):
         html = details(server, chat_id)
-        assert "Scripted" in html and "last answer" not in html
+        assert "Scripted" in html and "Last response" not in html
 
 
 def test_rows_say_only_what_is_known() -> None:
     assert TurnStats().rows == []
-    assert TurnStats(place=2).rows == [("queue", "2nd in line")]
+    assert TurnStats(place=2).rows == [("queue", "position 2")]
     rows = dict(
         TurnStats(
             queue_s=1.25,
@@ -83,10 +83,10 @@ def test_rows_say_only_what_is_known() -> None:
     )
     assert rows == {
         "queue": "1.2 s",
-        "prompt": "1,249 tokens, 249 read in 2.0 s (124.5 tokens/s), 1,000 from cache",
+        "prompt": "1,249 tokens, 249 processed in 2.0 s (124.5 tokens/s), 1,000 cached",
         "thinking": "300 tokens in 10.0 s, 0 left of 256",
         "written": "400 tokens in 20.0 s (20.0 tokens/s)",
-        "first": "after 3.3 s",
+        "first": "3.3 s",
     }
 
 
@@ -106,6 +106,6 @@ def test_settings_say_where_the_data_is(start: Start, tmp_path: Any) -> None:
     part = server.client.get("/settings", headers=FRAGMENT).text
     page = server.client.get("/settings").text
     for html in (part, page):
-        assert f"All is kept in {tmp_path / 'data'}" in html and "3 MB of computed prompts" in html
+        assert f"Stored in {tmp_path / 'data'}" in html and "3 MB of prompt cache" in html
     assert "<hx-partial" in part and "<hx-partial" not in page
     assert look_at(tmp_path / "nowhere").chats_bytes == 0

@@ -11,13 +11,13 @@ def test_the_whole_way() -> None:
     assert status_line.status(10.0).phase == "queued"
     status_line.take(Event("queued", place=2), 10.1)
     status = status_line.status(10.1)
-    assert (status.label, dict(status.progress)) == ("Queued (2nd)", {"place": 2})
+    assert (status.label, dict(status.progress)) == ("Queued (#2)", {"place": 2})
     status_line.take(Event("progress", progress=Progress(360, 1360, 360)), 12.0)
-    assert status_line.status(12.0).label == "Reading prompt", "short waits are not worth figures"
+    assert status_line.status(12.0).label == "Processing prompt", "short waits are not worth figures"
     status_line.take(Event("progress", progress=Progress(860, 1360, 360, 100.0)), 17.0)
     status = status_line.status(17.0)
-    assert status.label == "Reading prompt 63 %"
-    assert status.detail == "500 of 1,000 new tokens (360 from cache), 5 s left"
+    assert status.label == "Processing prompt 63%"
+    assert status.detail == "500 of 1,000 new tokens (360 cached), about 5 s left"
     assert status.progress == {"percent": 63, "total": 1360, "done": 860, "cached": 360, "rate": 100.0, "left_s": 5}
     status_line.take(Event("reasoning", text="hm", tokens=1), 22.0)
     assert status_line.first_token_s == 12.0
@@ -36,7 +36,7 @@ def test_what_was_left_out_is_said() -> None:
     status_line = StatusLine(0.0)
     status_line.take(Event("trimmed", dropped_messages=4), 1.0)
     status_line.take(Event("progress", progress=Progress(0, 100, 0)), 1.0)
-    assert status_line.status(1.0).detail == "The oldest 4 messages did not fit and were left out."
+    assert status_line.status(1.0).detail == "The 4 oldest messages no longer fit in the context and were left out."
     assert status_line.dropped_messages == 4
 
 

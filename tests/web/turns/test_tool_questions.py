@@ -90,13 +90,13 @@ def test_a_question_is_shown_answered_and_told_to_the_tool(begun: Callable[..., 
     seen = server.stream(turn, until=lambda event: event.event == "tool" and json.loads(event.data)["call"] != "")
     assert json.loads(seen[-1].data)["call"] == question.id
     status = next(json.loads(event.data) for event in reversed(seen) if event.event == "status")
-    assert (status["state"], status["label"]) == ("question", "Waiting for you: odd")
+    assert (status["state"], status["label"]) == ("question", "Needs your input")
     for page in (f"/chats/{turn.chat_id}", f"/generations/{turn.generation_id}/permission"):
         shown = server.client.get(page, headers=FRAGMENT if "permission" in page else {}).text
-        assert f'id="question-{question.id}"' in shown and "The server far asks you, for the tool odd:" in shown
-        assert "must not ask for passwords" in shown and EVIL not in shown and "&lt;img" in shown
+        assert f'id="question-{question.id}"' in shown and "far asks for input (tool odd):" in shown
+        assert "Never enter passwords or keys" in shown and EVIL not in shown and "&lt;img" in shown
     wrong = answer(server, turn, question, **{"value-0": "Ada", "value-1": "151"})
-    assert wrong.status_code == 400 and "age must be from any to 150." in wrong.text
+    assert wrong.status_code == 400 and "age is outside the allowed range (minimum: none, maximum: 150)." in wrong.text
     done = answer(server, turn, question, **{"value-0": "Ada", "value-1": "36"})
     assert done.status_code == 200 and "question-" not in done.text
     assert result(server, turn) == ["accept", {"name": "Ada", "age": 36}]

@@ -98,7 +98,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     turn = server.ask("6 * 7")
     use = asked(server, turn)
     page = server.client.get(f"/chats/{turn.chat_id}").text
-    assert "waiting for permission" in page and f'value="{use.id}"' in page
+    assert "needs approval" in page and f'value="{use.id}"' in page
     assert server.stored(turn).tool_uses == (use,) and use.state == "waiting", "what is asked is on disk"
     assert permit(server, turn).status_code == 200
     events = server.stream(turn)
@@ -136,7 +136,7 @@ def test_the_stream_shows_cards_in_order_and_tells_when_to_ask(using: Callable[.
     assert json.loads(status.data) | {"message": ""} == {
         "message": "",
         "state": "asking",
-        "label": "Using a tool: calculator",
+        "label": "Needs your approval",
     }
     permit(server, turn)
     server.wait(lambda: asked(server, turn).id != first.id)
@@ -171,7 +171,7 @@ def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -
     turn = server.ask("4 + 4", turn.chat_id, thinking=False)
     assert server.finished(turn).tool_uses[0].result == "8", "nor is the next turn's"
     page = server.client.get(f"/chats/{turn.chat_id}/tools").text
-    assert "without asking" in page
+    assert "always allowed in this chat" in page
     server.client.post(f"/chats/{turn.chat_id}/tools", data={"tool-calculator": "on", "ask-again": "on"})
     turn = server.ask("5 + 5", turn.chat_id, thinking=False)
     permit(server, turn, "deny")
@@ -207,7 +207,7 @@ def test_a_permission_ends_when_the_tool_becomes_another(using: Callable[..., An
         others.tool = changed
         turn = server.ask("more", turn.chat_id, thinking=False)
         if is_asked:
-            assert "without asking" not in server.client.get(f"/chats/{turn.chat_id}/tools").text
+            assert "always allowed in this chat" not in server.client.get(f"/chats/{turn.chat_id}/tools").text
             permit(server, turn, "deny")
         assert server.finished(turn).tool_uses[0].state == ("denied" if is_asked else "done"), changed
 
@@ -271,7 +271,7 @@ def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     server = using()
     answer = server.finished(server.ask("1 + 1", thinking=False))
     assert (answer.state, answer.tool_uses[0].state) == ("done", "denied")
-    assert answer.tool_uses[0].result.startswith("denied: nobody answered")
+    assert answer.tool_uses[0].result.startswith("denied: no reply")
 
 
 def test_all_tools_are_off_until_chosen(start: Start) -> None:
@@ -279,15 +279,15 @@ def test_all_tools_are_off_until_chosen(start: Start) -> None:
     turn = server.ask("Hi")
     assert server.finished(turn).tool_uses == () and engine_of(server).requests[-1].options.tools is None
     page = server.client.get("/tools", headers=FRAGMENT).text
-    assert "All are off" in page and "10 tokens" in page and " checked" not in page
+    assert "No tools enabled" in page and "10 tokens" in page and " checked" not in page
     page = server.client.post(
         f"/chats/{turn.chat_id}/tools", data={"tool-clock": "on", "tool-calculator": "on"}, headers=FRAGMENT
     ).text
-    assert "Together they take 20 tokens" in page and page.count(" checked") == 2
+    assert "Together they add 20 tokens" in page and page.count(" checked") == 2
     server.finished(server.ask("Hi", turn.chat_id))
     names = [tool["function"]["name"] for tool in engine_of(server).requests[-1].options.tools or ()]
     assert names == ["calculator", "clock"]
-    assert "All are off" in server.client.get("/tools", headers=FRAGMENT).text, "new chats have none as before"
+    assert "No tools enabled" in server.client.get("/tools", headers=FRAGMENT).text, "new chats have none as before"
     server.client.post("/tools", data={"tool-clock": "on"})
     server.client.post(f"/chats/{turn.chat_id}/tools", data={})
     server.finished(server.ask("Hi", turn.chat_id))
@@ -301,13 +301,13 @@ def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any])
     server = using(script)
     answer = server.finished(server.ask("Go"))
     assert answer.content == "So." and answer.tool_uses[0].state == "failed"
-    assert answer.tool_uses[0].result == "error: there is no such tool; there are: calculator"
+    assert answer.tool_uses[0].result == "error: unknown tool; available tools: calculator"
 
 
 def test_a_tool_switched_off_is_not_run(using: Callable[..., Any]) -> None:
     server = using(calculating, "clock")
     answer = server.finished(server.ask("1 + 1", thinking=False))
-    assert answer.tool_uses[0].state == "failed" and "there are: clock" in answer.tool_uses[0].result
+    assert answer.tool_uses[0].state == "failed" and "available tools: clock" in answer.tool_uses[0].result
 
 
 def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
@@ -347,7 +347,7 @@ def test_a_model_that_never_stops_calling_is_stopped(using: Callable[..., Any]) 
     turn = server.ask("Go")
     permit(server, turn, "chat")
     answer = server.finished(turn)
-    assert answer.state == "done" and "kept calling tools" in answer.note
+    assert answer.state == "done" and "rounds of tool calls" in answer.note
     assert len(engine_of(server).requests) == MAX_ROUNDS + 2
     assert [use.state for use in answer.tool_uses] == ["done"] * MAX_ROUNDS + ["failed", "interrupted"]
 

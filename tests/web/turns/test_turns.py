@@ -211,7 +211,7 @@ def test_one_turn_at_a_time_in_a_chat(start: Start) -> None:
     asked = server.ask("one")
     answer = server.client.post(f"/chats/{asked.chat_id}/messages", data={"text": "two", "key": new_id()})
     assert answer.status_code == 409
-    assert "still being written" in answer.text and ">\ntwo</textarea>" in answer.text, "the text is kept"
+    assert "still being generated" in answer.text and ">\ntwo</textarea>" in answer.text, "the text is kept"
     fragment = server.client.post(
         f"/chats/{asked.chat_id}/messages", data={"text": "two", "key": new_id()}, headers={"HX-Request": "true"}
     )
@@ -248,7 +248,7 @@ def test_the_same_key_makes_one_message(start: Start) -> None:
     server.finished(first)
     assert server.ask("Hello", key=key) == first, "a repeated first message leads to the same chat"
     changed = server.client.post("/chats", data={"text": "Hello, you", "key": key})
-    assert changed.status_code == 409 and "Hello, you" in changed.text and "sent before" in changed.text
+    assert changed.status_code == 409 and "Hello, you" in changed.text and "already sent" in changed.text
     key = new_id()
     second = server.ask("More", first.chat_id, key=key)
     server.finished(second)
@@ -320,7 +320,7 @@ def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) ->
     assert ("9,120" in stored.note) == isinstance(refusal, ContextLengthError)
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert "secret" not in page + events[-2].data + stored.note
-    assert ("No answer. Prompt is too long: this needs 9,120 tokens, the context holds 8,192." in page) == (
+    assert ("No response. Prompt is too long: this needs 9,120 tokens, the context holds 8,192." in page) == (
         "9,120" in stored.note
     )
     engine.refusal = None
@@ -331,7 +331,7 @@ def test_an_answer_that_never_ends_is_cut(start: Start) -> None:
     server = start(ScriptedEngine(script("x" * 50_000, "", piece=100)), max_answer_characters=1000).ready()
     stored = server.finished(server.ask("Hello"))
     assert stored.content == "x" * 1000
-    assert (stored.state, stored.note) == ("done", "The answer reached its length limit.")
+    assert (stored.state, stored.note) == ("done", "Response cut off at the maximum length.")
 
 
 def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -> None:
@@ -357,7 +357,7 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     assert server.client.get("/health").json()["status"] == "ok"
     server.wait(lambda: server.chat.turns.unfinished == 0)
     answer = server.client.get("/status").text
-    assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Idle<' in answer
+    assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Ready<' in answer
 
 
 @pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret")])
@@ -389,7 +389,7 @@ def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
     server.ask("waits")
     server.wait(lambda: engine.stats().waiting == 1)
     second = server.ask("waits too")
-    assert "Queued (2nd)" in server.stream(second, until=lambda event: "Queued (2nd)" in event.data)[-1].data
+    assert "Queued (#2)" in server.stream(second, until=lambda event: "Queued (#2)" in event.data)[-1].data
     answer = server.client.post("/chats", data={"text": "too much", "key": new_id()})
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0

@@ -131,7 +131,7 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     chat, settings, shown = view.chat, view.settings, view.line
     said = view.above > 0 or any(message.content for message in shown[1:])
     if not shown or shown[-1].kind == "summary" or not said:
-        raise Problem(400, words["error_nothing_to_summarise"])
+        raise Problem(400, words["error_nothing_to_summarize"])
     assistant_message = replace(_new_message(chat), kind="summary")
     new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):

@@ -9,7 +9,7 @@ from notso.web.engine.port import Event
 from notso.web.turns.prefill_eta import PrefillEta, PrefillProgress
 from notso.web.turns.turn_log import Stat
 from notso.web.turns.turn_stats import TurnStats
-from notso.web.values.wording import number, ordinal, words
+from notso.web.values.wording import number, words
 
 WORTH_SAYING_S = 1.0
 
@@ -100,7 +100,7 @@ class StatusLine:
         if self._prefill is not None:
             return self._prefill_status(self._prefill, now)
         if self._place:
-            label = words["phase_queued_at"].format(place=ordinal(self._place))
+            label = words["phase_queued_at"].format(place=number(self._place))
             return Status("queued", label, "", "", {"place": self._place})
         return Status("queued", words["phase_queued"], "", "", {})
 

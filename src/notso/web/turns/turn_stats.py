@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from notso.web.store.protocol import StoredMessage
-from notso.web.values.wording import number, ordinal, words
+from notso.web.values.wording import number, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TurnStats:
         """What there is to say, as names and sentences."""
         rows = []
         if self.place:
-            rows.append(("queue", words["stat_place"].format(place=ordinal(self.place))))
+            rows.append(("queue", words["stat_place"].format(place=number(self.place))))
         elif self.queue_s >= 0.05:
             rows.append(("queue", words["stat_seconds"].format(seconds=number(self.queue_s, 1))))
         if self.prompt_tokens:

@@ -1,7 +1,7 @@
-"""Every word the pages say, in the language of whoever asks: a table in ../languages for each.
+"""Strings of the pages in the language of the current request: one table per language in ../languages.
 
-English is whole, and what another table lacks is said in English: that is only what the model reads, which is English
-always. Work in another thread speaks the language of its request where it runs in a copy of its context.
+The English table is complete. A key that another table lacks falls back to English, and so do the strings read by the
+model, which are never translated. Code in another thread sees the request's language only in a copy of its context.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LANGUAGES: dict[str, str] = {
     "it": "Italiano",
     "pt": "Português",
 }
-"""The languages SmolLM3 was trained for, each by its own name."""
+"""Language codes and native names of the languages SmolLM3 was trained for."""
 
 SEPARATORS: dict[str, tuple[str, str]] = {
     "en": (",", "."),
@@ -30,17 +30,17 @@ SEPARATORS: dict[str, tuple[str, str]] = {
     "it": (".", ","),
     "pt": (".", ","),
 }
-"""Between thousands, and before what is less than one."""
+"""Thousands separator and decimal mark."""
 
 language: ContextVar[str] = ContextVar("language", default="en")
-"""A key of LANGUAGES: that of the request that is being answered."""
+"""Language of the current request, a key of LANGUAGES."""
 
 FOLDER = Path(__file__).parents[1] / "languages"
 
 
 @cache
 def table(code: str) -> dict[str, str]:
-    """The words of one language."""
+    """Return the strings of one language."""
     return tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
 
 
@@ -60,17 +60,17 @@ words: Mapping[str, str] = _Words()
 
 
 def localised(figure: str) -> str:
-    """A number as Python writes it, '1,234.5', with the separators of the language: '1.234,5' in German."""
+    """Convert a number formatted by Python ('1,234.5') to the current language's separators ('1.234,5' in German)."""
     return figure.translate(str.maketrans(",.", "".join(SEPARATORS[language.get()])))
 
 
 def number(value: float, decimals: int = 0) -> str:
-    """With its thousands apart and so many digits after the point, as the language writes it."""
+    """Format a number with thousands separators and a fixed number of decimals in the current language."""
     return localised(f"{value:,.{decimals}f}")
 
 
 def ordinal(number: int) -> str:
-    """1st, 2nd, 3rd, 4th ... in English, 4. in German, and elsewhere the number, as their sentences have it."""
+    """Return an ordinal: 4th in English, 4. in German, and the plain number in other languages."""
     if language.get() != "en":
         return f"{number}." if language.get() == "de" else str(number)
     if number % 100 in (11, 12, 13):
@@ -79,7 +79,7 @@ def ordinal(number: int) -> str:
 
 
 def chosen_language(wanted: str, accepted: str) -> str:
-    """The language that was chosen, or else the first of an Accept-Language header that there is a table for."""
+    """Return the chosen language, or else the best match of an Accept-Language header, or else English."""
     if wanted in LANGUAGES:
         return wanted
     ranked: list[tuple[float, int, str]] = []

@@ -132,7 +132,7 @@ async def _change(request: Request, services: ChatServices, owner: str, chat: Ch
     settings, problems = changed(own if chat is None else chat.settings, form)
     by_command = "command" in form and is_fragment(request)
     if problems and by_command:
-        problem = "; ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
+        problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
         return await services.pages.respond(request, "_problem.html", 400, problem=problem)
     if chat is None:
         await services.shared.store.set_defaults(owner, settings)

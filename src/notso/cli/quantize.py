@@ -1,4 +1,4 @@
-"""`notso quantise`: a model file of floats made into one of blocks."""
+"""`notso quantize`: quantize a floating-point model."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ import typer
 from notso.cli import options, terminal
 
 EXAMPLES = """\
-  notso quantise SmolLM3-F16.gguf SmolLM3-Q4_K_M.gguf
-  notso quantise my-finetune my-finetune-Q5_K_M.gguf --type Q5_K_M --imatrix-text of-my-field.txt"""
+  notso quantize SmolLM3-F16.gguf SmolLM3-Q4_K_M.gguf
+  notso quantize my-finetune my-finetune-Q5_K_M.gguf --type Q5_K_M --imatrix-text samples.txt"""
 
-_TITLES = {"joining": "joining the folder", "reading": "windows of the text", "writing": "writing"}
+_TITLES = {"joining": "reading the folder", "reading": "computing the importance matrix", "writing": "writing"}
 
 
-def quantise(
+def quantize(
     source: Annotated[
         Path,
-        typer.Argument(metavar="IN", exists=True, help="A GGUF file in F16, BF16 or F32, or a Hugging Face folder."),
+        typer.Argument(metavar="IN", exists=True, help="GGUF file in F16, BF16 or F32, or Hugging Face folder."),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.", show_default=False)],
-    mix: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q4_K_M, Q5_K_M, Q6_K or Q8_0.")] = "Q4_K_M",
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="Output file.", show_default=False)],
+    mix: Annotated[
+        str, typer.Option("--type", metavar="TYPE", help="Quantization type: Q4_K_M, Q5_K_M, Q6_K or Q8_0.")
+    ] = "Q4_K_M",
     imatrix_text: Annotated[
         Path | None,
         typer.Option(
             "--imatrix-text",
             metavar="FILE",
-            help="Read this text first, and keep best what it needs.",
+            help="Compute an importance matrix from this text.",
             show_default=False,
         ),
     ] = None,
@@ -38,11 +40,11 @@ def quantise(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Make a model file smaller.
+    """Quantize a GGUF model.
 
-    The mixes are llama.cpp's, and it reads the file too. With --imatrix-text the model reads a text first, some 100 kB
-    like those it will answer; weights by which that text's numbers are multiplied most then lose least (an importance
-    matrix).
+    The types are those of llama.cpp, which can read the result. With --imatrix-text an importance matrix is computed
+    first from a text, ideally about 100 kB similar to the prompts the model will get; the weights that matter most for
+    it are then quantized with the smallest error.
     """
     options.require_free_place(out, force, "OUT.gguf")
     text = None
@@ -60,5 +62,5 @@ def quantise(
             shown[what](_TITLES[what], done, total)
 
         make(source, out, mix, text, threads, report)
-    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; `notso run --model {out}` asks it.")
+    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; try it with `notso run --model {out}`.")
     terminal.say(str(out))
