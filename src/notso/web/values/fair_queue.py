@@ -50,7 +50,7 @@ class FairQueue:
         dropped."""
         await self._acquire(owner)
         running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
-        running.add_done_callback(lambda _: self._release(owner))
+        running.add_done_callback(lambda done: self._ended(owner, done))
         return await asyncio.shield(running)  # a thread is not free before it is done
 
     @contextlib.asynccontextmanager
@@ -77,6 +77,11 @@ class FairQueue:
                 each.cancel()
         self._waiting.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, owner: str, done: asyncio.Future[T]) -> None:
+        if not done.cancelled():
+            done.exception()  # nobody may be there any more to be told
+        self._release(owner)
 
     async def _acquire(self, owner: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
