@@ -246,7 +246,7 @@ ATTACKS: dict[str, Callable[[Rival], None]] = {
 
 
 def attacked(rival: Rival, attack: Callable[[Rival], None]) -> tuple[dict[str, float], str, int]:
-    """What the witness saw, with the seconds that SIGTERM took at full length; what was tried; and what failed: requests
+    """What the witness saw, with the seconds that SIGTERM took at full length; what was tried; what failed: requests
     that were lost, or had an error of the server's own. A question of the witness that is never answered fails at once.
     """
     server, over, rounds = rival.server, threading.Event(), 0

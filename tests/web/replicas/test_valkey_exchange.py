@@ -7,12 +7,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from limits import RateLimitItemPerMinute
 from valkey_server import ValkeyServer
+from web.store.database_proxy import database_proxy
 
-from notso.web.replicas import valkey_exchange
+from notso.web.replicas import valkey_counters, valkey_exchange
 from notso.web.replicas.exchange import Alone, Body
 from notso.web.replicas.joining import exchange_at
+from notso.web.replicas.valkey_counters import ValkeyCounters
 from notso.web.replicas.valkey_exchange import ValkeyExchange
+from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 
 
@@ -231,3 +235,40 @@ def test_it_ends_also_where_the_client_loses_a_cancellation(
         assert len(lost) == 2
 
     asyncio.run(run())
+
+
+def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections and answers nothing: who asks goes on alone, and closing does not wait for it."""
+    for module in (valkey_exchange, valkey_counters):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(valkey_exchange, "BLOCK_SECONDS", 0.1)
+
+    async def play() -> None:
+        here, counters = ValkeyExchange(proxy.url), ValkeyCounters(proxy.url)
+        here.start()
+        while await here.recall("v") != "1":
+            await here.remember("v", "1", 60)
+        proxy.silent = True
+        await until(lambda: here.is_away)
+        assert await here.claim("c", "me") == "" and await here.recall("v") is None and await here.is_held("c")
+        assert await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1")
+        assert not await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1"), "it counts by itself"
+        proxy.silent = False
+        await until(lambda: not here.is_away)
+        while await here.recall("v") != "1":
+            pass
+        proxy.silent = True
+        await here.close()
+
+    with database_proxy(valkey.url) as proxy:
+        asyncio.run(play())
+
+
+def test_health_says_that_the_others_cannot_be_reached(replica: Callable[..., Any], valkey: ValkeyServer) -> None:
+    server = replica(ScriptedEngine())
+    assert "missing" not in server.client.get("/health").json()
+    valkey.stop()
+    server.wait(lambda: server.client.get("/health").json().get("missing") == ["valkey"])
+    assert server.client.get("/health").status_code == 200
+    valkey.start()
+    server.wait(lambda: "missing" not in server.client.get("/health").json())

@@ -33,6 +33,7 @@ from notso.web.values.ids import new_generation_id, new_id
 
 psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
+from notso.web.store.postgres import access as access_module  # noqa: E402
 from notso.web.store.postgres import connection as connection_module  # noqa: E402
 from notso.web.store.postgres import database as database_module  # noqa: E402
 from notso.web.store.postgres import store as store_module  # noqa: E402
@@ -238,6 +239,41 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
 
     with database_proxy(database) as proxy:
         asyncio.run(work())
+
+
+def test_beginning_and_keys_end_where_the_database_is_silent(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the heartbeats of a server: `notso keys` has none."""
+
+    async def work() -> None:
+        store = PostgresStore(proxy.url)
+        access = store.access()
+        await access.open()
+        assert await access.keys() == []
+        monkeypatch.setattr(access_module, "MOST_SECONDS", 0.3)
+        proxy.silent = True
+        with pytest.raises(StorageError, match="does not answer"):
+            await access.keys()
+        await access.close()
+        await store.close()
+
+    async def begin() -> None:
+        monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.3)
+        connect = connection_module.connect
+
+        def silent_then(url: str) -> Any:
+            connection = connect(url)
+            proxy.silent = True
+            return connection
+
+        monkeypatch.setattr(connection_module, "connect", silent_then)
+        store = PostgresStore(proxy.url)
+        with pytest.raises(StorageError, match="does not answer"):
+            await store.open()
+        await store.close()
+
+    for each in (work, begin):
+        with database_proxy(database) as proxy:
+            asyncio.run(each())
 
 
 def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> None:

@@ -41,6 +41,10 @@ class Exchange(Protocol):
     def is_shared(self) -> bool:
         """Whether there may be other replicas."""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the others could not be reached when that was last tried."""
+
     def tell(self, kind: str, **body: Any) -> None:
         """Tell all others, now or when they can be reached again; of very much, the oldest is left out."""
 
@@ -85,6 +89,7 @@ class Alone:
     """The exchange of a server without others."""
 
     is_shared = False
+    is_away = False
 
     def tell(self, kind: str, **body: Any) -> None: ...
 

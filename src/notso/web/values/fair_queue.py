@@ -54,7 +54,7 @@ class FairQueue:
         except BaseException:  # no thread can be started, for want of memory: the next may find one
             self._release(owner)
             raise
-        running.add_done_callback(lambda _: self._release(owner))
+        running.add_done_callback(lambda done: self._ended(owner, done))
         return await asyncio.shield(running)  # a thread is not free before it is done
 
     @contextlib.asynccontextmanager
@@ -81,6 +81,11 @@ class FairQueue:
                 each.cancel()
         self._waiting.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, owner: str, done: asyncio.Future[T]) -> None:
+        if not done.cancelled():
+            done.exception()  # nobody may be there any more to be told
+        self._release(owner)
 
     async def _acquire(self, owner: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

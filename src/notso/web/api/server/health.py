@@ -26,7 +26,8 @@ async def health(services: Services) -> JSONResponse:
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
     info = shared.engine.info
     about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
-    return JSONResponse({"status": "ok", **about})
+    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}  # each server goes on alone
+    return JSONResponse({"status": "ok", **about, **missing})
 
 
 @router.get("/livez")

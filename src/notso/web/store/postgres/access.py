@@ -7,9 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from notso.web.store.postgres.connection import Connections
+from notso.web.store.postgres.connection import AWAY, MOST_SECONDS, Connections
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Statements
+from notso.web.values.errors import StorageError
 
 T = TypeVar("T")
 
@@ -41,10 +42,19 @@ class PostgresAccessStore(SQLAccessStore):
         self._threads.shutdown()
 
     async def write(self, work: Callable[[Statements], T]) -> T:
-        return await self._in_thread(lambda: self._connections.write(work))
+        return await self._soon(lambda: self._connections.write(work))
 
     async def look(self, work: Callable[[Statements], T]) -> T:
-        return await self._in_thread(lambda: self._connections.look(work))
+        return await self._soon(lambda: self._connections.look(work))
+
+    async def _soon(self, work: Callable[[], T]) -> T:
+        """What `work` returns. Raises StorageError where the database hangs and no heartbeat has broken that off."""
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                return await self._in_thread(work)
+        except TimeoutError:
+            self._connections.cut_off()
+            raise StorageError(AWAY) from None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

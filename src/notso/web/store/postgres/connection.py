@@ -210,9 +210,21 @@ def _break(connection: Connection[Any]) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
+@contextlib.contextmanager
+def _deadline(connection: Connection[Any]) -> Iterator[None]:
+    """Break it off where the database takes longer than CONNECT_SECONDS: it answers anything else than work at once."""
+    late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
 def ask_server(url: str, settings: Sequence[str]) -> list[str]:
     """How those are set, where this program may use the database at all. Raises StorageError."""
-    with storage_errors(), connect(url) as connection:
+    with storage_errors(), connect(url) as connection, _deadline(connection):
         check(connection)
         rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
     return [str(row[0]) for row in rows if row is not None]
@@ -221,7 +233,8 @@ def ask_server(url: str, settings: Sequence[str]) -> list[str]:
 def migrate(connection: Connection[Any]) -> None:
     """Run the steps that are missing, each in one transaction, while no other process does. A schema that is up to date
     is not touched. Raises DataDirectoryNewerError."""
-    version = _version(connection)
+    with _deadline(connection):
+        version = _version(connection)
     while version < SCHEMA_VERSION:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
@@ -291,19 +304,13 @@ def _version(connection: Connection[Any]) -> int:
 
 
 def _configure(connection: Connection[Any]) -> None:
-    late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
-    late.start()
-    try:
-        with connection.pipeline():
-            for setting in _SETTINGS:
-                connection.execute(setting.encode())
-            # What is acknowledged must be on disk, whatever the database's own default is.
-            connection.execute(
-                "SELECT set_config('synchronous_commit', 'on', false)"
-                " WHERE current_setting('synchronous_commit') = 'off'"
-            )
-    finally:
-        late.cancel()
+    with _deadline(connection), connection.pipeline():
+        for setting in _SETTINGS:
+            connection.execute(setting.encode())
+        # What is acknowledged must be on disk, whatever the database's own default is.
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
     connection.adapters.register_dumper(str, _EscapedText)
     for name in ("text", "varchar"):
         connection.adapters.register_loader(name, _PlainText)
