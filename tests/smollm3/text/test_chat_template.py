@@ -380,7 +380,8 @@ def test_what_a_template_leaves_out_is_found_by_showing_it(template_source: str)
     drops = ChatTemplate(template_source).drops
     assert (LATER_SYSTEM in drops) == ('role == "system"' not in template_source.split("for message in messages")[1])
     assert OVERRIDDEN_TOOLS in drops
-    keeps = "{% for message in messages %}{{ message.role ~ message.content }}{% endfor %}{% if xml_tools is defined %}{{ xml_tools | join }}{% endif %}"
+    keeps = "{% for message in messages %}{{ message.role ~ message.content }}{% endfor %}"
+    keeps += "{% if xml_tools is defined %}{{ xml_tools | join }}{% endif %}"
     assert ChatTemplate(keeps).drops == ()
     refuses = keeps.replace("{{ message.role", "{{ raise_exception('no') if message.role == 'system' }}{{ message.role")
     assert ChatTemplate(refuses).drops == ()
