@@ -33,8 +33,9 @@ SWITCH_SECONDS = 0.0005
 """How long a thread that computes keeps the interpreter from one that waits for it. Python's own 5 ms, paid at each
 step of a request, were most of what an honest page waited for beside work that was meant to be slow."""
 DATE_SECONDS = 1.0
-LAST_RESORT_SECONDS = 5.0
-"""So long after answers had their time, the process ends though something hangs: what was acknowledged is on disk."""
+LAST_RESORT_SECONDS = 4.5
+"""So long after answers had their time, the process ends though something hangs: what was acknowledged is on disk. With
+the tracebacks it is gone within 5 s."""
 
 
 def serve(
