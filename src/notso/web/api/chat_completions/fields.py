@@ -232,7 +232,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "reasoning": refused("use reasoning_effort"),
     "thinking": refused("use reasoning_effort, or enable_thinking"),
     "think": refused("use reasoning_effort, or enable_thinking"),
-    "continue_final_message": refused("leave this out: an assistant's message at the end is continued"),
+    "continue_final_message": refused("omit this: a final assistant message is always continued"),
 }
 
 WITHIN_CHAT: Notes = WITHIN_SAMPLING | {

@@ -74,5 +74,5 @@ ABSENT_NOTES: Notes = {
     "n_cache_reuse": hint("what is known of a prompt is found by itself", "0"),
     "sse_ping_interval": hint("a comment comes every 15 s"),
     "backend_sampling": hint("there is one sampler", "false"),
-    "samplers": refused("leave it out: the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"),
+    "samplers": refused("omit it: the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"),
 }
