@@ -199,11 +199,7 @@ def duration(text: str, option: str) -> float:
 Temperature = Annotated[
     float | None,
     typer.Option(
-        "--temperature",
-        "-t",
-        metavar="0..2",
-        help="Sampling temperature; 0 is greedy. Default: 0.6.",
-        show_default=False,
+        "--temperature", "-t", metavar="0..2", help="Temperature; 0 is greedy. Default: 0.6.", show_default=False
     ),
 ]
 TopP = Annotated[
