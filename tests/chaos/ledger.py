@@ -27,6 +27,7 @@ SECTIONS = {
     "store": "What was acknowledged is kept",
     "files": "Files of strangers",
     "engine": "The engine and its caches",
+    "holes": "One key beside another person",
     "soak": "For hours",
     "cluster": "Several servers",
 }

@@ -29,7 +29,7 @@ from web.engine.remote.test_remote_engine import FalseEngine
 
 from notso.web.values.ids import new_id
 
-SECONDS = 15.0 if LONG else 0.0  # each attack has one round at least
+SECONDS = 10.0 if LONG else 0.0  # each attack has one round at least
 DRAIN_SECONDS = 2.0
 EXIT_SECONDS = DRAIN_SECONDS + 5.0
 LOST = 0
@@ -88,7 +88,7 @@ class Rival:
         return self.ask("POST", path, urlencode(fields).encode(), FORM)
 
     def json(self, path: str, value: Any) -> tuple[int, bytes, str]:
-        return self.ask("POST", path, json.dumps(value).encode(), JSON)
+        return self.ask("POST", path, json.dumps(value, ensure_ascii=False).encode(), JSON)
 
     def at_once(self, many: int, job: Callable[[int], object]) -> None:
         with ThreadPoolExecutor(many) as threads:
@@ -136,7 +136,13 @@ def tokens(rival: Rival) -> None:
 
 def choices(rival: Rival) -> None:
     """16 answers with 20 log probabilities a token"""
-    body = {"n": 16, "logprobs": True, "top_logprobs": 20, "max_tokens": 200 if LONG else 8, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "n": 16,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "max_tokens": 200 if LONG else 8,
+        "ignore_eos": True,
+    }
     rival.json("/v1/chat/completions", chat_of(**body))
 
 
@@ -198,9 +204,11 @@ def guessed_keys(rival: Rival) -> None:
     """620 guessed keys"""
     stranger = Rival(rival.server, {})
     stranger.statuses = rival.statuses
-    many = 155 if LONG else 10
     stranger.at_once(
-        4, lambda at: [stranger.ask("GET", "/v1/models", None, {"x-api-key": new_id()}) for _ in range(many)]
+        4,
+        lambda _: [
+            stranger.ask("GET", "/v1/models", None, {"x-api-key": new_id()}) for _ in range(155 if LONG else 10)
+        ],
     )
 
 
@@ -246,9 +254,8 @@ ATTACKS: dict[str, Callable[[Rival], None]] = {
 
 
 def attacked(rival: Rival, attack: Callable[[Rival], None]) -> tuple[dict[str, float], str, int]:
-    """What the witness saw, with the seconds that SIGTERM took at full length; what was tried; what failed: requests
-    that were lost, or had an error of the server's own. A question of the witness that is never answered fails at once.
-    """
+    """What the witness saw, with the seconds that SIGTERM took at full length; what was tried; and how much failed:
+    requests that were lost, or had an error of the server's own. A question that is never answered fails at once."""
     server, over, rounds = rival.server, threading.Event(), 0
     rival.statuses.clear()
 
@@ -370,9 +377,8 @@ def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: 
         figures, tried, failed = attacked(rival, attack)
     finally:
         engine.close()
-    ledger.note(
-        "holes", "calls that an engine answers without end", tried, failed, figures | {"sent MB": engine.sent / 1e6}
-    )
+    figures |= {"sent MB": engine.sent / 1e6}
+    ledger.note("holes", "calls that an engine answers without end", tried, failed, figures)
 
 
 def test_imports_beyond_the_address_space(started: Callable[..., Rival], ledger: Ledger) -> None:
@@ -392,7 +398,5 @@ def test_imports_beyond_the_address_space(started: Callable[..., Rival], ledger:
         rival.at_once(6, lambda _: rival.ask("POST", "/import", body, JSON))
 
     figures, tried, failed = attacked(rival, attack)
-    fault = (
-        f"six imports of {len(body) / 1e6:.0f} MB at once, and an address space of 300 MB more than the server takes"
-    )
+    fault = f"six imports of {len(body) / 1e6:.0f} MB at once in an address space of 300 MB more than the server has"
     ledger.note("holes", fault, tried, failed, figures)

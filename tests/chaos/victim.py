@@ -22,9 +22,12 @@ from typing import Any
 
 import httpx
 
+from notso.web.sign_in.key_book import KeyBook
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.ids import new_id
 
 PROGRAM = """
+import gc
 import json
 import logging
 import sys
@@ -45,11 +48,11 @@ def load():
 
 {more}
 
-serve(
-    load,
-    Settings(port=0, data_dir=Path(sys.argv[1]), **settings),
-    on_ready=lambda url: print(url, flush=True),
-)
+def ready(url):
+    gc.freeze()  # as `notso serve` does
+    print(url, flush=True)
+
+serve(load, Settings(port=0, data_dir=Path(sys.argv[1]), **settings), on_ready=ready)
 """
 """The engine answers with the question, at once: so a client decides what is rendered, saved and streamed."""
 
@@ -64,18 +67,30 @@ def load():
 """As `more`: the real engine with the demo model."""
 
 
+def new_key(directory: Path, name: str, *, is_operator: bool = False) -> dict[str, str]:
+    """The header that shows a new key of the server whose data lies there."""
+    secret, _ = KeyBook(lambda: SQLiteAccessStore(directory)).add(name, is_operator=is_operator)
+    return {"Authorization": f"Bearer {secret}"}
+
+
 class Victim:
     """The server. `more` is source text that runs before it starts, with `script`, `load` and `settings` to
     replace; `settings` are those of the web, and `pace_seconds` of the scripted engine; `environment` is added to its
-    own.
+    own. `headers` are sent with what its client asks for: a key, where it wants one.
 
     Its log is a file, as an operator has it: what it grows by is a figure too.
     """
 
     def __init__(
-        self, directory: Path, more: str = "", environment: Mapping[str, str] | None = None, **settings: Any
+        self,
+        directory: Path,
+        more: str = "",
+        environment: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> None:
         self.directory = directory
+        self.headers = dict(headers or {})
         self.log = directory.with_name(directory.name + ".log")
         program = PROGRAM.replace("{more}", more)
         with self.log.open("ab") as log:
@@ -91,7 +106,7 @@ class Victim:
         assert self.url, f"the server did not start: {self.log.read_text()[-2000:]}"
         self.port = int(self.url.rstrip("/").rpartition(":")[2])
         self.pid = self.process.pid
-        self.client = httpx.Client(base_url=self.url, timeout=120)
+        self.client = httpx.Client(base_url=self.url, timeout=120, headers=self.headers)
 
     def ask(self, text: str, chat: str = "/chats") -> str:
         """POST a message; the path of its chat."""
@@ -210,7 +225,7 @@ class Witness:
             began = time.monotonic()
             connection = http.client.HTTPConnection("127.0.0.1", self._victim.port, timeout=60)
             try:
-                connection.request("GET", path)
+                connection.request("GET", path, headers=self._victim.headers)
                 answer = connection.getresponse()
                 answer.read()
                 if answer.status == 200:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
-from notso.qtensor.host_memory import MIB, MemoryLimit, available_memory, memory_limits, process_memory
+import pytest
+
+from notso.qtensor.host_memory import HEAPS, MIB, MemoryLimit, available_memory, memory_limits, process_memory
 
 
 def tree(root: Path, files: dict[str, str]) -> None:
@@ -137,3 +140,37 @@ def test_what_this_process_occupies() -> None:
     assert 60 * MIB < after.held_bytes - before.held_bytes < 80 * MIB
     del block
     assert process_memory(Path("/nowhere")).resident_bytes == 0
+
+
+HEAPS_OF_THREADS = """
+import ctypes, re, sys, threading
+from notso.qtensor import keep_few_heaps
+
+if sys.argv[2] == "few":
+    keep_few_heaps()
+library = ctypes.CDLL(None)
+library.malloc.restype = library.fopen.restype = ctypes.c_void_p
+taken, told = threading.Barrier(33), threading.Barrier(33)
+
+def take():
+    library.malloc(1000)
+    taken.wait()
+    told.wait()
+
+for _ in range(32):
+    threading.Thread(target=take).start()
+taken.wait()
+file = ctypes.c_void_p(library.fopen(sys.argv[1].encode(), b"w"))
+library.malloc_info(0, file)
+library.fclose(file)
+told.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="not glibc")
+def test_many_threads_have_few_heaps(tmp_path: Path) -> None:
+    heaps = {}
+    for how in ("many", "few"):
+        subprocess.run([sys.executable, "-c", HEAPS_OF_THREADS, str(tmp_path / how), how], check=True)
+        heaps[how] = (tmp_path / how).read_text().count("<heap nr=")
+    assert heaps["few"] <= HEAPS < heaps["many"]

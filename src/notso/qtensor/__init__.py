@@ -30,6 +30,7 @@ from notso.qtensor.host_memory import (
     ProcessMemory,
     available_memory,
     give_back_freed,
+    keep_few_heaps,
     memory_limits,
     process_memory,
 )
@@ -60,9 +61,9 @@ __all__ = [
     "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError", "OperandError", "ProcessMemory",
     "Program", "QTensor", "QTensorError", "RMSNorm", "SafetensorsError", "SafetensorsFile",
     "UnsupportedFormatError", "Weight", "WeightArena", "available_memory", "ceilings", "cuda_architectures",
-    "differing_operations", "give_back_freed", "has_cuda_driver", "huge_page_bytes", "kernel_choice",
-    "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted", "random_blocks",
-    "reserved_blocks", "scales_of", "zeroed",
+    "differing_operations", "give_back_freed", "has_cuda_driver", "huge_page_bytes", "keep_few_heaps",
+    "kernel_choice", "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted",
+    "random_blocks", "reserved_blocks", "scales_of", "zeroed",
 ]  # fmt: skip
 
 

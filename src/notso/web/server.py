@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from notso.plugins.plugin_set import Plugins
+from notso.smollm3 import keep_few_heaps
 from notso.web.app import begin_stopping, create_app
 from notso.web.edge.client_connection import ClientConnection, Lane
 from notso.web.edge.door import Door, room_for_connections
@@ -53,6 +54,7 @@ def serve(
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
+    keep_few_heaps()
     with contextlib.ExitStack() as listening:
         listeners = [listening.enter_context(listen(settings))]
         if settings.ollama_port is not None:

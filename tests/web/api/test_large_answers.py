@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -65,6 +65,21 @@ def test_an_answer_is_built_off_the_loop(
 
 async def _ident() -> int:
     return threading.get_ident()
+
+
+def test_a_piece_that_comes_often_is_made_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of them as objects of their own would take 300 MB."""
+    asked: list[int] = []
+    token_texts = ScriptedEngine.token_texts
+
+    def noted(engine: ScriptedEngine, ids: Sequence[int]) -> list[str]:
+        asked.extend(ids)
+        return token_texts(engine, ids)
+
+    monkeypatch.setattr(ScriptedEngine, "token_texts", noted)
+    server = start(ScriptedEngine()).ready()
+    answer = server.client.post("/tokenize", json={"content": "abb" * 1000, "with_pieces": True})
+    assert [each["piece"] for each in answer.json()["tokens"]] == list("abb" * 1000) and len(asked) == 2
 
 
 def test_pieces_of_a_text_are_encoded_in_steps_off_the_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,12 @@ async def tokenize(request: Request, services: Services) -> Response:
 
         def work() -> Response:
             ids: list[Any] = engine.tokenize(text, special=special)
-            if asked.with_pieces:
-                ids = [{"id": id, "piece": piece} for id, piece in zip(ids, engine.token_texts(ids), strict=True)]
+            if asked.with_pieces:  # a long text says few tokens often: each is made once
+                told = list(dict.fromkeys(ids))
+                pieces = {
+                    id: {"id": id, "piece": piece} for id, piece in zip(told, engine.token_texts(told), strict=True)
+                }
+                ids = [pieces[id] for id in ids]
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
             return LargeJSONResponse({"tokens": ids} | more)
 
