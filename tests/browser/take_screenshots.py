@@ -63,7 +63,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
         viewport=WIDE, color_scheme="light", device_scale_factor=2, reduced_motion="reduce"
     ).new_page()
     page.goto(url)
-    page.get_by_text("Demo model").wait_for(timeout=ANSWER_MS)
+    page.get_by_text("Demo model", exact=True).wait_for(timeout=ANSWER_MS)
     page.screenshot(path=folder / "start-light.png")
     for question in QUESTIONS:
         ask(page, question)

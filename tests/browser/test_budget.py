@@ -87,7 +87,7 @@ def test_the_first_page_is_light_and_soon_of_use(
 ) -> None:
     """Cold: nothing of it is in the browser's cache. The demo model is loaded and answers."""
     page = open_page(serve(demo.load).url)
-    expect(page.get_by_text("Demo model")).to_be_visible()
+    expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
     best = 1e9
     for _ in range(TRIES):
         page.context.new_cdp_session(page).send("Network.clearBrowserCache")

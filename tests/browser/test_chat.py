@@ -42,7 +42,7 @@ Picture = Callable[..., None]
 def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
     page = open_page(serve(demo.load).url)
     page.context.add_init_script(RECORD_GROWTH)
-    expect(page.get_by_text("Demo model")).to_be_visible()
+    expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
     expect(page.get_by_text("Nothing you type leaves it.")).to_be_visible()
     picture(page, "greeting", dark=True)
     demo.hold("thinking", 3)
@@ -94,7 +94,7 @@ def test_thinking_is_open_while_it_runs_and_folds_at_its_end(
     expect(last_answer(page).locator(".answer")).to_contain_text("27 + 48 =")
     expect(panel.locator(".reasoning-text")).to_be_hidden()
     expect(page.locator("#announcer")).to_have_text(re.compile(r"^Answer finished, \d+ words$"))
-    expect(panel.locator("summary")).to_have_text(re.compile(r"^\s*Thought.*, \d+ tokens\s*$"))
+    expect(panel.locator("summary")).to_have_text(re.compile(r"^\s*(Thought|Reasoning).*, \d+ tokens\s*$"))
     expect(page.locator("#turns [aria-busy=true]")).to_have_count(0)
 
 

@@ -43,7 +43,7 @@ def test_an_engine_that_is_busy_with_a_long_step_is_told_of_in_words(
     serve: Serve, open_page: Open, demo: DemoEngine
 ) -> None:
     page = open_page(serve(demo.load).url)
-    expect(page.get_by_text("Demo model")).to_be_visible()
+    expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
     demo.hold_all()
     ask(page, "Hello")
     page.wait_for_url("**/chats/*")

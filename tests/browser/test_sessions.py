@@ -91,7 +91,7 @@ def test_clear_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None
     page = open_page(serve(demo.load).url)
     begin(page)
     page.get_by_role("button", name="Chat menu").click()
-    page.get_by_role("button", name=words["menu_clear"]).click()
+    page.get_by_role("button", name=words["menu_clear"], exact=True).click()
     expect(answers(page)).to_have_count(0)
     expect(page.locator("#toasts")).to_contain_text("Messages cleared.")
     page.get_by_role("button", name="Undo").click()
