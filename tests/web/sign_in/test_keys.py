@@ -55,7 +55,7 @@ def test_a_name_that_is_none_or_taken_is_refused(book: KeyBook) -> None:
     for name in ("ann", "", " x", "a\nb", "x" * 65):
         with pytest.raises(SettingsError):
             book.add(name)
-    with pytest.raises(SettingsError, match="no active key is named bob"):
+    with pytest.raises(SettingsError, match="no key of bob counts"):
         book.revoke("bob")
     assert is_name("ann's laptop") and [key.name for key in book.all()] == ["ann"]
 
@@ -216,11 +216,7 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
             assert server.client.request(method, path, headers=bearer(operator)).status_code == 200, each
     for path in ("/", "/settings", "/export", "/v1/models", "/models"):
         assert server.client.get(path, headers=bearer(ann)).status_code == 200, path
-    for path, offered in (
-        ("/", "Download SmolLM3-3B"),
-        ("/settings", 'href="/backup"'),
-        ("/models", "/models/download"),
-    ):
+    for path, offered in (("/", "Fetch SmolLM3-3B"), ("/settings", 'href="/backup"'), ("/models", "/models/download")):
         shown = [offered in server.client.get(path, headers=bearer(key)).text for key in (ann, operator)]
         assert shown == [False, True], path
 
