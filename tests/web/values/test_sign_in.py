@@ -74,7 +74,7 @@ def test_rules_change_with_who_may_come_in() -> None:
         ("[proxy]\nheader = 'X'", "lacks addresses"),
         ("[proxy]\nheader = 'X'\naddresses = []", "must name the proxies"),
         ("[proxy]\nheader = 'X: y'\naddresses = ['::1']", "no name of a header"),
-        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is not an address"),
+        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is no address"),
         ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anybody could say who they are"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'", "lacks public_url"),
         ("[oidc]\nissuer = 'http://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be https"),

@@ -85,7 +85,7 @@ class Watchdog:
     def _warn(self, why: str) -> None:
         import logging
 
-        logging.getLogger("notso.web").warning("the watchdog is not active: %s", why)
+        logging.getLogger("notso.web").warning("the watchdog does not watch this server: %s", why)
 
 
 class Silence:

@@ -168,7 +168,7 @@ class EngineHost:
         ModelError where it cannot be loaded."""
         served = self.model(key)
         if served.state in ("failed", "stopped"):
-            raise ModelError(served.failure or "the server is shutting down")
+            raise ModelError(served.failure or "the server is stopping")
         self.want(served)
         if not served.takes_requests:
             return None

@@ -188,7 +188,7 @@ class Accounts:
             try:
                 await self.store.add_usage(rows, list(ended.values()))
             except StorageError as error:
-                _log.warning("cannot write usage yet: %s", error)
+                _log.warning("usage cannot be written yet: %s", error)
                 for key, used in taken.items():
                     self._pending[key] = self._pending.get(key, Used()) + used
                 self._ended |= ended
@@ -206,7 +206,7 @@ class Accounts:
         try:
             await self.store.renew(list(self._reserved.values()))
         except StorageError as error:
-            _log.warning("cannot renew quota reservations: %s", error)
+            _log.warning("what is reserved of quotas cannot be renewed: %s", error)
 
     async def close(self) -> None:
         """Write what is left, and let go of the store."""
@@ -273,7 +273,7 @@ class Accounts:
         try:
             await self.store.add_audit(entry)
         except StorageError as error:
-            _log.warning("cannot write the audit log: %s", error)
+            _log.warning("the audit log cannot be written: %s", error)
 
     def _counted(self, key: tuple[str, str]) -> list[AuditEntry]:
         """What was done again since it was written down."""
@@ -290,7 +290,7 @@ class Accounts:
         try:
             await self.store.add_audit(*entries)
         except StorageError as error:
-            _log.warning("cannot write the audit log: %s", error)
+            _log.warning("the audit log cannot be written: %s", error)
 
     def _until_tomorrow(self) -> int:
         now = datetime.fromtimestamp(self._clock(), UTC)

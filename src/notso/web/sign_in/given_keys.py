@@ -80,7 +80,7 @@ class GivenKeys:
         try:
             caller = _caller(await asked)
         except StorageError as error:
-            _log.warning("cannot look up keys: %s", error)
+            _log.warning("keys cannot be looked up: %s", error)
             known, told = self._known.get(by, (None, 0.0))
             if known is None or self._clock() - told > KNOWN_SECONDS:
                 raise

@@ -37,7 +37,7 @@ class KeyBook:
         """A new key, which nobody can find out again, and what is kept of it. Raises SettingsError: the name is none,
         or taken."""
         if not is_name(name):
-            raise SettingsError("a key's name must have 1 to 64 characters on one line", setting="name")
+            raise SettingsError("a key's name has 1 to 64 characters, on one line", setting="name")
         secret, key = new_key(
             name,
             requests_per_minute=requests_per_minute,
@@ -53,7 +53,7 @@ class KeyBook:
             return added
 
         if not self._with_store(add):
-            raise SettingsError(f"a key named {name} already exists, or there are too many keys", setting="name")
+            raise SettingsError(f"there is a key of {name} already, or there are too many keys", setting="name")
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
@@ -67,7 +67,7 @@ class KeyBook:
 
         key = self._with_store(revoke)
         if key is None:
-            raise SettingsError(f"no active key is named {name}", setting="name")
+            raise SettingsError(f"no key of {name} counts", setting="name")
         return key
 
     def _entry(self, action: str) -> AuditEntry:

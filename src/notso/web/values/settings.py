@@ -175,9 +175,9 @@ class Settings:
 def _require_key(key: str | None, name: str) -> None:
     called = "an API key" if name == "api_key" else "an engine's key"
     if key is not None and (key != key.strip() or not key.isprintable()):
-        raise SettingsError(f"{called} must not begin or end with a space or contain line breaks", setting=name)
+        raise SettingsError(f"{called} neither begins nor ends with a blank, and has no breaks", setting=name)
     if key is not None and len(key) < 16:
-        raise SettingsError(f"{called} must have at least 16 characters", setting=name)
+        raise SettingsError(f"{called} needs at least 16 characters", setting=name)
 
 
 def is_postgres(url: str) -> bool:

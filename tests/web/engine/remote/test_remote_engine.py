@@ -302,7 +302,7 @@ def test_an_engine_that_stops_says_so(start: Start, relayed: Relayed) -> None:
         steps.let()
         time.sleep(0.005)
     error = generation.read()[-1].error
-    assert isinstance(error, EngineError) and "stopped during the response" in str(error)
+    assert isinstance(error, EngineError) and "stopped while it answered" in str(error)
     with pytest.raises(EngineError):
         source()
     steps.end()

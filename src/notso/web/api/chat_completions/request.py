@@ -136,7 +136,7 @@ def _continues(fields: ChatFields, messages: Sequence[Message]) -> bool:
 
 def _top_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs and not fields.logprobs:
-        raise invalid("top_logprobs", "top_logprobs requires logprobs: true")
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     return fields.top_logprobs or 0 if fields.logprobs else None
 
 

@@ -66,7 +66,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "response_format": later("use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
-    "messages": refused("use /v1/chat/completions, or pass a prompt"),
+    "messages": refused("use /v1/chat/completions, or give a prompt"),
 }
 
 
@@ -88,12 +88,10 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     check_stream_options(fields)
     prompts = _prompts(fields.prompt)
     if not all(prompts):
-        raise invalid("prompt", "prompt is empty", "empty_prompt")
+        raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
-        raise invalid(
-            "logprobs", f"logprobs for prompts of {wanted:,} tokens, the limit is {MAX_SCORED:,}: send fewer at a time"
-        )
+        raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
     grammar, said_by = grammar_of(fields)
     asked = either(fields, "max_tokens", "max_new_tokens", "n_predict")
     longest = DEFAULT_MAX_TOKENS if asked is None else asked
@@ -157,17 +155,17 @@ def _check_prompts(prompts: object) -> None:
         _check_ids("prompt", prompts)
         return
     if len(prompts) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt must have at most {MAX_PROMPTS} strings or lists of token ids")
+        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
     if any(isinstance(each, list) for each in prompts):
         for index, each in enumerate(prompts):
             if not isinstance(each, list) or not each:
-                raise invalid(f"prompt.{index}", f"prompt.{index} must be a non-empty list of token ids")
+                raise invalid(f"prompt.{index}", f"prompt.{index} must be a list of token ids, one or more")
             _check_ids(f"prompt.{index}", each)
 
 
 def _check_ids(name: str, ids: list[object]) -> None:
     if len(ids) > MAX_PROMPT_IDS:
-        raise invalid(name, f"{name} must have at most {MAX_PROMPT_IDS:,} token ids")
+        raise invalid(name, f"{name} holds at most {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, like the other items")
+            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as those beside it")

@@ -189,7 +189,7 @@ async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
     except Problem as problem:
         return _json({"error": packed_error(EngineError(problem.sentence))})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _json({"error": packed_error(EngineError("invalid message from a front end"))}, 400)
+        return _json({"error": packed_error(EngineError("what a front end sent is not understood"))}, 400)
     except Exception:
         logger.exception("a front end's request failed")
         return _json({"error": packed_error(EngineError("the engine failed; see its log"))})

@@ -101,9 +101,9 @@ class Session:
         if answer is None:
             shared = self._among.services.shared
             if shared.stopping:
-                raise EngineError("the engine is shutting down")
+                raise EngineError("the engine is stopping")
             if self._open >= MOST_OPEN:
-                raise EngineError(f"this front end already has {MOST_OPEN} running requests")
+                raise EngineError(f"this front end has {MOST_OPEN} answers under way already")
             observe = self._among.services.metrics.observe
             answer = self._answers[number] = _Answer(shared.requests.open(asked.options.owner, on_end=observe))
             answer.begun = asyncio.create_task(self._begin(number, answer, asked, prepared, off_loop))
@@ -202,7 +202,7 @@ class Session:
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
         if self._among.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
-            return [*events[:-1], Event("error", error=EngineError("the engine was stopped during the response"))]
+            return [*events[:-1], Event("error", error=EngineError("the engine was stopped while it answered"))]
         return events
 
     def _drop(self, number: int) -> None:
@@ -255,7 +255,7 @@ class FrontEnds:
         """The default model's engine, held by a request. Raises ModelError."""
         engine = await running.load()
         if engine is None:
-            raise EngineError("the engine is shutting down")
+            raise EngineError("the engine is stopping")
         return engine
 
     async def prepare(self, asked: Asked, off_loop: OffLoop) -> str:

@@ -80,9 +80,9 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "speculative.n_max": hint("draft tokens change no answer"),
     "speculative.n_min": hint("draft tokens change no answer"),
     "speculative.p_min": hint("draft tokens change no answer"),
-    "lora": refused("adapters are not supported"),
+    "lora": refused("adapters are not offered"),
     "response_format": refused("use json_schema"),
-    "messages": refused("use /v1/chat/completions, or pass a prompt"),
+    "messages": refused("use /v1/chat/completions, or give a prompt"),
 }
 
 WITHIN_NATIVE: Notes = WITHIN_SAMPLING | {

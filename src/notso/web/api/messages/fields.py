@@ -247,7 +247,7 @@ COUNT_NOTES: Notes = {
     "speed": hint("there is one speed", "`standard`", "leave it out"),
     "user_profile_id": hint("tells of the caller"),
     "workspace_id": hint("tells of the caller"),
-    "mcp_servers": refused("connect to tool servers yourself and pass their tools as functions"),
+    "mcp_servers": refused("connect to servers of tools yourself, and give their tools as functions"),
     "context_management": works(
         "`edits`: old results of tools and thoughts are left out where they say so, and the answer tells what was"
     ),
@@ -276,7 +276,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "document": refused("the model reads text only; put the document's text into the message"),
-    "search_result": refused("put the results into the message as text"),
+    "search_result": refused("put what was found into the message as text"),
     "thinking": works("stays in the prompt up to the answer that its calls lead to; left out when somebody asks again"),
     "redacted_thinking": works("left out of the prompt: nobody can read it"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),

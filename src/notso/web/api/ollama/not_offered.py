@@ -25,4 +25,6 @@ async def embed() -> Response:
 @router.delete("/api/delete")
 async def manage() -> Response:
     """Refused: models come and go by the server's own page and command line."""
-    raise ApiError(400, "not_supported", "this API does not manage models: use `notso pull` or the Models page")
+    raise ApiError(
+        400, "not_supported", "models are not managed by this API: use `notso pull`, or the page about models"
+    )

@@ -55,11 +55,11 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
         return _request(fields, body, ())
     if fields.raw:
         if fields.system:
-            raise invalid("system", "system cannot be combined with a raw prompt: omit one of the two")
+            raise invalid("system", "system has no place in a raw prompt: leave out one of the two")
         if fields.think:
-            raise invalid("think", "think cannot be combined with a raw prompt: omit one of the two")
+            raise invalid("think", "think has no place beside a raw prompt: leave out one of the two")
         if fields.format:
-            raise invalid("format", "format cannot be combined with a raw prompt: omit one of the two")
+            raise invalid("format", "format has no place beside a raw prompt: leave out one of the two")
         return _request(fields, body, prompt)
     system = (Message("system", fields.system),) if fields.system else ()
     return _request(fields, body, (*system, Message("user", prompt)))
@@ -77,7 +77,7 @@ def _request(
     is_raw = isinstance(prompt, str)
     budget = EFFORT_BUDGETS.get(fields.think) if isinstance(fields.think, str) else None
     if fields.top_logprobs and not fields.logprobs:
-        raise invalid("top_logprobs", "top_logprobs requires logprobs: true")
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     return OllamaRequest(
         prompts=(prompt,),
         params=(sampling_of(options, budget),),
@@ -134,7 +134,7 @@ def _seconds(given: KeepAlive | None) -> float | None:
     else:
         seconds = duration_s(given)
         if seconds is None:
-            raise invalid("keep_alive", "keep_alive must be a number of seconds or a duration such as 30s, 5m or 1h30m")
+            raise invalid("keep_alive", "keep_alive must be seconds, or a duration such as 30s, 5m or 1h30m")
     if seconds is not None and not math.isfinite(seconds):
-        raise invalid("keep_alive", "keep_alive must be a finite number")
+        raise invalid("keep_alive", "keep_alive must be a number that is finite")
     return None if seconds is None else float(seconds)

@@ -43,7 +43,7 @@ async def _answer(
     parse: Callable[[Mapping[str, Any]], OllamaRequest],
 ) -> Response:
     if CONVERSATION in request.headers:
-        raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: JSON lines have no event ids")
+        raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: lines of JSON carry no numbers")
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))

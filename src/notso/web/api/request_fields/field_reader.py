@@ -69,7 +69,7 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
         case "model_type" | "model_attributes_type" | "dict_type":
             return invalid(shown, f"{shown} must be an object")
     if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
-        return invalid(shown, f"{shown} is empty", "empty_prompt")
+        return invalid(shown, f"{shown} is empty: there is nothing to answer", "empty_prompt")
     said = re.sub(r"^(Input|List|String|Dictionary|Value) should", "it should", fault["msg"])
     return invalid(shown, f"{shown}: {said}")
 

@@ -57,9 +57,9 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "guided_choice": works("vLLM's name of `choice`"),
     "guided_grammar": works("vLLM's name of `grammar`"),
     "structured_outputs": works("vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
-    "guided_decoding_backend": refused("omit it: there is one"),
-    "grammar_lazy": refused("omit it: a grammar applies from the first token of the answer"),
-    "grammar_triggers": refused("omit it: a grammar applies from the first token of the answer"),
+    "guided_decoding_backend": refused("leave it out: there is one"),
+    "grammar_lazy": refused("leave it out: a grammar holds from the answer's first token"),
+    "grammar_triggers": refused("leave it out: a grammar holds from the answer's first token"),
     "structural_tag": refused("give tools with strict: true"),
 }
 """And those of the sampling."""

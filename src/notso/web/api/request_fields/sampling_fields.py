@@ -140,14 +140,14 @@ def either(fields: Fields, *names: str) -> Any:
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
-            raise invalid(name, f"{given[0][0]} and {name} are synonyms: pass only one of them")
+            raise invalid(name, f"{given[0][0]} and {name} mean the same: give one of them")
     return given[0][1] if given else None
 
 
 def check_stream_options(fields: SamplingFields) -> None:
     """Raises ApiError where there is no stream for the options."""
     if not fields.stream and fields.stream_options is not None:
-        raise invalid("stream_options", "stream_options requires stream: true")
+        raise invalid("stream_options", "stream_options needs stream: true")
 
 
 def _wrapped(seed: int) -> int:

@@ -46,7 +46,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def _check_texts(value: object) -> None:
     if isinstance(value, str) and _UNFIT.search(value):
-        raise ApiError(400, "invalid_text", "a string in the body contains a NUL or an unpaired surrogate")
+        raise ApiError(400, "invalid_text", "a text in the body holds a NUL or half a surrogate pair")
     if isinstance(value, dict):
         for key, item in value.items():
             _check_texts(key)

@@ -293,7 +293,7 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "prompt": inert("null", "there are no stored prompts; use instructions"),
     "context_management": inert("null", "use truncation"),
     "moderation": inert("null", "nothing is moderated here; leave this out"),
-    "access_programs": refused("not available on this server"),
+    "access_programs": refused("there are no such programs here"),
     "image": refused("the model reads and writes text only"),
     "seed": later("use /v1/chat/completions"),
     "stop": refused("use /v1/chat/completions"),

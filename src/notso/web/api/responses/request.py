@@ -219,7 +219,7 @@ def _functions(fields: ResponseFields) -> Functions:
             check_depth(f"tools.{index}{f'.tools.{at}' if within else ''}.parameters", function.parameters)
             functions[known_as(function.name, within.name if within else None)] = function, within
     if len(functions) > MAX_TOOLS:
-        raise invalid("tools", f"tools must have at most {MAX_TOOLS} functions")
+        raise invalid("tools", f"tools holds more than {MAX_TOOLS} functions")
     return functions
 
 

@@ -101,7 +101,9 @@ async def unload(request: Request, services: Services) -> Response:
 def _within(folder: Path | None, name: str) -> Path:
     """A path within the operator's folder, whatever links there are. Raises ApiError."""
     if folder is None:
-        raise ApiError(403, "not_allowed", "adapters can only be loaded by requests if --adapter-dir is set")
+        raise ApiError(
+            403, "not_allowed", "adapters are loaded by requests only where --adapter-dir names their folder"
+        )
     path = within(folder, name)
     if path is None:
         raise invalid("lora_path", "adapters can only be loaded from the --adapter-dir directory")

@@ -44,7 +44,7 @@ async def show_model(services: Services, name: str) -> Response:
     for listed, entry in await _entries(services):
         if listed == choice:
             return JSONResponse(entry)
-    raise ApiError(404, "model_not_found", "that model is no longer available", param="model")
+    raise ApiError(404, "model_not_found", "that model is not here any more", param="model")
 
 
 async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, Any]]]:

@@ -67,7 +67,7 @@ async def tokenize(request: Request, services: Services) -> Response:
     is_prompt = asked.prompt is not None
     text = asked.prompt if is_prompt else asked.content
     if text is None or (is_prompt and asked.content is not None):
-        raise invalid("content", "content (or prompt, if there is no content) must be a string")
+        raise invalid("content", "content must be a text; or prompt, where content is not there")
     special = is_prompt if asked.parse_special is None else asked.parse_special
     async with serving(services) as model:
         engine, info = model.engine, model.info
@@ -139,7 +139,7 @@ async def apply_template(request: Request, services: Services) -> Response:
     """The prompt that a chat completion of this body would make the model read, as text, and how long it is."""
     asked = await read_body(request, parse_chat_request)
     if asked.options.continue_last:
-        raise invalid("messages", "the template does not support continuing an answer: omit the last assistant message")
+        raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
     async with serving(services, asked.model) as model:
         engine = model.engine
         dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)

@@ -171,4 +171,4 @@ def claim_name(owner: str, conversation: str) -> str:
 
 
 def _gone() -> ApiError:
-    return ApiError(503, "shutting_down", "the server that generated this response is gone", retry_after_seconds=5)
+    return ApiError(503, "shutting_down", "the server that wrote this answer is gone", retry_after_seconds=5)

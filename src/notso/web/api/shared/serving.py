@@ -84,9 +84,9 @@ def require_serving(services: ApiServices) -> None:
     could not be loaded."""
     host = services.shared.engine
     if services.shared.stopping:
-        raise ApiError(503, "shutting_down", "the server is shutting down", retry_after_seconds=5)
+        raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
     if host.state == "loading" and not any(served.info is not None for served in host.models()):
-        raise ApiError(503, "model_loading", "the model is still loading", retry_after_seconds=5)
+        raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
 
 
 async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
@@ -131,12 +131,12 @@ async def _loaded(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
     except ModelError as error:
         raise _failed(str(error)) from error
     if engine is None:
-        raise ApiError(503, "shutting_down", "the request was canceled", retry_after_seconds=5)
+        raise ApiError(503, "shutting_down", "the request was cancelled", retry_after_seconds=5)
     return engine
 
 
 def _failed(why: str) -> ApiError:
-    return ApiError(503, "model_failed", f"no model is available: {why}", retry_after_seconds=60)
+    return ApiError(503, "model_failed", f"no model can answer: {why}", retry_after_seconds=60)
 
 
 def _unusable(error: Exception) -> ApiError:
@@ -144,7 +144,7 @@ def _unusable(error: Exception) -> ApiError:
     if isinstance(error, NotsoError):
         return ApiError(400, "model_not_supported", str(error), param="model")
     if isinstance(error, OSError):
-        return ApiError(400, "model_not_supported", f"cannot read that file: {error.strerror}", param="model")
+        return ApiError(400, "model_not_supported", f"that file cannot be read: {error.strerror}", param="model")
     return known(error)
 
 
@@ -183,15 +183,15 @@ async def _response(
         if asked.keep_alive_s is not None:
             host.keep(host.model(choice.model), asked.keep_alive_s)
         if choices > info.max_num_seqs:
-            raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
+            raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
         if conversation is not None and choices > 1:
-            raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
+            raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
         serializer = serializer_of(info)
         running.name = serializer.id
         if asked.background:
             if conversation is not None:
                 raise ApiError(
-                    400, "invalid_value", "X-Conversation-Id cannot be combined with background", param=CONVERSATION
+                    400, "invalid_value", "X-Conversation-Id has no use in the background", param=CONVERSATION
                 )
             conversation = serializer.id
         cached_of = secrets.token_hex(16) if asked.fresh else owner
@@ -290,7 +290,7 @@ def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest
     info = services.shared.engine.info
     rounds = math.ceil(requests.waiting / (info.max_num_seqs if info is not None else 1))
     seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_generation_seconds))
-    raise ApiError(429, "queue_full", "too many requests are queued", retry_after_seconds=max(1, seconds))
+    raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
 async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
