@@ -113,7 +113,7 @@ REFUSED = [
     Case("parameters", {"target_parameters": ["mlp.up_proj.weight"]}, "target_parameters: adapters of parameters"),
     Case("another task", {"task_type": "SEQ_CLS"}, "task_type: 'SEQ_CLS' cannot"),
     Case("a setting of tomorrow", {"use_new_method": True}, "'use_new_method': a setting that is not known"),
-    Case("another rank than the tensors", {"r": 16, "lora_alpha": 32}, r"has rank 8, but .* \(r, rank_pattern\) specifies 16"),
+    Case("another rank than the tensors", {"r": 16, "lora_alpha": 32}, r"is of rank 8, .* \(r, rank_pattern\) says 16"),
     Case("a rank for some, not in the tensors", {"rank_pattern": {"up_proj": 4}}, r"\(r, rank_pattern\) says 4"),
     Case("layers beside an expression", {"target_modules": ".*_proj", "layers_to_transform": [1]},
          "layers_to_transform and layers_pattern go with a list"),

@@ -259,7 +259,7 @@ def _read_value(cursor: Cursor, kind: int, field: str) -> Any:
     value = cursor.scalar(SCALARS[kind], field)
     if kind == BOOL:
         if value not in (0, 1):
-            cursor.fail(f"{value} is not a bool, 0 and 1 are", field, start)
+            cursor.fail(f"{value} is no truth value, 0 and 1 are", field, start)
         return value == 1
     return value
 

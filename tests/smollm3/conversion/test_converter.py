@@ -154,7 +154,7 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("tokenizer.json", b"[" * 100_000, "not the tokenizer.json of a byte-level BPE"),
+        ("tokenizer.json", b"[" * 100_000, "no tokenizer.json of a byte-level BPE"),
         (
             "tokenizer.json",
             b'{"model": {"vocab": {"a": "x", "b": 1}, "merges": []}, "added_tokens": []}',

@@ -142,8 +142,8 @@ def test_the_released_set_is_whole_and_of_no_other_model(tmp_path: Path) -> None
     [
         ("[]", "an object|JSON object"),
         ("{", "not JSON"),
-        ("{}", "the shape of their model"),
-        (json.dumps({"shape": SHAPE}), "no case to compare"),
+        ("{}", "of which shape"),
+        (json.dumps({"shape": SHAPE}), "no case says"),
         (json.dumps({"shape": SHAPE, "cases": 3}), "must be a list"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "text": "a"}]}), "either ids or text"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [99999]}]}), "ids of this vocabulary"),

@@ -178,8 +178,8 @@ def damaged(pairs: Pairs) -> Pairs:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path, pairs: write_gguf(path, pairs, general__type="model"), "not a LoRA adapter"),
-        (lambda path, pairs: write_gguf(path, pairs, adapter__type=None), "not a LoRA adapter"),
+        (lambda path, pairs: write_gguf(path, pairs, general__type="model"), "no LoRA adapter"),
+        (lambda path, pairs: write_gguf(path, pairs, adapter__type=None), "no LoRA adapter"),
         (lambda path, pairs: write_gguf(path, pairs, general__architecture="llama"), "'llama', not for smollm3"),
         (lambda path, pairs: write_gguf(path, pairs, alpha=float("inf")), "alpha"),
         (lambda path, pairs: write_gguf(path, damaged(pairs)), "not finite"),
@@ -209,7 +209,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"r": 10**400}, "r must be numbers"),
         ({"lora_alpha": 10**400}, "lora_alpha and r must be"),
         ({"peft_type": "IA3"}, "LORA"),
-        ({"rank_pattern": {"q_proj": 2}}, r"has rank 8, but adapter_config.json \(r, rank_pattern\) specifies 2"),
+        ({"rank_pattern": {"q_proj": 2}}, r"is of rank 8, adapter_config.json \(r, rank_pattern\) says 2"),
     ],
 )
 def test_settings_that_change_the_answer_are_refused_by_name(

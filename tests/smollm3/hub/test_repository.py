@@ -101,7 +101,7 @@ def test_what_is_no_repository_is_not_asked_for(fake_hub: FakeHub, name: str) ->
 )
 def test_what_could_do_harm_or_cannot_be_checked_is_no_choice(fake_hub: FakeHub, changed: dict[str, Any]) -> None:
     fake_hub.listing = listing(entry("x.gguf", fake_hub.content) | changed, 3)
-    with pytest.raises(InvalidRequestError, match="has no GGUF file that can be downloaded"):
+    with pytest.raises(InvalidRequestError, match="has no GGUF file that can be fetched"):
         file_named("somebody/My-GGUF")
 
 

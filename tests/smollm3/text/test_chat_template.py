@@ -317,7 +317,7 @@ def test_a_template_that_refuses_the_messages_is_quoted() -> None:
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ nothing.at.all }}", "{% endfor %}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}"])
 def test_a_template_that_cannot_render_anything_is_refused_at_load(source: str) -> None:
-    with pytest.raises(TemplateError, match="error from the model's chat template"):
+    with pytest.raises(TemplateError, match="chat template says"):
         ChatTemplate(source)
 
 

@@ -45,13 +45,13 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
     ("edit", "said"),
     [
         (lambda d: "{", "tokenizer.json beside the model does not fit it"),
-        (lambda d: "[]", "not the tokenizer.json of a byte-level BPE"),
+        (lambda d: "[]", "no tokenizer.json of a byte-level BPE"),
         (lambda d: "[" * 100_000, "does not fit"),
         (lambda d: _without(d, "model"), "it has no model"),
         (lambda d: _without(d, "added_tokens"), "added_tokens must be a list"),
         (lambda d: {**d, "normalizer": {"type": "Strip"}}, "its normalizer 'Strip' cannot be computed"),
         (lambda d: {**d, "pre_tokenizer": {"type": "ByteLevel"}}, "its pre_tokenizer 'ByteLevel' is not known with"),
-        (lambda d: json.dumps(d).replace(r"\\p{N}{1,3}", "(a+)+$"), "unsupported pre_tokenizer expression"),
+        (lambda d: json.dumps(d).replace(r"\\p{N}{1,3}", "(a+)+$"), "which is no expression that is known here"),
         (lambda d: {**d, "model": {**d["model"], "type": "Unigram"}}, "its model is 'Unigram', not BPE"),
         (lambda d: {**d, "model": {**d["model"], "dropout": 0.1}}, "not plain BPE"),
         (

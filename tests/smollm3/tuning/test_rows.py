@@ -102,7 +102,7 @@ def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenize
     whole = RowWriter.of(demo_path(), 1024, DAY).row(given)
     cut = RowWriter.of(demo_path(), 150, DAY).row(given)
     assert cut.ids == whole.ids[:150] and len(whole.ids) > 150
-    with pytest.raises(ValueError, match="no answer within 20 tokens"):
+    with pytest.raises(ValueError, match="no answer to learn within 20 tokens"):
         RowWriter.of(demo_path(), 20, DAY).row(given)
 
 
@@ -115,7 +115,7 @@ def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenize
         ('{"messages": []}', "line 2: messages must be a list of messages"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "no role of a conversation"),
         ('{"messages": [{"role": "user", "content": 7}]}', "no role of a conversation, or no text"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "no answer"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to learn"),
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
         ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),

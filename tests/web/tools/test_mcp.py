@@ -157,7 +157,7 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
     [
         ("{", "is not JSON"),
         ("[]", 'needs an object "mcpServers"'),
-        ('{"mcpServers": {"a b": {"command": "x"}}}', "not a valid server name"),
+        ('{"mcpServers": {"a b": {"command": "x"}}}', "no name for a server"),
         ('{"mcpServers": {"a": {"type": "sse", "url": "https://x/sse"}}}', "only stdio and streamable HTTP"),
         ('{"mcpServers": {"a": {"type": "http", "command": "x"}}}', "'command' is not known"),
         ('{"mcpServers": {"a": {"type": "http"}}}', "a url is needed"),

@@ -220,7 +220,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
         elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in _OFF:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not computed")
     if not_kept:
-        _log.info("%s: %s; set them per request or in the server's settings", GENERATION_CONFIG, ", ".join(not_kept))
+        _log.info("%s: %s; requests and the server's settings say so", GENERATION_CONFIG, ", ".join(not_kept))
     ids: dict[int, None] = {}
     for file, given in ((GENERATION_CONFIG, generation), (CONFIG, config)):
         found = given.get("eos_token_id")

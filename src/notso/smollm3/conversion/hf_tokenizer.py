@@ -138,11 +138,11 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     ids = {text: index for index, text in enumerate(tokens)}
     for name, text in _named(config):
         if text not in ids:
-            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is no token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, dict) or not all(isinstance(each, dict) for each in added.values()):
-        raise ModelFileError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is not an object of tokens")
+        raise ModelFileError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is no object of tokens")
     for index, token in added.items():
         text = _text_of("added_tokens_decoder", token)
         if str(ids.get(text)) != index:

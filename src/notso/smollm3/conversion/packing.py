@@ -22,7 +22,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
     """Raises InvalidRequestError for rows that are no whole blocks."""
     if columns % format.block_values:
         raise InvalidRequestError(
-            f"rows of {columns} values cannot be divided into blocks of {format}; use F16, BF16 or F32", param="type"
+            f"rows of {columns} numbers are no whole blocks of {format}; F16, BF16 and F32 take any", param="type"
         )
 
 

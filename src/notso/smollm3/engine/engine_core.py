@@ -369,7 +369,7 @@ class EngineCore:
         self._leave(request, [Event("error", error=error)])
 
     def _fail_all(self, error: Exception) -> None:
-        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; see its log")
+        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; its log says why")
         for request in list(self._requests.values()):
             self._fail(request, failure)
 

@@ -117,7 +117,7 @@ def pull(
                     arriving.unlink()
                     raise DownloadError(
                         f"{file.filename} does not match its published SHA-256: "
-                        f"expected {file.sha256}, got {part.sha256}; the downloaded data has been deleted"
+                        f"expected {file.sha256}, got {part.sha256}; what was fetched has been deleted"
                     )
             path = _put_in_place(file, arriving)
     except OSError as error:

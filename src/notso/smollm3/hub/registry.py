@@ -163,7 +163,7 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
             return path
         found = next((model.path for model in local_models() if model.name.lower() == str(named).lower()), None)
         if found is None:
-            raise ModelFileError(f"no model file at {path}, and no installed model has that name")
+            raise ModelFileError(f"there is no model file at {path}, and none is listed by that name")
         return found
     for file in KNOWN_FILES:
         found = find_local(file)

@@ -34,7 +34,7 @@ def fetched_model(name: str) -> LocalModel:
     if found[0].where == "built in":
         raise InvalidRequestError("the demo model is part of the program", param="name")
     whose = OWNERS.get(found[0].where, "delete the file itself")
-    raise InvalidRequestError(f"{name} was not downloaded by `notso pull`: {whose}", param="name")
+    raise InvalidRequestError(f"{name} was not fetched by `notso pull`: {whose}", param="name")
 
 
 def remove(model: LocalModel) -> int:

@@ -86,7 +86,7 @@ def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> K
         if file is not None:
             found[file.quantisation.upper() or file.filename.upper()] = file
     if not found:
-        raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
+        raise InvalidRequestError(f"{repository} has no GGUF file that can be fetched", param="name")
     wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
     if wanted not in found:
         choices = ", ".join(sorted(each.quantisation or each.filename for each in found.values()))

@@ -76,7 +76,7 @@ class BlockName:
         """The reverse of str(). Raises ValueError."""
         match = re.fullmatch(cls.PATTERN + re.escape(cls.SUFFIX), text)
         if match is None:
-            raise ValueError(f"{text!r} is not a block name")
+            raise ValueError(f"{text!r} is no block's name")
         model, hash, tag, kind = match.groups()
         return cls(bytes.fromhex(model), bytes.fromhex(hash), bytes.fromhex(tag), kind == "t")
 

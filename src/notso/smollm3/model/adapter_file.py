@@ -57,7 +57,7 @@ def read_adapter(
     tensors = _Tensors(name, config, {}, available_bytes)
     try:
         if not path.exists():
-            raise ModelFileError("no such file")
+            raise ModelFileError("there is no such file")
         factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
         return _adapter(name, config, tensors.found, factor)
     except (ModelFileError, QTensorError) as error:
@@ -106,7 +106,7 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
     with GGUFFile.open(path) as file:
         found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
         if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
-            raise ModelFileError("not a LoRA adapter: general.type must be 'adapter' and adapter.type 'lora'")
+            raise ModelFileError("it is no LoRA adapter: general.type must be 'adapter' and adapter.type 'lora'")
         if found["general.architecture"] != ARCHITECTURE:
             raise ModelFileError(f"it is for {quoted(found['general.architecture'])}, not for {ARCHITECTURE}")
         if "adapter.alora.invocation_tokens" in file.metadata:
@@ -143,8 +143,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
             if rank != peft.rank(module):
                 raise ModelFileError(
-                    f"{quoted(tensor.name)} has rank {rank}, but {PEFT_CONFIG} (r, rank_pattern) specifies "
-                    f"{peft.rank(module)}"
+                    f"{quoted(tensor.name)} is of rank {rank}, {PEFT_CONFIG} (r, rank_pattern) says {peft.rank(module)}"
                 )
             turned = part == "b" and role in ("q_proj", "k_proj")
             tensors.take((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
@@ -158,7 +157,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             for role in MATRICES:
                 if peft.adapts(_module(layer, role), layer) and (layer, role, "a") not in tensors.found:
                     raise ModelFileError(
-                        f"layer {layer}, {role}: tensors are missing, and init_lora_weights is not zero"
+                        f"layer {layer}, {role}: there are no tensors of it, and init_lora_weights says random ones"
                     )
     return lambda layer, role, rank: scale * peft.scale(_module(layer, role))
 

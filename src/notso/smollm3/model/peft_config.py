@@ -197,7 +197,7 @@ def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str
     if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
         raise ModelFileError(f"{key} must be an object of at most {MAX_PATTERNS:,} entries")
     if not all(map(_is_number, given.values())):
-        raise ModelFileError(f"{key} contains a value that is not a number")
+        raise ModelFileError(f"{key} holds a value that is no number")
     return [(_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in given.items()]
 
 

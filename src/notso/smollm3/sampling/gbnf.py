@@ -92,7 +92,7 @@ class _Translation:
             self._skip_lines()
         for name in (*self._rules, "root"):
             if name not in bodies:
-                raise self._refusal(f"undefined rule {name[:80]}")
+                raise self._refusal(f"there is no rule {name[:80]}")
         self._find_ends()
         if not bodies["root"].can_end:
             raise self._refusal("no text follows it: root never ends")
@@ -212,9 +212,9 @@ class _Translation:
             number = found["x"] or found["u"] or found["U"]
             plain = found["plain"]
             if plain is not None and plain not in _ESCAPED:
-                raise self._fault(at, f"\\{plain} is not an escape sequence")
+                raise self._fault(at, f"\\{plain} is no escape")
             if number is not None and (int(number, 16) > 0x10FFFF or 0xD800 <= int(number, 16) < 0xE000):
-                raise self._fault(at, f"{found.group()} is not a character")
+                raise self._fault(at, f"{found.group()} is no character")
             letter = chr(int(number, 16)) if number else _ESCAPED[plain] if plain else found["self"]
             letters.append((letter, found["self"] is None))
         return letters

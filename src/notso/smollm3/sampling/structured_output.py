@@ -245,7 +245,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
         return tools
     chosen = [tool for tool in tools if _function(tool).get("name") == choice.name]
     if not chosen:
-        raise InvalidRequestError(f"no tool named {choice.name!r}", param="tool_choice")
+        raise InvalidRequestError(f"there is no tool named {choice.name!r}", param="tool_choice")
     return chosen[:1]
 
 

@@ -82,7 +82,7 @@ class ChatTemplate:
         for text in self._specials:
             if not text.startswith("<"):
                 raise ModelFileError(
-                    f"special token {quoted(text)} does not begin with '<', so it cannot be told apart from content"
+                    f"special token {quoted(text)} does not begin with '<', so content cannot be told apart"
                 )
         try:
             self._template = template_sandbox.compile_template(source) if self.is_known else None
@@ -331,7 +331,7 @@ def _skeleton(text: str) -> str:
 
 def _template_error(failure: SandboxFailure) -> TemplateError:
     said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(failure)[:MAX_ERROR_CHARACTERS])
-    return TemplateError(f"error from the model's chat template: {said}")
+    return TemplateError(f"the model's chat template says: {said}")
 
 
 def _today() -> date:

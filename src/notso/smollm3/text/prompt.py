@@ -198,7 +198,7 @@ class PromptWriter:
 def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     """Token ids as a list. Raises InvalidRequestError unless they are whole numbers of this vocabulary, one or more."""
     if len(ids) == 0:
-        raise InvalidRequestError("no tokens given", param="messages")
+        raise InvalidRequestError("there are no tokens", param="messages")
     try:
         tokens = [operator.index(token) for token in ids]
     except TypeError:

@@ -27,7 +27,7 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelFileError("the tokenizer file is not the tokenizer.json of a byte-level BPE") from error
+        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
     try:
         pipeline = TokenizerPipeline.from_json(content)
         by_id = {index: (text, NORMAL) for text, index in content["model"]["vocab"].items()}
@@ -38,7 +38,7 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
     except ModelFileError as error:
         raise ModelFileError(f"{path.name}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError("the tokenizer file is not the tokenizer.json of a byte-level BPE") from error
+        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
     if has_gaps:
         raise ModelFileError("the tokenizer file's ids have gaps")
     tokens = [by_id[i][0] for i in range(len(by_id))]
@@ -65,4 +65,4 @@ def template_beside(path: Path) -> str | None:
     except OSError as error:
         raise ModelFileError(f"{TEMPLATE_FILE}: {error.strerror}") from error
     except ValueError as error:
-        raise ModelFileError(f"{TEMPLATE_FILE} is not UTF-8 text") from error
+        raise ModelFileError(f"{TEMPLATE_FILE} is no text in UTF-8") from error

@@ -85,7 +85,7 @@ class TokenizerPipeline:
     def from_json(cls, content: Any) -> TokenizerPipeline:
         """Of a whole tokenizer.json. Raises ModelFileError naming a part that is not computed."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            raise ModelFileError("not the tokenizer.json of a byte-level BPE: it has no model")
+            raise ModelFileError("it is no tokenizer.json of a byte-level BPE: it has no model")
         _only(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
         _check_model(content["model"])
         _check_added(content.get("added_tokens"), content.get("normalizer"))
@@ -106,7 +106,7 @@ class TokenizerPipeline:
             content = json.loads(kept)
             return cls._checked(content["normalizer"], content["pre_tokenizer"], content)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ModelFileError(f"{PIPELINE_KEY} is not the JSON of a tokenizer") from None
+            raise ModelFileError(f"{PIPELINE_KEY} is no JSON of a tokenizer") from None
 
     @classmethod
     def _checked(cls, normalizer: Any, pre_tokenizer: Any, flags: Mapping[str, Any]) -> TokenizerPipeline:
@@ -251,7 +251,7 @@ def _check_pattern(pattern: Any) -> None:
             return
         case {"Regex": str(expression), **rest} if expression in EXPRESSIONS and not rest:
             return
-    raise ModelFileError(f"unsupported pre_tokenizer expression {quoted(pattern)}")
+    raise ModelFileError(f"its pre_tokenizer cuts by {quoted(pattern)}, which is no expression that is known here")
 
 
 def _check_post_processor(part: Any) -> None:

@@ -93,7 +93,7 @@ class RowWriter:
             ids = whole
         learnt = [place for place, label in enumerate(labels[: self._max_tokens]) if label != NOT_LEARNT]
         if not learnt:
-            raise ValueError(f"no answer within {self._max_tokens:,} tokens")
+            raise ValueError(f"there is no answer to learn within {self._max_tokens:,} tokens")
         return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:

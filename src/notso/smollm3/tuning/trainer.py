@@ -192,10 +192,10 @@ def _begin(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, An
         known = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
         _write(folder, known)
     except ValueError:
-        raise TuningError(f"{folder / RUN_FILE} is not JSON: use --restart to start over") from None
+        raise TuningError(f"{folder / RUN_FILE} is no JSON: --restart begins anew") from None
     if known.get("digest") != digest:
         raise TuningError(
-            f"{folder} contains a run with other rows, another model or other settings: use --restart to start over"
+            f"{folder} holds a run with other rows, another model or other settings: --restart begins anew"
         )
     return known
 

@@ -112,7 +112,7 @@ def api_error_of(error: BaseException) -> ApiError:
         case NotsoError():
             return ApiError(500, "engine_error", str(error))
         case _:
-            return ApiError(500, "internal_error", "internal server error; see the server log")
+            return ApiError(500, "internal_error", "something went wrong inside; the server's log says more")
 
 
 def _renamed(message: str, name: str, other: str) -> str:

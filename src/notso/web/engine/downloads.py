@@ -122,7 +122,7 @@ class _Run:
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=str(error))
         except Exception:
             logger.exception("a download failed")
-            failure = "internal server error; see the server log"
+            failure = "something went wrong inside; the server's log says more"
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=failure)
         with self._downloads._lock:
             self._downloads._current = end

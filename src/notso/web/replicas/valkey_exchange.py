@@ -318,7 +318,7 @@ class ValkeyExchange:
 
     def _is_away(self, error: BaseException) -> None:
         if not self._away:
-            logger.warning("cannot reach Valkey; this replica continues on its own: %s", error or type(error).__name__)
+            logger.warning("Valkey cannot be reached, this replica goes on alone: %s", error or type(error).__name__)
         self._away = True
 
     def _is_back(self) -> None:
@@ -351,5 +351,5 @@ def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
     try:
         return act(body) is not False
     except Exception:
-        logger.exception("invalid message from another replica")
+        logger.exception("what another replica told could not be used")
         return True

@@ -233,7 +233,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for piece in self._inner:
             received += len(piece)
             if received > MAX_ANSWER_BYTES:
-                raise httpx2.ReadError("the response of the provider is too large")
+                raise httpx2.ReadError("the provider says too much")
             yield piece
 
     async def aclose(self) -> None:

@@ -230,7 +230,7 @@ def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
     if is_postgres(place):
         return store_at(Path(), place)
     if must_exist and not (Path(place) / "notso.db").exists():
-        raise StorageError(f"no conversations in {place}")
+        raise StorageError(f"there are no conversations in {place}")
     return store_at(Path(place), None)
 
 

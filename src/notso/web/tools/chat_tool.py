@@ -75,7 +75,7 @@ def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any])
             raise ToolError(f"the argument {name} is missing")
     for name, value in arguments.items():
         if name not in properties:
-            raise ToolError(f"unknown argument {name}; available: {', '.join(properties) or 'none'}")
+            raise ToolError(f"there is no argument {name}; there are: {', '.join(properties) or 'none'}")
         kind = properties[name].get("type")
         if kind == "string" and not isinstance(value, str):
             raise ToolError(f"the argument {name} must be a text")

@@ -36,8 +36,8 @@ def zone_named(text: str) -> str:
             return _zones()[wanted]
         close = difflib.get_close_matches(wanted, _zones(), n=3, cutoff=0.7)
         if close:
-            raise ToolError(f"unknown time zone {text!r}; similar: {', '.join(_zones()[name] for name in close)}")
-    raise ToolError("unknown time zone; use a name like Europe/Paris, or a city")
+            raise ToolError(f"there is no zone {text!r}; near it: {', '.join(_zones()[name] for name in close)}")
+    raise ToolError("there is no such zone; a zone is named like Europe/Paris, or by its city")
 
 
 @cache

@@ -65,7 +65,7 @@ def _is_disabled(name: str, entry: Any) -> bool:
 
 def _entry(name: str, entry: Any) -> McpEntry:
     if not _NAME.fullmatch(name):
-        raise _error(f"{name!r} is not a valid server name: use up to 32 letters, digits and -")
+        raise _error(f"{name!r} is no name for a server: letters, digits and - are, up to 32")
     if not isinstance(entry, dict):
         raise _error(f"{name}: an object is needed")
     kind = entry.get("type", entry.get("transport", "http" if "url" in entry else "stdio"))

@@ -100,8 +100,7 @@ class Settings:
             raise SettingsError("host must be a name or an address", setting="host")
         if not is_loopback(self.host) and not self.asks_who:
             raise UnsafeBindError(
-                f"listening on {self.host} exposes the server to other machines: set an API key, or use 127.0.0.1",
-                setting="host",
+                f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
         if self.database_url is not None and not is_postgres(self.database_url):
             raise SettingsError(NO_POSTGRES, setting="database_url")
@@ -112,11 +111,11 @@ class Settings:
         for name in ("api_key", "engine_key"):
             _require_key(getattr(self, name), name)
         if self.engine_url is not None and not is_engine_url(self.engine_url):
-            raise SettingsError("engine_url must be http://HOST:PORT or https://HOST:PORT", setting="engine_url")
+            raise SettingsError("engine_url is http://HOST:PORT or https://HOST:PORT", setting="engine_url")
         if (self.engine_api or self.engine_url is not None) and self.engine_key is None:
-            raise SettingsError("an engine and its front ends need the same engine_key", setting="engine_key")
+            raise SettingsError("an engine and its front ends need a key", setting="engine_key")
         if self.engine_api and self.engine_url is not None:
-            raise SettingsError("a front end cannot serve the engine API: it has no engine", setting="engine_api")
+            raise SettingsError("a front end computes for nobody", setting="engine_api")
         if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= MAX_REQUESTS_PER_MINUTE:
             raise SettingsError(
                 f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
@@ -131,7 +130,7 @@ class Settings:
         if not 0 <= self.leave_seconds <= 600:
             raise SettingsError("leave_seconds must be from 0 to 600", setting="leave_seconds")
         if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
-            raise SettingsError(f"valkey_url must begin with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
+            raise SettingsError(f"valkey_url begins with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)

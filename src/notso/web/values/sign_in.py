@@ -34,7 +34,7 @@ class ProxySignIn:
             try:
                 network = ipaddress.ip_network(address)
             except ValueError:
-                raise SettingsError(f"[proxy] {address!r} is not an address", setting="sign_in") from None
+                raise SettingsError(f"[proxy] {address!r} is no address", setting="sign_in") from None
             _require(
                 network.prefixlen > 0, "[proxy] addresses must not be all there are: anybody could say who they are"
             )

@@ -96,7 +96,7 @@ def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
         for number, each in enumerate(_list(given, "cases"), 1):
             checks += _checks(f"case {number}", engine, _case(engine, each), bits)
     if not checks:
-        raise InvalidRequestError(f"{goldens}: no case to compare")
+        raise InvalidRequestError(f"{goldens}: no case says what to compare")
     return GoldenReport(str(given.get("name", goldens.name)), str(given.get("source", "")), bits, tuple(checks))
 
 
@@ -150,7 +150,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _require_shape(given: Mapping[str, Any], config: SmolLM3Config) -> None:
     shape = given.get("shape")
     if not isinstance(shape, dict):
-        raise InvalidRequestError("the goldens do not state the shape of their model")
+        raise InvalidRequestError("goldens say of which shape their model is")
     have = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     for name, value in have.items():
         if shape.get(name) != value:

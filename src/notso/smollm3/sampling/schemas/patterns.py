@@ -124,10 +124,10 @@ class _Reader:
         if self._at < len(self._pattern):
             raise self._fault("a group is closed that is not open")
         if any(number > self._groups for number in self._backreferences):
-            self._only_without_u("no such group")
+            self._only_without_u("there is no such group")
         if any(name not in self._names for name in self._named_backreferences):
-            self._only_without_u("no group of that name")
-            raise self._fault("no group of that name")
+            self._only_without_u("there is no group of that name")
+            raise self._fault("there is no group of that name")
         if self._backreferences or self._named_backreferences:
             self._refuse("a backreference")
         if self._refused is not None:
@@ -154,7 +154,7 @@ class _Reader:
     def _fault(self, why: str) -> Exception:
         if self._is_unicode:
             return _NotUnicodeError(why)
-        return PatternError(f"is not an ECMA-262 regular expression: {why}, at character {self._at}")
+        return PatternError(f"is no regular expression of ECMA-262: {why}, at character {self._at}")
 
     def _only_without_u(self, why: str) -> None:
         """What follows is valid without the flag only."""
@@ -220,7 +220,7 @@ class _Reader:
         elif self._take("?:"):
             pass
         elif self._next() == "?":
-            raise self._fault("no such group")
+            raise self._fault("there is no such group")
         else:
             self._groups += 1
         inner = self._options(nested)
@@ -364,7 +364,7 @@ class _Reader:
         end = self._pattern.find("}", self._at)
         name = self._pattern[self._at + 1 : end] if self._next() == "{" and end > 0 else ""
         if not name.replace("=", "", 1).replace("_", "").isalnum() or not name.isascii():
-            raise self._fault("no such property")
+            raise self._fault("there is no such property")
         self._at = end + 1
         return f"\\{letter}{{{name}}}"
 

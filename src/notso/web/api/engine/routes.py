@@ -192,4 +192,4 @@ async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
         return _json({"error": packed_error(EngineError("what a front end sent is not understood"))}, 400)
     except Exception:
         logger.exception("a front end's request failed")
-        return _json({"error": packed_error(EngineError("the engine failed; see its log"))})
+        return _json({"error": packed_error(EngineError("the engine failed; its log says why"))})

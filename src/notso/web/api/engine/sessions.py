@@ -243,7 +243,7 @@ class FrontEnds:
         """Raises EngineError where there is none."""
         session = self._sessions.get(name)
         if session is None:
-            raise EngineError("the engine was restarted; send the request again")
+            raise EngineError("the engine was started anew; ask once more")
         return session
 
     def remove(self, session: Session) -> None:

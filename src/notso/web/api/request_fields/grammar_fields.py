@@ -92,7 +92,9 @@ def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> 
         }
     found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
     if len(found) > 1:
-        raise invalid(found[1][1], f"{found[0][1]} and {found[1][1]} cannot be combined: both constrain the answer")
+        raise invalid(
+            found[1][1], f"{found[0][1]} and {found[1][1]} both say what the answer must be: give one of them"
+        )
     return found[0] if found else (None, "response_format")
 
 

@@ -34,7 +34,7 @@ def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
     """A call of `name`, or of any tool. Raises ApiError (400) where there is no such tool."""
     if not names:
-        raise invalid(param, f"{param} requires a tool call, but the request has no tools")
+        raise invalid(param, f"{param} asks for a call, but there are no tools")
     if name is None:
         return "required"
     if name not in names:

@@ -87,7 +87,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     typed = _typed(body, stored or {})
     fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
     if fields.background and fields.store is False:
-        raise invalid("background", "background requires store")
+        raise invalid("background", "background needs store: what nobody reads must be kept")
     effort = fields.reasoning.effort if fields.reasoning else None
     chosen = {
         "max_tokens": fields.max_output_tokens,

@@ -74,7 +74,7 @@ async def load(request: Request, services: Services) -> Response:
         except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
             raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
         except NotsoError as error:
-            raise invalid("lora_path", f"not an adapter for this model: {error}") from None
+            raise invalid("lora_path", f"that is no adapter for this model: {error}") from None
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
 
 
@@ -106,5 +106,5 @@ def _within(folder: Path | None, name: str) -> Path:
         )
     path = within(folder, name)
     if path is None:
-        raise invalid("lora_path", "adapters can only be loaded from the --adapter-dir directory")
+        raise invalid("lora_path", "adapters are taken from the folder that --adapter-dir names, and from nowhere else")
     return path

@@ -227,7 +227,7 @@ class EngineLink:
         while data := response.read1(READ_BYTES):
             told += data
             if len(told) > MAX_ANSWER_BYTES:
-                raise EngineError(f"{self.name} sent a response that is too large")
+                raise EngineError(f"{self.name} says more than is read")
             if time.monotonic() > ends:
                 raise TimeoutError
         self._require_taken(response)
@@ -297,7 +297,7 @@ class EngineLink:
             except EngineError as error:
                 trouble = str(error)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                logger.warning("invalid message from %s: %s: %.200s", self.name, type(error).__name__, error)
+                logger.warning("what %s says is not understood: %s: %.200s", self.name, type(error).__name__, error)
                 trouble, is_final = f"{self.name} {NOT_UNDERSTOOD}", True
             broken = broken or time.monotonic()
             if not self._closed:
@@ -401,7 +401,7 @@ def checked_numbers(value: T) -> T:
     for field_ in fields(value):
         number = getattr(value, field_.name)
         if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too
-            raise ValueError(f"{field_.name} is not a count")
+            raise ValueError(f"{field_.name} is no count")
     return value
 
 

@@ -193,7 +193,7 @@ class RemoteEngine:
         try:
             return check(types.unpack_result(told))
         except ValueError:
-            raise EngineError(f"{self._link.name} returned an invalid result of {name}") from None
+            raise EngineError(f"{self._link.name} gave what is no result of {name}") from None
 
 
 def _count(told: int) -> int:

@@ -380,7 +380,7 @@ class SQLStore(ABC):
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
                 raise StorageFullError(
-                    f"the storage limit for your chats ({most:,} characters) is reached: delete some and try again"
+                    f"there is no room for more of your chats here ({most:,} characters): delete some, and try again"
                 )
             return result
 

@@ -14,7 +14,7 @@ def back_up(folder: Path, target: Path) -> None:
     """Copy the conversations in `folder` to a new file. Raises StorageError, also where a server has the folder."""
     path = folder / "notso.db"
     if not path.exists():
-        raise StorageError(f"no conversations in {folder}")
+        raise StorageError(f"there are no conversations in {folder}")
     try:
         lock = DirectoryLock(folder)
     except DataDirectoryBusyError:
