@@ -270,10 +270,6 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "audio": inert("null", "the model reads and writes text only"),
     "moderation": inert("null", "nothing is moderated here; leave this out"),
     "web_search_options": inert("null", "give a tool that searches"),
-    "reasoning": refused("use reasoning_effort"),
-    "thinking": refused("use reasoning_effort, or enable_thinking"),
-    "think": refused("use reasoning_effort, or enable_thinking"),
-    "continue_final_message": refused("leave this out: an assistant's message at the end is continued"),
 }
 
 WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
