@@ -1,47 +1,48 @@
 #!/usr/bin/env bash
-# What there is to know of a GPU machine, in the order in which it matters: does it compile, are the bits right, is it
-# clean under the sanitizer, how fast is it. Right first: what fails ends the script.
+# What there is to know about a GPU machine: are the bits right, how fast is it, is it clean under the sanitizer.
 #
 #   benchmarks/cuda_machine.sh OUT [MODEL.gguf]
 #
-# OUT gets a file for each part; figures.json can be handed to benchmarks/report.py. Without a model a synthetic one in the
-# shapes of SmolLM3-3B is made (2 GB). Needs nvcc, a GPU and this program installed from its source (make .venv/.run).
-# With LLAMA_BENCH=path/to/llama-bench, llama.cpp's CUDA build is measured beside it, on the same file.
-set -euo pipefail
+# OUT gets a file per part; benchmarks/report.py reads figures-*.json. A part that fails or runs past its limit leaves the
+# others to run; the exit code is 1. Without a model, a synthetic one in the shapes of SmolLM3-3B is made (2 GB).
+# Needs a GPU and this program with its machine code (make .venv/.run where nvcc is; PYTHON names another interpreter).
+# With LLAMA_BENCH=path/to/llama-bench, llama.cpp is measured on the same file, on the GPU and on the CPU.
+set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 model=${2:-$out/synthetic.gguf}
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
+failed=()
 
-part() { printf '\n== %s\n' "$1"; }
+# part NAME SECONDS FILE COMMAND...: run one part; its output goes to the terminal and to FILE.
+part() {
+  local name=$1 seconds=$2 file=$3 begun=$SECONDS
+  shift 3
+  printf '\n== %s\n' "$name"
+  timeout "$seconds" "$@" 2>"$out/$file.errors" | tee "$out/$file" | tail -c 3000
+  local code=${PIPESTATUS[0]}
+  [ "$code" = 0 ] || { failed+=("$name"); tail -5 "$out/$file.errors"; }
+  echo "   $((SECONDS - begun)) s, exit code $code"
+}
 
-part "machine"
-nvidia-smi | tee "$out/machine.txt"
-"$python" -m notso doctor | tee -a "$out/machine.txt"
-
-part "bits of every kernel against the CPU"
-"$python" benchmarks/cuda_bits.py --json "$out/bits.json"
-
-part "sanitizer"
-if command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck initcheck synccheck; do
-    compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" benchmarks/cuda_bits.py --small > "$out/$tool.txt"
-    tail -1 "$out/$tool.txt"
-  done
-else
-  echo "compute-sanitizer is not here"
-fi
-
-part "whole answers against the CPU"
-[ -e "$model" ] || "$python" -m notso synth "$model"
-"$python" benchmarks/cuda_bits.py --model "$model" --json "$out/answers.json"
-
-part "figures"
-for device in cuda cpu; do
-  "$python" -m notso bench "$model" --device "$device" --prefill 512 --prefill 2048 --depth 0 --depth 4096 --batch 1 --batch 16 \
-    --decode 64 --repeat 5 --json > "$out/figures-$device.json"
+part "machine" 30 machine.txt nvidia-smi
+part "doctor" 60 doctor.txt "$python" -m notso doctor
+[ -e "$model" ] || part "synthetic model" 120 synth.txt "$python" -m notso synth "$model"
+part "bits of every kernel against the CPU" 180 bits.json "$python" benchmarks/cuda_bits.py
+part "whole answers against the CPU" 180 answers.json "$python" benchmarks/cuda_bits.py --model "$model"
+shape=(--prefill 512 --prefill 2048 --depth 0 --depth 4096 --batch 16 --decode 64 --json)
+part "figures, GPU" 180 figures-cuda.json "$python" -m notso bench "$model" --device cuda "${shape[@]}" --repeat 5
+for threads in 1 2 4 8 16; do
+  [ "$threads" -gt "$(nproc)" ] || part "figures, CPU, $threads threads" 120 "figures-cpu-$threads.json" \
+    "$python" -m notso bench "$model" --device cpu --threads "$threads" --prefill 256 --batch 0 --json
 done
 if [ -n "${LLAMA_BENCH:-}" ]; then
-  "$LLAMA_BENCH" -m "$model" -p 512,2048 -n 64 -ngl 99 -o json > "$out/llama-cpp.json"
+  part "llama.cpp, GPU" 120 llama-cpp-cuda.json "$LLAMA_BENCH" -m "$model" -p 512,2048 -n 64 -ngl 99 -o json
+  part "llama.cpp, CPU" 180 llama-cpp-cpu.json "$LLAMA_BENCH" -m "$model" -p 256 -n 32 -r 3 -ngl 0 -dev none -t 1,2,4,8,16 -o json
 fi
-part "done: $out"
+for tool in memcheck racecheck initcheck synccheck; do
+  ! command -v compute-sanitizer >/dev/null || part "sanitizer: $tool" 300 "$tool.txt" \
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" benchmarks/cuda_bits.py --small
+done
+printf '\n== done: %s; failed: %s\n' "$out" "${failed[*]:-nothing}"
+[ ${#failed[@]} = 0 ]
