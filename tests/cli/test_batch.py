@@ -167,12 +167,10 @@ def test_fields_reach_the_engine(many: ManyAnswers, notso: Run, tmp_path: Path) 
 
 REFUSED = [
     (entry(1, mirostat=2), 400, "unsupported_parameter", "mirostat"),
-    (entry(1, frequency=1), 400, "unsupported_parameter", "frequency"),
     (entry(1, temperature=7), 400, "invalid_value", "temperature"),
     (entry(1, stream=True), 400, "unsupported_parameter", "stream"),
     (entry(1) | {"url": "/v1/embeddings"}, 400, "not_supported", "url"),
     (entry(1) | {"method": "GET"}, 400, "invalid_value", "method"),
-    (entry(1) | {"extra": 1}, 400, "unsupported_parameter", "extra"),
     (entry(1) | {"custom_id": 5}, 400, "invalid_value", "custom_id"),
     (entry(1) | {"body": []}, 400, "invalid_value", "body"),
     ("not JSON", 400, "invalid_json", None),
@@ -202,11 +200,12 @@ def test_a_bad_line_gets_its_error_and_the_others_go_on(
 
 def test_what_was_ignored_is_named(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     lines = [entry(number) for number in range(2)]
-    lines[0]["body"]["verbosity"] = "low"
+    lines[0]["body"] |= {"verbosity": "low", "frequency": 1}
+    lines[0]["priority"] = 1
     source = write(tmp_path / "in.jsonl", lines)
     assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
     found = answers(tmp_path / "out.jsonl")
-    assert found["request-0"]["response"]["headers"] == {"x-notso-ignored": "verbosity"}
+    assert found["request-0"]["response"]["headers"] == {"x-notso-ignored": "priority, verbosity, frequency"}
     assert "headers" not in found["request-1"]["response"]
 
 

@@ -114,7 +114,7 @@ def test_in_a_chat_ctrl_c_twice_leaves(process: Process) -> None:
         pass
     wait_until_it_reads(run)
     run.send_signal(signal.SIGINT)
-    assert b"Ctrl-C again leaves" in run.stderr.readline()
+    assert b"Press Ctrl-C again to quit" in run.stderr.readline()
     wait_until_it_reads(run)
     run.send_signal(signal.SIGINT)
 
@@ -141,7 +141,7 @@ def test_a_full_disk_is_told(process: Process) -> None:
         _, err = run.communicate(timeout=60)
 
     assert run.returncode == 4
-    assert b"notso: No space left on device. Make room" in err
+    assert b"notso: No space left on device. Free disk space" in err
 
 
 def test_a_command_that_waits_for_nothing_does_not_read_stdin(process: Process) -> None:

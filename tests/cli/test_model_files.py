@@ -27,7 +27,7 @@ def made(home: Path) -> list[Path]:
 def test_it_is_converted_once(notso: Run, folder: Path, own_home: Path) -> None:
     ask = ["run", "--model", str(folder), "-t", "0", "-n", "3", "--no-think", "hello"]
     first = notso(*ask)
-    assert first.code == 0 and "made into a Q4_K_M file once" in first.err
+    assert first.code == 0 and "to Q4_K_M (once; " in first.err
     (file,) = made(own_home)
     assert file.name.startswith("my model-") and file.suffix == ".gguf"
     written = file.stat().st_mtime_ns

@@ -27,7 +27,7 @@ def test_a_fetched_file_is_removed_and_can_be_fetched_again(notso: Run, fetched:
     kept = fetched.with_name("README.md")
     kept.write_text("kept")
     result = notso("rm", str(fetched) if name == "PATH" else name, "--yes")
-    assert result.code == 0 and "3.0 MB are free" in result.err
+    assert result.code == 0 and "3.0 MB freed" in result.err
     assert not blob.exists() and not fetched.is_symlink() and not other.parent.exists()
     assert kept.read_text() == "kept"
     assert "small" not in notso("list").out

@@ -157,7 +157,7 @@ def test_configurations(tmp_path: Path, place: Callable[[Path], Path], monkeypat
 def test_a_key_or_text_that_a_person_names_has_an_end(tmp_path: Path) -> None:
     """It may be a pipe of their shell."""
     endless = Path("/dev/zero")
-    with pytest.raises(typer.BadParameter, match="more than 64 KiB"):
+    with pytest.raises(typer.BadParameter, match="larger than 64 KiB"):
         options.api_key(endless)
     (tmp_path / "key").write_text("a key\r\n")
     assert options.api_key(tmp_path / "key") == "a key"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notso.cli import terminal
@@ -175,11 +176,6 @@ def read_request(line: RequestLine) -> ChatRequest:
         raise ApiError(400, "invalid_value", "custom_id must be a non-empty string", param="custom_id")
     if line.repeats:
         raise ApiError(400, "invalid_value", "custom_id is already used by an earlier line", param="custom_id")
-    unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
-    if unknown is not None:
-        raise ApiError(
-            400, "unsupported_parameter", f"{unknown[:80]} is not a field of a batch line", param=unknown[:80]
-        )
     if entry.get("method") != "POST":
         raise ApiError(400, "invalid_value", "method must be POST", param="method")
     if entry.get("url") != URL:
@@ -189,7 +185,8 @@ def read_request(line: RequestLine) -> ChatRequest:
     request = parse_chat_request(entry["body"])
     if request.stream:
         raise ApiError(400, "unsupported_parameter", "stream is not supported in a batch", param="stream")
-    return request
+    unknown = tuple(name[:80] for name in entry if name not in ("custom_id", "method", "url", "body"))
+    return replace(request, ignored=(*request.ignored, *unknown))
 
 
 def _failure(line: RequestLine, error: ApiError) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_from_the_page_to_the_file(start: Start, tmp_path: Path, capsys: pytest.
     assert [row["messages"][0]["content"] for row in rows] == ["Count", "soon gone"]
     assert pair["chosen"] == [{"role": "assistant", "content": "Eins"}]
     assert pair["rejected"] == [{"role": "assistant", "content": "Two"}]
-    assert run_command_line(command) != 0 and "is there already" in capsys.readouterr().err
+    assert run_command_line(command) != 0 and "already exists" in capsys.readouterr().err
     before = out.read_bytes(), pairs.read_bytes()
     server.close()
     assert run_command_line([*command, "--force", "--data-dir", str(tmp_path / "data")]) == 0

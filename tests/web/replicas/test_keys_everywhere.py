@@ -71,7 +71,7 @@ def test_a_quota_counts_what_was_used_at_another_server(servers: Callable[..., l
         second.wait(lambda owner=owner: second.on_loop(lambda: second.shared.accounts.used_today(owner)).tokens > 0)
     refused = asked(second, secret)
     assert refused.status_code == 429 and "of 25)" in refused.json()["error"]["message"]
-    assert "of its 1 requests" in asked(second, other).json()["error"]["message"]
+    assert "(1 of 1)" in asked(second, other).json()["error"]["message"]
 
 
 def test_sixty_requests_a_minute_of_a_key_are_sixty_over_three_servers(

@@ -9,6 +9,8 @@ from pydantic import Field, ValidationError
 
 from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.request_fields import field_reader
+from notso.web.api.request_fields.hints import MAX_HINTS
+from notso.web.api.shared.ignored import MAX_NAMES, ignored_headers
 from notso.web.chat.files.imports import read_chats
 from notso.web.edge.api_error import ApiError
 from notso.web.values.problems import Problem
@@ -38,9 +40,18 @@ def test_of_many_entries_no_more_are_looked_at_than_say_that_they_are_too_many()
         Few.model_validate({"some": {f"k{number}": 1 for number in range(1000)}})
 
 
+UNKNOWN = {f"k{number}": 1 for number in range(50_000)}
+
+
+@pytest.mark.parametrize("where", ["body", "message"])
+def test_of_many_unknown_names_few_are_named(where: str) -> None:
+    message = {"role": "user", "content": "x", **(UNKNOWN if where == "message" else {})}
+    asked = parse_chat_request({"messages": [message], **(UNKNOWN if where == "body" else {})})
+    (named,) = ignored_headers(asked).values()
+    assert named.count("k") == MAX_NAMES and named.endswith(f", and at least {MAX_HINTS - MAX_NAMES} more")
+
+
 ASKED: list[dict[str, Any]] = [
-    {"messages": [{"role": "user", "content": "x"}], **{f"k{number}": 1 for number in range(50_000)}},
-    {"messages": [{"role": "user", "content": "x", **{f"k{number}": 1 for number in range(50_000)}}]},
     {"messages": [{}] * 60_000},
     {"messages": [{"role": "user", "content": [{}] * 60_000}]},
     {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 200_000},

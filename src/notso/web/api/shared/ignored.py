@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
 from notso.smollm3 import Message, ModelInfo, RequestOptions, ToolName, dropped_parts, ignored_keywords
+from notso.web.api.request_fields.hints import MAX_HINTS
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.edge.api_error import ApiError
 
@@ -39,7 +40,8 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
     names = dict.fromkeys((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    least = "at least " if len(names) >= MAX_HINTS else ""  # no more are collected
+    more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return {IGNORED: value + more} if value else {}
 
 
