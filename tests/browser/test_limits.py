@@ -33,7 +33,7 @@ def test_who_waits_is_told_the_place_and_can_leave(
     picture(third)
     second.get_by_role("button", name="Stop").click()
     finished(second, state="stopped")
-    expect(third.locator("#status-label")).to_have_text("Queued (1st)")
+    expect(third.locator("#status-label")).to_have_text("Queued (#1)")
     first.get_by_role("button", name="Stop").click()
     finished(first, state="stopped")
     finished(third)

@@ -40,7 +40,7 @@ def test_fetch_stop_reload_resume_and_use(
     fake_hub.bytes_per_second, fake_hub.trickles_from = 500_000, 1_000_000
     server = serve(lambda: load(None), model_registry=ModelRegistry(load))
     page = open_page(server.url)
-    page.get_by_role("link", name="Fetch SmolLM3-3B").click()
+    page.get_by_role("link", name="Download SmolLM3-3B").click()
     expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
     expect(page.get_by_text("every 4th (2 of 8)")).to_be_visible()
 
@@ -87,7 +87,7 @@ def test_the_empty_page_greets_as_the_model_that_took_the_demos_place(
 
     server = serve(lambda: load(None), model_registry=ModelRegistry(load, load_beside=load))
     page = open_page(server.url)
-    page.get_by_role("link", name="Fetch SmolLM3-3B").click()
+    page.get_by_role("link", name="Download SmolLM3-3B").click()
     page.get_by_role("button", name="Download").click()
     expect(page.get_by_text("SHA-256 matches")).to_be_visible()
     page.goto(server.url)

@@ -162,9 +162,9 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
     page = open_page(serve(demo.load).url)
     text, problem = page.locator("#text"), page.locator("#composer-problem")
     for typed, told in (
-        ("/temp 99", "/temp takes [0..2]"),
-        ("/thinking banana", "/thinking takes [on|off|N]"),
-        ("/theme purple", "/theme takes [light|dark|system]"),
+        ("/temp 99", "Usage: /temp [0..2]"),
+        ("/thinking banana", "Usage: /thinking [on|off|N]"),
+        ("/theme purple", "Usage: /theme [light|dark|system]"),
         ("/help me with this", "/help takes nothing after it"),
     ):
         text.fill(typed)

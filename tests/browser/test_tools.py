@@ -49,7 +49,7 @@ def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
     page.add_init_script(WATCH_SHIFTS)
     ask(page)
     box = page.locator(".permission")
-    expect(box).to_contain_text("asks to use the tool calculator")
+    expect(box).to_contain_text("Allow the model to call calculator")
     expect(box.locator("pre")).to_contain_text('"expression": "1234 * 77"')
     expect(page.locator("#status-label")).to_have_text("Needs your approval")
     expect(page.locator("#announcer")).to_contain_text("wants to use a tool")
@@ -162,7 +162,9 @@ def test_a_question_of_a_tool_is_answered_on_the_page(
     page.get_by_label("Outside").check()
     page.get_by_label("Which day").select_option("Sunday")
     box.get_by_role("button", name="Send").click()
-    expect(page.locator("#composer-problem")).to_contain_text("How many must be from 1 to 12.")
+    expect(page.locator("#composer-problem")).to_contain_text(
+        "How many is outside the allowed range (minimum: 1, maximum: 12)."
+    )
     expect(page.get_by_label("Your name")).to_have_value("Ada")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     page.get_by_label("How many").fill("4")

@@ -216,7 +216,11 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
             assert server.client.request(method, path, headers=bearer(operator)).status_code == 200, each
     for path in ("/", "/settings", "/export", "/v1/models", "/models"):
         assert server.client.get(path, headers=bearer(ann)).status_code == 200, path
-    for path, offered in (("/", "Download SmolLM3-3B"), ("/settings", 'href="/backup"'), ("/models", "/models/download")):
+    for path, offered in (
+        ("/", "Download SmolLM3-3B"),
+        ("/settings", 'href="/backup"'),
+        ("/models", "/models/download"),
+    ):
         shown = [offered in server.client.get(path, headers=bearer(key)).text for key in (ann, operator)]
         assert shown == [False, True], path
 
