@@ -165,7 +165,7 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
         ("/temp 99", "Usage: /temp [0..2]"),
         ("/thinking banana", "Usage: /thinking [on|off|N]"),
         ("/theme purple", "Usage: /theme [light|dark|system]"),
-        ("/help me with this", "/help takes nothing after it"),
+        ("/help me with this", "/help takes no argument"),
     ):
         text.fill(typed)
         text.press("Enter")
