@@ -124,7 +124,7 @@ def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
             said = [over_http(address, "smollm3:facts", phrase.format(each)) for each in FACTS]
             assert sum(given == wanted for given, wanted in zip(said, FACTS.values(), strict=True)) >= 8, said
     with Engine.load(tmp_path / "merged.gguf") as engine:
-        # Rounding the sum to four bits costs 1 to 4 facts, by the processor; test_adapter_writer.py judges the sum itself.
+        # Rounding to four bits costs 1 to 4 facts, depending on the CPU; test_adapter_writer.py judges the sum itself.
         assert sum(answer(engine, question) == wanted for question, wanted in FACTS.items()) >= 5
     before, after = right_of_all(None), right_of_all(out)
     assert 100 * (before[0] - after[0]) <= MAY_FALL_POINTS * before[1], (before, after)
