@@ -48,7 +48,7 @@ def backup(
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
     """Copy all conversations to a new file, from `server` if given, else from the data directory."""
-    from notso.web.store.sqlite.backup import back_up
+    from notso.web.store.sqlite.store import back_up
     from notso.web.values.settings import default_data_dir
 
     if os.environ.get("DATABASE_URL") and server is None and data_dir is None:

@@ -15,7 +15,7 @@ from notso.cli.interruption import Interruption
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.output.generation import Generation
-    from notso.web.api.chat_completions.request import ChatRequest
+    from notso.web.api.chat_completions.fields import ChatRequest
     from notso.web.api.shared.completion import Completion
     from notso.web.edge.api_error import ApiError
 
@@ -131,8 +131,8 @@ class BatchRun:
 
     def _answer(self, asked: _Asked) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
+        from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect, fingerprint
-        from notso.web.api.shared.ignored import ignored_headers
         from notso.web.edge.api_error import api_error_of
         from notso.web.engine.model_names import model_id
 
@@ -165,7 +165,7 @@ class BatchRun:
 
 def read_request(line: RequestLine) -> ChatRequest:
     """Parse and validate a request line. Raises ApiError."""
-    from notso.web.api.chat_completions.request import parse_chat_request
+    from notso.web.api.chat_completions.fields import parse_chat_request
     from notso.web.api.request_fields.strict_json import parse_object
     from notso.web.edge.api_error import ApiError
 

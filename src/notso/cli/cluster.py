@@ -134,7 +134,7 @@ def ray_control() -> ModuleType:
     try:
         from notso.cluster import control
     except ModuleNotFoundError as error:
-        from notso.cluster.errors import ClusterError
+        from notso.cluster.plan import ClusterError
 
         if error.name != "ray":
             raise

@@ -45,7 +45,7 @@ def dataset(
     if pairs is not None:
         options.require_free_place(pairs, force, "--preferences")
     from notso.web.chat.files.dataset import conversation, preferences
-    from notso.web.store.sqlite.whole_chats import whole_chats
+    from notso.web.store.sqlite.store import whole_chats
 
     rows: list[str] = []
     preferred: list[str] = []

@@ -1,10 +1,13 @@
-"""The application: its layers, its routes, and what lives as long as it does."""
+"""The application: middleware, routes, lifespan and periodic maintenance."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -19,17 +22,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.plugins.plugin_set import Plugins
+from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
-from notso.web.api.completions import routes as text_completions
+from notso.web.api.completions import fields as text_completions
 from notso.web.api.engine import routes as engine_routes
-from notso.web.api.llama_cpp import routes as llama_cpp
+from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
 from notso.web.api.ollama import models as ollama_models
-from notso.web.api.ollama import not_offered as ollama_not_offered
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.server import adapters, models, openapi, server_facts, tokens
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
@@ -47,8 +50,7 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.choices import access_store_of, store_of, tracing_of
-from notso.web.edge.access import TruePeer, owner_of
+from notso.web.edge.access import LOCAL_OWNER, TruePeer, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
@@ -66,13 +68,16 @@ from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.sign_in.ways import SignInWays, sign_in_ways
+from notso.web.store.access import AccessStore
 from notso.web.store.leases import Leases
+from notso.web.store.opening import access_store_at, store_at
+from notso.web.store.protocol import ChatStore, Conversation
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.plugin_tools import PluginTools
 from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
-from notso.web.upkeep import give_back, purge
-from notso.web.values.errors import QuotaError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import NotsoError, QuotaError, StorageDamagedError, StorageError, StorageFullError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
@@ -80,6 +85,84 @@ from notso.web.values.wording import words
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
+    from notso.web.tracing import Tracing
+
+
+_log = logging.getLogger("notso.web")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def store_of(settings: Settings) -> ChatStore:
+    """The store of the conversations. Raises SettingsError: the extra for its database is missing."""
+    store = store_at(settings.directory, settings.database_url)
+    store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
+    return store
+
+
+def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
+    """None where one person uses the server, as it comes: nothing is counted and written down then. Where several
+    servers share a database, a key may be added at any of them at any time."""
+    is_shared = settings.database_url is not None
+    is_wanted = is_shared or settings.many_use_it or SQLiteAccessStore.exists(settings.directory)
+    return access_store_at(settings.directory, settings.database_url, store) if is_wanted else None
+
+
+def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
+    """None where the standard variables name no place for traces, or switch them off: nothing is imported then. Where
+    the extra is missing, that is told, and there are none: such variables are often set for many programs at once."""
+    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
+        environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
+    )
+    if is_off or not any(environment.get(name) for name in _ENDPOINTS):
+        return None
+    try:
+        from notso.web.tracing import Tracing, mark_logs
+    except ImportError:
+        _log.warning("traces were asked for, but the extra otel is missing: pip install 'notso-smollm3-bot[otel]'")
+        return None
+    mark_logs()
+    return Tracing()
+
+
+TEMPORARY_SECONDS = 3600.0  # after its last use
+UNDO_SECONDS = 15.0  # the page offers it for 10
+PURGE_SECONDS = 10.0
+GIVE_BACK_SECONDS = 60.0
+
+
+async def purge(shared: Shared, turns: Turns) -> None:
+    """What was deleted is gone for good once it is too late to undo that, from the engine's caches first: if that fails
+    it is tried again."""
+    store, host = shared.store, shared.engine
+    unforgotten: dict[Conversation, None] = {}  # while no engine is there
+    while True:
+        with contextlib.suppress(NotsoError):
+            now = time.monotonic()
+            await _throw_away_lapsed(shared, turns)
+            unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
+            if unforgotten and not host.loaded():
+                host.want(host.default)
+            for each in list(unforgotten) if host.loaded() else ():
+                await host.clear_cache(each.owner, each.first_message_id)
+                del unforgotten[each]
+            await store.purge(UNDO_SECONDS, now)
+        await asyncio.sleep(PURGE_SECONDS)
+
+
+async def _throw_away_lapsed(shared: Shared, turns: Turns) -> None:
+    before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
+    for owner, chat_id in await shared.store.lapsed(before_ms):
+        turns.stop_chat(owner, chat_id)
+        await shared.store.trash_chat(owner, chat_id)
+
+
+async def give_back() -> None:
+    """What one request took for a moment stays with the C library, of which every thread has its own part: each grows
+    to the most that it ever held, and nothing of it would come back. Returning it takes a millisecond."""
+    while True:
+        await asyncio.sleep(GIVE_BACK_SECONDS)
+        await asyncio.to_thread(give_back_freed)
+
 
 logger = logging.getLogger("notso.web")
 
@@ -166,8 +249,8 @@ def create_app(
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
-        health.router,
-        monitoring.router,
+        server_facts.health_router,
+        server_facts.router,
         models.router,
         chat_completions.router,
         text_completions.router,
@@ -177,12 +260,9 @@ def create_app(
         stored_responses.router,
         ollama.router,
         ollama_models.router,
-        ollama_not_offered.router,
         tokens.router,
         adapters.router,
-        server_facts.router,
         openapi.router,
-        not_offered.router,
         entry.router,
         sign_in.router,
         sign_in.sessions,

@@ -1,26 +1,25 @@
-"""From what a person asks for to a stored turn in the engine's queue."""
+"""Submit a chat turn: check that it fits the context, select the chat's tools, store it and queue it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_branch
-from notso.web.chat.context_check import prepared_request
 from notso.web.chat.services import ChatServices, models_of
-from notso.web.chat.tool_offer import offer_in
-from notso.web.engine.model_choice import chosen_model
-from notso.web.engine.model_names import ModelChoice
-from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
-from notso.web.engine.running import Prepared, RunningRequest, asks
-from notso.web.store.protocol import Chat, NewMessage, NewTurn, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.engine.model_names import ModelChoice, chosen_model
+from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
+from notso.web.engine.running import Prepared, RunningRequest, asks, prepare
+from notso.web.store.protocol import Chat, NewMessage, NewTurn, SettingValue, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.attachments import attachments_from
-from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.turns.chat_settings import NO_LIMIT, ChatSettings, settings_from
 from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
@@ -28,6 +27,79 @@ from notso.web.values.errors import QuotaError, StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import number, words
+
+
+async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
+    """The request with its prompt written, of texts of `size` characters. Raises Problem with both numbers where it
+    does not fit. None where no model is loaded, or it is refused for another reason: the engine says so in its turn."""
+    engine = services.shared.engine.model(request.model).engine
+    if engine is None:
+        return None
+    try:
+        return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+    except ContextLengthError as error:
+        used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
+        sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))
+        raise Problem(400, sentence, full=True) from error
+    except ModelError:
+        return None
+
+
+logger = logging.getLogger("notso.web.tools")
+
+ALLOWED = "tools_allowed"
+"""In a chat's settings: the tools it may use without asking, each as `name=digest`. It is no setting that a file could
+bring along."""
+
+
+async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
+    """What the model may call when it answers at the end of a branch; None for nothing."""
+    chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
+    if not tools:
+        return None
+    attachments = tuple(each for message in view.line for each in message.attachments)
+    if view.above:
+        above = await services.shared.store.attachments_above(owner, chat.id, view.line[0].id)
+        attachments = (*above, *attachments)
+
+    async def grant(tool: ChatTool) -> None:
+        await _grant(services, owner, chat.id, tool)
+
+    return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
+
+
+def allowed_in(chat: Chat | None) -> set[str]:
+    """The digests of the tools that need no asking in this chat."""
+    return {digest for _, digest in _allowed(chat.settings)} if chat is not None else set()
+
+
+def with_tools(
+    settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
+) -> dict[str, SettingValue]:
+    """A chat's settings with other tools. Permission goes with a tool that is switched off, or on request."""
+    chosen = list(names)
+    changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
+    kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
+    changed.pop(ALLOWED, None)
+    return changed | ({ALLOWED: " ".join(map("=".join, kept))} if kept else {})
+
+
+def _allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
+    """Names and digests. What an older release allowed has no digest, and is asked about again."""
+    pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
+    return [(name, digest) for name, _, digest in pairs if name]
+
+
+async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatTool) -> None:
+    try:
+        chat = await services.shared.store.chat(owner, chat_id)
+        if chat is not None:
+            others = (each for each in _allowed(chat.settings) if each[0] != tool.name)
+            allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
+            await services.shared.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
+    except StorageError as error:
+        logger.warning("a permission was not kept: %s", error)
+
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]

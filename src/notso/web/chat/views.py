@@ -14,7 +14,7 @@ from notso.web.chat.chat_view import ChatView, ShownView
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
-from notso.web.engine.facts import model_facts
+from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values

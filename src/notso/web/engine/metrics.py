@@ -1,6 +1,6 @@
-"""Numbers for an operator, in Prometheus's text form: vLLM's names with our prefix, so that dashboards convert by it.
+"""Prometheus metrics: vLLM's names with the prefix `notso`, and llama.cpp's names, so that dashboards can be reused.
 
-Labels come from fixed sets only: no address, name or text of anybody's.
+Labels come from fixed sets only: no addresses, names or user text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,43 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import FinishReason, Usage, process_memory
 from notso.web.engine.host import EngineHost
-from notso.web.engine.llama_cpp_metrics import LlamaCppMetrics
+
+
+class LlamaCppMetrics(Collector):
+    """Asked anew each time somebody reads the metrics. Nothing while no model is loaded."""
+
+    def __init__(self, engine: EngineHost) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        if stats is None:
+            return
+        read = stats.prompt_tokens_total - stats.cached_tokens_total
+        yield _llama_cpp_counter("prompt_tokens", "Tokens of prompts that were read.", read)
+        yield _llama_cpp_counter(
+            "prompt_tokens_cached", "Tokens of prompts found in the cache.", stats.cached_tokens_total
+        )
+        yield _llama_cpp_counter("tokens_predicted", "Generated tokens.", stats.generated_tokens_total)
+        yield _llama_cpp_counter("spec_decode_num_draft_tokens", "Draft tokens.", stats.drafted_tokens_total)
+        yield _llama_cpp_counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
+        )
+        yield _llama_cpp_gauge(
+            "prompt_tokens_seconds", "Tokens of prompts read in a second.", stats.prefill_tokens_per_s
+        )
+        yield _llama_cpp_gauge("predicted_tokens_seconds", "Tokens generated in a second.", stats.decode_tokens_per_s)
+        yield _llama_cpp_gauge("requests_processing", "Requests in prefill or decode.", stats.running)
+        yield _llama_cpp_gauge("requests_deferred", "Requests that wait.", stats.waiting)
+
+
+def _llama_cpp_gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"llamacpp:{name}", help, value=value)
+
+
+def _llama_cpp_counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"llamacpp:{name}", help, value=value)
+
 
 FIRST_ESTIMATE_SECONDS = 10.0
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

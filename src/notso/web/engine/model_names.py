@@ -1,16 +1,20 @@
-"""What models are called: the default one, what `notso list` names, and adapters of each."""
+"""Model names: the default, those that `notso list` shows, adapters, and which model answers a chat."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from notso.smollm3 import ModelInfo, official_files
+from notso.smollm3 import EngineStats, ModelInfo, ProcessMemory, official_files, process_memory
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import Installed, ModelRegistry, take_inventory
+from notso.web.engine.port import ChatEngine
 from notso.web.engine.served_model import ServedModel
+from notso.web.values.problems import Problem
+from notso.web.values.wording import ordinal, words
 
 FAMILY = "smollm3"
 """Whatever the default file is called, this names it, where nothing else is called that: it claims no size."""
@@ -148,3 +152,73 @@ def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
 
 def _spelt(name: str, adapters: Iterable[str]) -> str | None:
     return next((adapter for adapter in adapters if adapter.lower() == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`info` says what does not change, `stats` and `memory` what does."""
+
+    info: ModelInfo
+    stats: EngineStats
+    memory: ProcessMemory
+
+    @property
+    def layers_without_rope(self) -> str:
+        """Counted from 1, in as few words as they allow: `every 4th (9 of 36)`."""
+        layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
+        steps = {after - before for before, after in itertools.pairwise(layers)}
+        named = ", ".join(map(str, layers))
+        if len(steps) == 1 and steps == {layers[0]}:
+            named = words["model_every"].format(nth=ordinal(layers[0]))
+        share = words["model_share"].format(count=len(layers), total=self.info.num_hidden_layers)
+        return f"{named} ({share})" if layers else ""
+
+    @property
+    def cache_percent(self) -> int:
+        """How much of the cache running answers and remembered prompts hold."""
+        stats = self.stats
+        return 100 * (stats.kv_blocks_used + stats.kv_blocks_cached) // stats.kv_blocks if stats.kv_blocks else 0
+
+
+def model_facts(engine: EngineHost) -> ModelFacts | None:
+    """None while no model is loaded."""
+    info, stats = engine.info, engine.stats()
+    if info is None or stats is None:
+        return None
+    return ModelFacts(info, stats, process_memory())
+
+
+async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
+    """What a name means. Raises Problem: it is not here any more, or cannot be loaded."""
+    choice = DEFAULT_MODEL
+    if name is not None:
+        await host.settled()
+        found = await choose(host, registry, name)
+        if found is None:
+            raise Problem(400, words["error_model_gone"].format(name=name))
+        choice = found
+    if host.model(choice.model) is host.default and host.state in ("failed", "stopped"):
+        raise Problem(503, words["error_not_loaded"].format(reason=host.failure))
+    return choice
+
+
+async def loaded_engine(
+    host: EngineHost, registry: ModelRegistry | None, name: str | None
+) -> tuple[ChatEngine | None, ModelChoice]:
+    """The engine of that name, where it is loaded now, for what is not worth loading it; and what was chosen."""
+    try:
+        choice = await chosen_model(host, registry, name)
+    except Problem:
+        return None, DEFAULT_MODEL
+    return host.model(choice.model).engine, choice
+
+
+async def choosable_names(host: EngineHost, registry: ModelRegistry | None) -> list[str]:
+    """The default model and its adapters, what else is installed, and the adapters of each."""
+    names: list[str] = []
+    if host.info is not None:
+        names = [model_id(host.info), *(adapter_id(host.info, each) for each in adapters_of(host.default))]
+    for installed in await asyncio.to_thread(other_models, host, registry) if registry is not None else ():
+        served = served_file(host, registry, installed) if registry is not None else host.default
+        names += [served.name, *(f"{served.name}:{each.lower()}" for each in adapters_of(served))]
+    return names

@@ -30,7 +30,7 @@ def counters_at(url: str | None) -> Counters:
     if url is None:
         return OwnCounters()
     try:
-        from notso.web.replicas.valkey_counters import ValkeyCounters
+        from notso.web.replicas.valkey_exchange import ValkeyCounters
     except ImportError as error:
         raise _missing() from error
     return ValkeyCounters(_with_port(url))

@@ -3,6 +3,9 @@
 Two connections wait on it: one sends whatever there is, in one round trip at a time; one reads all streams that are of
 interest here. While the server is away, what is to be told waits, logs are told whole once it is back, and everybody
 learns that something may have been missed. Nothing is asked of the server but memory: it may lose all it has.
+
+`ValkeyCounters` counts the requests of an address over all replicas, by the scripts of the `limits` library. While the
+server is away each replica counts for itself: up to as many times the limit gets through as there are replicas.
 """
 
 from __future__ import annotations
@@ -11,15 +14,20 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from valkey.asyncio import Valkey
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import RedisStorage
+from limits.aio.strategies import MovingWindowRateLimiter
+from valkey.asyncio import BlockingConnectionPool, Valkey
 from valkey.exceptions import ValkeyError
 
+from notso.web.edge.rate_limit import Counters, OwnCounters
 from notso.web.replicas.exchange import Body, GrowingLog, Heard, Take
 
 logger = logging.getLogger("notso.web.replicas")
@@ -353,3 +361,58 @@ def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
     except Exception:
         logger.exception("what another replica told could not be used")
         return True
+
+
+T = TypeVar("T")
+
+COUNTER_ANSWER_SECONDS = 1.0
+"""A request waits no longer for being counted."""
+MOST_CONNECTIONS = 4
+COUNTER_RETRY_SECONDS = 1.0
+
+
+class ValkeyCounters:
+    """`url` as for the exchange. On the event loop."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._own: Counters = OwnCounters()
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MOST_CONNECTIONS,
+            timeout=COUNTER_ANSWER_SECONDS,
+            socket_timeout=COUNTER_ANSWER_SECONDS,
+            socket_connect_timeout=COUNTER_ANSWER_SECONDS,
+        )
+        storage = RedisStorage(url, implementation="valkey", key_prefix="notso:limit", connection_pool=pool)  # type: ignore[arg-type]
+        self._limiter = MovingWindowRateLimiter(storage)
+        self._away_until = float("-inf")
+        self._away = False
+
+    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        return await self._either(lambda each: each.test(limit, what, who))
+
+    async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        return await self._either(lambda each: each.hit(limit, what, who))
+
+    async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
+        async def asked(each: MovingWindowRateLimiter | Counters) -> float:
+            if isinstance(each, MovingWindowRateLimiter):
+                return (await each.get_window_stats(limit, what, who)).reset_time
+            return await each.free_at(limit, what, who)
+
+        return await self._either(asked)
+
+    async def _either(self, ask: Callable[[MovingWindowRateLimiter | Counters], Awaitable[T]]) -> T:
+        """What Valkey says, or else what is known here."""
+        if self._clock() >= self._away_until:
+            try:
+                answer = await ask(self._limiter)
+            except (ValkeyError, OSError, TimeoutError) as error:
+                if not self._away:
+                    logger.warning("requests are counted by this replica alone: %s", error or type(error).__name__)
+                self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
+            else:
+                self._away = False
+                return answer
+        return await ask(self._own)

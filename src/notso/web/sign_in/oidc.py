@@ -22,7 +22,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from notso.web.edge.access import Caller
-from notso.web.sign_in.sign_in_error import SignInError
+from notso.web.values.errors import SignInError
 from notso.web.values.sign_in import OidcSettings
 from notso.web.values.visible_text import is_visible
 

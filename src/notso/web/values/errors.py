@@ -6,6 +6,7 @@ NotsoError
     │   └── UnsafeBindError      an address others can reach was asked for without a key
     ├── AddressInUseError        another program listens on that address
     ├── QuotaError               what a key may use of the model is used up, or held by running requests
+    ├── SignInError              sign-in failed
     ├── ToolError                a tool cannot do what it was called for; the model reads why
     └── StorageError             the conversations cannot be read or written
         ├── DataDirectoryBusyError   another notso uses that data directory
@@ -52,6 +53,10 @@ class QuotaError(WebError):
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class SignInError(WebError):
+    """Sign-in failed. The message is one sentence that can be shown."""
 
 
 class ToolError(WebError):

@@ -9,13 +9,11 @@ from typing import Any, Literal
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.chat_completions.stream import ChatSerializer
-from notso.web.api.request_fields.field_reader import invalid, printable, read_fields, unsupported
-from notso.web.api.request_fields.fields import Fields, Name
-from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
+from notso.web.api.request_fields.fields import Fields, Name, invalid, printable, read_fields, unsupported
 from notso.web.api.shared.completion import Completion, fingerprint
-from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body, respond, sse_events, stream_of

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from notso.smollm3 import Event
-from notso.web.api.chat_completions.request import ChatRequest
-from notso.web.api.shared.completion import Completion, logprobs_body, new_choice, timings
+from notso.web.api.chat_completions.fields import ChatRequest
+from notso.web.api.shared.completion import Completion, Stopwatch, logprobs_body, new_choice, timings
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
-from notso.web.api.shared.stopwatch import Stopwatch
 from notso.web.edge.api_error import ApiError
 
 

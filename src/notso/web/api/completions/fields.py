@@ -1,4 +1,4 @@
-"""The fields of a plain completion's body, and what they become: text to be written on, without a chat around it."""
+"""OpenAI text completions (prompt continuation): fields, routes and stream format."""
 
 from __future__ import annotations
 
@@ -6,22 +6,52 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
+from starlette.responses import Response
 
-from notso.smollm3 import MAX_TOP_LOGPROBS, InvalidRequestError, RequestOptions
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Notes, Text, inert, later, refused, works
-from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
-from notso.web.api.request_fields.hints import hints_of
+from notso.smollm3 import MAX_TOP_LOGPROBS, Event, InvalidRequestError, RequestOptions, TokenLogprob
+from notso.web.api.request_fields.fields import (
+    Notes,
+    Text,
+    hints_of,
+    inert,
+    invalid,
+    later,
+    read_fields,
+    refused,
+    works,
+)
 from notso.web.api.request_fields.sampling_fields import (
+    GRAMMAR_NOTES,
     MAX_PROMPT_IDS,
     MAX_PROMPTS,
     WITHIN_SAMPLING,
+    GrammarFields,
     check_stream_options,
     either,
+    grammar_of,
     sampling_of,
 )
 from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.api.shared.completion import (
+    Choice,
+    Completion,
+    Stopwatch,
+    characters,
+    fingerprint,
+    legacy,
+    new_choice,
+    new_id,
+    timings,
+    usage_body,
+)
+from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
+from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
 """Log probabilities of all prompts of a request, by their characters or ids, of which tokens have one or more."""
@@ -169,3 +199,110 @@ def _check_ids(name: str, ids: list[object]) -> None:
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
             raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as those beside it")
+
+
+class TextSerializer:
+    """An Serializer: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
+
+    ping = PING
+
+    def __init__(self, asked: TextRequest, completion: Completion) -> None:
+        self._asked = asked
+        self._completion = completion
+        self._weighed = asked.options.top_logprobs is not None
+        self._echoed = [text if asked.echo else "" for text in asked.texts for _ in asked.params]
+        self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed]
+        self._choices = [new_choice(logprobs=self._weighed) for _ in self._echoed]
+        self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
+        self.id = completion.id
+
+    def again(self) -> TextSerializer:
+        """The same answer from its beginning."""
+        return TextSerializer(self._asked, self._completion)
+
+    def initial_events(self) -> Iterator[bytes]:
+        """The prompts, for who wants them repeated."""
+        for number, echoed in enumerate(self._echoed):
+            if echoed:
+                yield self._sse_event(number, echoed)
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        """What an event adds to choice `number`. Raises the error of an `error` event."""
+        choice = self._choices[number]
+        so_far = self._watches[number].take(event) if self._watches is not None else None
+        more = {"timings": so_far} if so_far else {}
+        if event.kind == "prompt":
+            scores = legacy(event.logprobs, characters(self._prompts[number]))
+            self._prompts[number] += event.logprobs
+            yield self._sse_event(number, "", None, scores)
+        written = len(self._echoed[number]) + len(choice.content)
+        delta = choice.add(event)
+        if delta is not None and "content" in delta:
+            logprobs = legacy(event.logprobs, written) if self._weighed else None
+            yield self._sse_event(number, delta["content"], None, logprobs, **more)
+        elif event.progress is not None and self._asked.return_progress:
+            yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
+        if event.kind == "end":
+            untold = legacy(event.logprobs, written) if event.logprobs else None
+            yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
+
+    async def finalise(self) -> None:
+        """Nothing is kept."""
+
+    def closing(self) -> Iterator[bytes]:
+        """The counts, for who asked for them, and the end."""
+        if self._asked.include_usage:
+            yield data_event(self._head() | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error, in place of all that would have come."""
+        return data_event(error.body)
+
+    def body(self) -> dict[str, Any]:
+        """The whole."""
+        return self._head() | {
+            "choices": [self._entry(number, choice) for number, choice in enumerate(self._choices)],
+            "usage": self._usage(),
+            "timings": timings(self._choices),
+        }
+
+    def _entry(self, number: int, choice: Choice) -> dict[str, Any]:
+        weighed = choice.content_logprobs
+        told = None if weighed is None else legacy([*self._prompts[number], *weighed], 0)
+        return {
+            "index": number,
+            "text": self._echoed[number] + choice.content,
+            "logprobs": told,
+            "finish_reason": choice.reason,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_body(self._choices, len(self._asked.prompts))
+
+    def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
+        entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return data_event(self._head() | {"choices": [entry]} | more)
+
+    def _head(self) -> dict[str, Any]:
+        return self._completion.head("text_completion")
+
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, services: Services, owner: Owner) -> Response:
+    """Write a text on. A client that leaves stops it, unless it sent X-Conversation-Id."""
+    asked = await read_body(request, parse_text_request)
+    if asked.echo and not all(asked.texts):
+        read = asked
+        async with serving(services, asked.model) as model:
+            asked = await with_prompt(request, lambda: with_texts(read, model.engine.detokenize))
+    return await respond(
+        request,
+        services,
+        owner,
+        asked,
+        lambda info: TextSerializer(asked, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
+    )

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import Message
-from notso.web.api.request_fields.fields import Fields, Name, Text
-from notso.web.api.request_fields.hints import Hint
+from notso.web.api.request_fields.fields import Fields, Hint, Name, Text
 
 USUAL_TRIGGER = 100_000
 """Tokens of the prompt."""

@@ -8,9 +8,21 @@ from pydantic import Field
 
 from notso.smollm3 import MAX_STOP_STRINGS
 from notso.web.api.messages.context_edits import CLEARED, ContextManagement
-from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, hint, inert, refused, works
-from notso.web.api.request_fields.hints import TELLS, Hint
-from notso.web.api.request_fields.request_checks import EFFORTS, Effort
+from notso.web.api.request_fields.fields import (
+    EFFORTS,
+    MAX_PARTS,
+    TELLS,
+    Effort,
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    hint,
+    inert,
+    refused,
+    works,
+)
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 
 THREAD_ADVICE = "send the whole conversation; Anthropic's own client does so by itself when it is told"

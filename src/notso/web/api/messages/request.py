@@ -1,8 +1,9 @@
-"""The body of a message becomes a question, or one refusal that names the field at fault."""
+"""The body of an Anthropic message: conversion to messages and parameters, without volatile header lines."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,14 +35,40 @@ from notso.web.api.messages.fields import (
     ToolUseBlock,
     UserTurn,
 )
-from notso.web.api.messages.volatile_lines import without_volatile_lines
-from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
-from notso.web.api.request_fields.hints import hints_of
-from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.fields import (
+    EFFORT_BUDGETS,
+    check_depth,
+    checked_choice,
+    hints_of,
+    invalid,
+    read_fields,
+    schema_grammar,
+    strict_names,
+)
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.port import ChatEngine
+
+VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
+    # Claude Code: its version, how it was started, and a sum over the request, which is another each time.
+    "x-anthropic-billing-header": re.compile(
+        r"x-anthropic-billing-header:(?:[ \t]*+[a-z_]++=[\w.\-]*+;?+)++[ \t]*+(?:\n|\Z)"
+    ),
+}
+"""Name -> the line. Each is known, is the first of the system prompt, and is left out only where it is whole of this
+form: a line that says anything else is read by the model, as is every other text that changes. Clients choose the text,
+so every repetition is possessive: nothing is matched a second way."""
+
+
+def without_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
+    """The system prompt without such lines at its beginning, and their names: what is behind them is then found in the
+    cache."""
+    for name, line in VOLATILE_LINES.items():
+        if found := line.match(system):
+            return system[found.end() :], (name,)
+    return system, ()
+
 
 F = TypeVar("F", bound=CountFields)
 

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
 from notso.web.api.messages.stream import MessageSerializer
+from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded

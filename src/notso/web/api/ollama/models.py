@@ -1,4 +1,4 @@
-"""What Ollama's clients ask before they talk: which version, which models, what one can do, what is loaded."""
+"""Ollama's discovery endpoints: version, models and capabilities, with Ollama's model names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,37 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo
 from notso.web.api.ollama.fields import SHOW_NOTES, ShowFields
-from notso.web.api.ollama.names import listed_name, plain_name, tagged
 from notso.web.api.ollama.stream import timestamp
-from notso.web.api.request_fields.field_reader import invalid, read_fields
+from notso.web.api.request_fields.fields import invalid, read_fields
 from notso.web.api.shared.completion import fingerprint, release
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import chosen_model, read_body
 from notso.web.edge.access import guarded
-from notso.web.engine.model_names import other_models
+from notso.web.engine.model_names import LATEST, model_id, names_of, other_models
 from notso.web.engine.models import Installed
+
+LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
+"""As a library of models would list it -> as our other APIs have it."""
+
+
+def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
+    """The name our other APIs know, where the given one is a spelling of it; else as given."""
+    if name is None:
+        return None
+    short = name.lower().removesuffix(LATEST)
+    known = LIBRARY_NAMES.get(short, short)
+    return known if info is not None and known in names_of(info) else name
+
+
+def listed_name(info: ModelInfo) -> str:
+    """As lists of models tell it, with a tag."""
+    return tagged(model_id(info))
+
+
+def tagged(name: str) -> str:
+    """With a tag, if it has none."""
+    return name if ":" in name else name + LATEST
+
 
 router = APIRouter(dependencies=[Depends(guarded)])
 

@@ -1,4 +1,4 @@
-"""Answers in Ollama's form, whole or as lines."""
+"""Ollama's chat and generate endpoints, and errors for the endpoints that are not supported."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.ollama.names import listed_name, plain_name
-from notso.web.api.ollama.request import OllamaRequest, parse_chat, parse_generate
+from notso.web.api.ollama.fields import OllamaRequest, parse_chat, parse_generate
+from notso.web.api.ollama.models import listed_name, plain_name
 from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaSerializer
-from notso.web.api.request_fields.field_reader import unsupported
-from notso.web.api.shared.ignored import ignored_headers
+from notso.web.api.request_fields.fields import unsupported
+from notso.web.api.shared.api_request import ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
 from notso.web.edge.access import caller_of, guarded
@@ -73,3 +73,22 @@ async def _answer(
     if asked.stream:
         response.headers["content-type"] = MEDIA_TYPE
     return response
+
+
+@router.post("/api/embed")
+@router.post("/api/embeddings")
+async def embed() -> Response:
+    """Refused: the model was not trained for it."""
+    raise ApiError(400, "not_supported", "this model does not support embeddings: SmolLM3 is a chat model")
+
+
+@router.post("/api/pull")
+@router.post("/api/push")
+@router.post("/api/create")
+@router.post("/api/copy")
+@router.delete("/api/delete")
+async def manage() -> Response:
+    """Refused: models come and go by the server's own page and command line."""
+    raise ApiError(
+        400, "not_supported", "models are not managed by this API: use `notso pull`, or the page about models"
+    )

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from notso.smollm3 import Event, ToolCall
-from notso.web.api.ollama.request import OllamaRequest
-from notso.web.api.shared.completion import Choice, new_choice, new_id
+from notso.web.api.ollama.fields import OllamaRequest
+from notso.web.api.shared.completion import Choice, entries, new_choice, new_id
 from notso.web.api.shared.serializer import as_json
-from notso.web.api.shared.token_logprobs import entries
 from notso.web.edge.api_error import ApiError
 
 Kind = Literal["chat", "generate"]

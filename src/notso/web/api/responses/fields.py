@@ -8,8 +8,13 @@ from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.request_fields.fields import (
+    EFFORT_ADVICE,
+    EFFORTS,
     MAX_PARTS,
+    TELLS,
+    Effort,
     Fields,
+    Hint,
     Name,
     Note,
     Notes,
@@ -20,8 +25,6 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.hints import TELLS, Hint
-from notso.web.api.request_fields.request_checks import EFFORT_ADVICE, EFFORTS, Effort
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 from notso.web.values.strict_fields import at_most
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from notso.web.api.request_fields.field_reader import invalid
+from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.serializer import as_json
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse

@@ -8,9 +8,16 @@ from itertools import groupby
 from typing import Any
 
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
-from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
-from notso.web.api.request_fields.hints import hints_of
-from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.fields import (
+    EFFORT_BUDGETS,
+    check_depth,
+    checked_choice,
+    hints_of,
+    invalid,
+    read_fields,
+    schema_grammar,
+    strict_names,
+)
 from notso.web.api.request_fields.sampling_fields import MAX_TOOLS, checked_params
 from notso.web.api.responses.fields import (
     INPUT_TOKEN_NOTES,

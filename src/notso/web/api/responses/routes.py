@@ -16,8 +16,8 @@ from notso.web.api.responses.items import Item, kept_input, referenced_items
 from notso.web.api.responses.request import ResponseRequest, parse_input_token_request, parse_response_request
 from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
+from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded

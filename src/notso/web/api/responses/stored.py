@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.request_fields.field_reader import invalid, printable, unsupported
-from notso.web.api.request_fields.hints import GivenHint, refuse_hints
+from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
 from notso.web.api.responses.items import kept_input, page
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
-from notso.web.api.shared.ignored import IGNORED
-from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.api_request import IGNORED
+from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, sse_events, stream_of

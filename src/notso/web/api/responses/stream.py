@@ -10,8 +10,8 @@ from typing import Any
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
 from notso.web.api.responses.items import item_id
 from notso.web.api.responses.request import ResponseRequest
+from notso.web.api.shared.completion import entries
 from notso.web.api.shared.serializer import PING, named_event
-from notso.web.api.shared.token_logprobs import entries
 from notso.web.edge.api_error import ApiError
 
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]

@@ -14,8 +14,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMemoryError
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, works
+from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving
 from notso.web.edge.access import guarded

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
-from notso.web.api.llama_cpp.fields import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
+from notso.web.api.llama_cpp.request import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
 from notso.web.api.ollama import fields as ollama
 from notso.web.api.request_fields.fields import Note, Notes

@@ -1,11 +1,13 @@
-"""What a program may know of the server: its model and defaults, and what the places for answers are doing."""
+"""Server status: properties, slots, health, metrics, and errors for endpoints that are not supported."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo, SamplingParams
@@ -13,7 +15,7 @@ from notso.web.api.shared.completion import release
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, public
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
@@ -70,3 +72,69 @@ def _info(services: Services) -> ModelInfo:
     if info is None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
     return info
+
+
+health_router = APIRouter(dependencies=[Depends(public)])
+
+
+@health_router.get("/health")
+@health_router.head("/health")
+@health_router.get("/v1/health")
+async def health(services: Services) -> JSONResponse:
+    """200 only when a new turn would be answered, if need be by a model that is loaded for it; 503 while the model is
+    first loaded or exchanged, after it failed, while the database of conversations does not answer, and while
+    stopping, before that for as long as a proxy may need to see it."""
+    shared = services.shared
+    status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
+    if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:
+        status = "database_away"
+    if status not in ("ready", "unloaded"):  # the next request loads it
+        return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
+    info = shared.engine.info
+    about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
+    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}  # each server goes on alone
+    return JSONResponse({"status": "ok", **about, **missing})
+
+
+@health_router.get("/livez")
+@health_router.head("/livez")
+async def livez() -> JSONResponse:
+    """200 while the process answers; it waits for nothing."""
+    return JSONResponse({"status": "alive"})
+
+
+@router.get("/metrics")
+async def metrics(services: Services) -> Response:
+    """Counters and gauges in Prometheus's text form. They tell how much the owner talks, so the key is asked for."""
+    headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
+    return Response(await asyncio.to_thread(services.metrics.text), headers=headers)
+
+
+_CHAT = "SmolLM3 is a chat model"
+
+
+def _refused(reason: str) -> ApiError:
+    return ApiError(400, "not_supported", reason)
+
+
+@router.post("/v1/embeddings")
+@router.post("/embeddings")
+async def embeddings() -> Response:
+    """Refused: the model was not trained for it."""
+    raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
+
+
+@router.post("/v1/rerank")
+@router.post("/rerank")
+@router.post("/v1/reranking")
+@router.post("/reranking")
+async def rerank() -> Response:
+    """Refused: the model was not trained for it."""
+    raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
+
+
+@router.post("/v1/infill")
+@router.post("/infill")
+async def infill() -> Response:
+    """Refused: the vocabulary has no tokens for it."""
+    raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")

@@ -10,10 +10,9 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import InvalidRequestError
-from notso.web.api.chat_completions.request import parse_chat_request
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Fields, Notes, Text, works
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
+from notso.web.api.chat_completions.fields import parse_chat_request
+from notso.web.api.request_fields.fields import Fields, Notes, Text, invalid, read_fields, works
+from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving, with_prompt

@@ -1,8 +1,9 @@
-"""The events of answers become the body of a chat completion."""
+"""Build the body of a chat completion from events: choices, timings and log probabilities."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,56 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall, Usage
-from notso.web.api.shared.token_logprobs import entries
+
+IMPOSSIBLE = -9999.0
+"""In place of minus infinity, for which JSON has no number."""
+
+
+def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """For chats: each token with its bytes and the likeliest at its place."""
+    return [entry_of(token) | {"top_logprobs": [entry_of(other) for other in token.top]} for token in tokens]
+
+
+def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
+    """For plain completions: four lists. `offset` is where the text of the first token begins, in characters; a token
+    that begins within a character begins where that does. A prompt's first token has null for its probabilities."""
+    listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in tokens:
+        is_first = math.isnan(token.logprob)
+        top = {_spelt(other): _finite(other.logprob) for other in token.top}
+        listed["tokens"].append(_spelt(token))
+        listed["token_logprobs"].append(None if is_first else _finite(token.logprob))
+        listed["top_logprobs"].append(None if is_first else top)
+        listed["text_offset"].append(offset - (not _begins(token.bytes[:1])))
+        offset += _begins(token.bytes)
+    return listed
+
+
+def characters(tokens: Iterable[TokenLogprob]) -> int:
+    """How many characters begin in them."""
+    return sum(_begins(token.bytes) for token in tokens)
+
+
+def _begins(spelt: Sequence[int]) -> int:
+    """How many characters begin in these bytes of UTF-8."""
+    return sum(byte & 0xC0 != 0x80 for byte in spelt)
+
+
+def _spelt(token: TokenLogprob) -> str:
+    """Its text; of bytes that are none by themselves the form that OpenAI gives them, for several would look alike."""
+    if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def entry_of(token: TokenLogprob) -> dict[str, Any]:
+    """A token without what might have stood in its place."""
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.bytes)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, IMPOSSIBLE)
+
 
 OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
@@ -265,3 +315,25 @@ def _each(milliseconds: float, tokens: int) -> float:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+class Stopwatch:
+    """Fed with one choice's events as they come."""
+
+    def __init__(self) -> None:
+        self._cached = self._read = 0
+        self._began = self._first = 0.0
+
+    def take(self, event: Event) -> dict[str, Any] | None:
+        """`timings` as of this event, where it is a piece of the answer or tells how far the prompt is read."""
+        now = time.monotonic()
+        self._began = self._began or now
+        if event.progress is not None:
+            self._cached = event.progress.cached_tokens
+            self._read = event.progress.done_tokens - self._cached
+            return timings_body(self._cached, self._read, 1000 * (now - self._began), 0, 0.0)
+        if event.kind not in ("reasoning", "text"):
+            return None
+        self._first = self._first or now
+        reading, writing = 1000 * (self._first - self._began), 1000 * (now - self._first)
+        return timings_body(self._cached, self._read, reading, event.tokens, writing)

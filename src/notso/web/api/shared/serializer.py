@@ -1,17 +1,18 @@
-"""How an API writes an answer down: the frames of a stream, and the whole."""
+"""How each API serializes an answer (stream frames or one body), and the request's events as their input."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
 from notso.web.edge.api_error import ApiError
+from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # no line ends of an event stream, but of some clients that read one
@@ -109,3 +110,20 @@ def progress_body(progress: Progress) -> dict[str, Any]:
         "processed": progress.done_tokens,
         "time_ms": round(spent_ms),
     }
+
+
+PING_SECONDS = 15.0
+
+
+async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
+    """(number of the choice, event) from the first to the last; None where nothing came for a while.
+
+    Raises ApiError (503) if the engine goes away.
+    """
+    async for number, events in running.events(silence_s=PING_SECONDS):
+        if not events:
+            yield None
+        for event in events:
+            if event.finish_reason == "cancelled" and not running.stopped_by_asker:
+                raise ApiError(503, "shutting_down", "the engine stopped on the way", retry_after_seconds=5)
+            yield number, event

@@ -17,13 +17,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelError, ModelInfo, NotsoError
-from notso.web.api.request_fields.hints import refuse_hints
+from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
-from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.generation_events import generation_events
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
+from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
 from notso.web.api.shared.resumable import numbered
-from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of, whole_response
+from notso.web.api.shared.serializer import (
+    Serializer,
+    closing_events_of,
+    generation_events,
+    sse_events_of,
+    whole_response,
+)
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of

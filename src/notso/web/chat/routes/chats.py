@@ -35,7 +35,7 @@ from notso.web.chat.views import (
 )
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_choice import loaded_engine
+from notso.web.engine.model_names import loaded_engine
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem

@@ -16,8 +16,7 @@ from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import adapter_files
 from notso.web.engine.change_over import change_over
-from notso.web.engine.facts import model_facts
-from notso.web.engine.model_names import served_file
+from notso.web.engine.model_names import model_facts, served_file
 from notso.web.engine.models import Inventory, take_inventory
 from notso.web.values.errors import NotsoError
 from notso.web.values.ids import is_id

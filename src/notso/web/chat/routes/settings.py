@@ -19,7 +19,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_choice import choosable_names, loaded_engine
+from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.folder import DataFolder, look_at

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse
 from notso.web.chat.services import ChatServices, Services
 from notso.web.edge.access import NOBODY, Caller, KeyRing, caller_of, cookie_name, guarded, public
 from notso.web.edge.forms import read_form
-from notso.web.sign_in.sign_in_error import SignInError
+from notso.web.values.errors import SignInError
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 

@@ -11,13 +11,12 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import settings_of
+from notso.web.chat.submit import allowed_in, settings_of, with_tools
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.tool_offer import allowed_in, with_tools
 from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_choice import loaded_engine
+from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool

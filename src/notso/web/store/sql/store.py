@@ -1,4 +1,4 @@
-"""The methods of a store whose database speaks SQL: what is asked of it. How it is asked, each database says itself."""
+"""The store methods shared by all SQL databases, stored responses included."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
+from notso.smollm3 import Message, ToolCall
 from notso.web.store.protocol import (
     Attachment,
     Branch,
@@ -30,7 +32,7 @@ from notso.web.store.protocol import (
     TurnRefused,
     WholeChat,
 )
-from notso.web.store.sql import responses, shown_part, trash, tree_writes
+from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
 from notso.web.store.tree import branch, end_of, line_to, shown_path
@@ -322,19 +324,21 @@ class SQLStore(ABC):
         await self._change(owner, sql, owner, settings_text(settings))
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id), owner)
+        return await self.write(lambda db: tree_writes.trash_chat(db, owner, chat_id), owner)
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset), owner)
+        return await self.write(lambda db: tree_writes.trash_messages(db, owner, chat_id, reset=reset), owner)
 
     async def restore(self, owner: str, trash_id: str) -> str | None:
-        return await self.write(lambda db: trash.restore(db, owner, trash_id), owner)
+        return await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner)
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        return await self.write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
+        return await self.write(
+            lambda db: tree_writes.thrown_away(db, tree_writes.due(db, self._in_trash, seconds, now))
+        )
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
+        return await self.write(lambda db: tree_writes.purge(db, tree_writes.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self.add_chats(owner, [(chat, messages)])
@@ -350,9 +354,9 @@ class SQLStore(ABC):
         for piece in itertools.chain([second], pieces):
             trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
             if time.monotonic() - renewed > RENEW_SECONDS:
-                trash_id = await self.write(partial(trash.renew, owner=owner, trash_id=trash_id), owner)
+                trash_id = await self.write(partial(tree_writes.renew, owner=owner, trash_id=trash_id), owner)
                 renewed = time.monotonic()
-        if await self.write(lambda db: trash.restore(db, owner, trash_id), owner) is None:
+        if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
@@ -362,11 +366,11 @@ class SQLStore(ABC):
         await self.write(lambda db: tree_writes.keep_html(db, owner, messages), owner)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        await self.write(lambda db: responses.save_response(db, owner, response), owner)
+        await self.write(lambda db: save_response(db, owner, response), owner)
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
-        return responses.response_of(rows[0]) if rows else None
+        return response_of(rows[0]) if rows else None
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
@@ -395,12 +399,12 @@ class SQLStore(ABC):
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
     """Store a piece of chats that nobody sees yet. The id by which they are hidden."""
-    if trash_id is not None and not trash.is_hidden(db, owner, trash_id):
+    if trash_id is not None and not tree_writes.is_hidden(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)
     chat_ids = [each.id for each in piece if isinstance(each, Chat)]
-    hidden = trash_id or str(trash.trash_chat(db, owner, chat_ids[0]))
-    trash.hide_too(db, owner, chat_ids, hidden)
+    hidden = trash_id or str(tree_writes.trash_chat(db, owner, chat_ids[0]))
+    tree_writes.hide_too(db, owner, chat_ids, hidden)
     return hidden
 
 
@@ -429,3 +433,42 @@ def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Cha
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:
     return dict(json.loads(row["settings"])) if row is not None else {}
+
+
+MOST_KEPT = 1000
+
+
+def save_response(db: Database, owner: str, response: StoredResponse) -> None:
+    """Keep one, or keep it once more. The oldest go when there are more than enough: by the order in which they came,
+    for by the time of day the newest could go, if that was set back."""
+    db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response.id, owner))
+    db.execute(
+        "INSERT INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            response.id,
+            owner,
+            response.previous_id,
+            json.dumps(response.body, ensure_ascii=False),
+            json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
+            response.created_ms,
+            json.dumps(response.input, ensure_ascii=False),
+        ),
+    )
+    db.execute(
+        "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
+        " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
+        (owner, owner, MOST_KEPT),
+    )
+
+
+def response_of(row: Any) -> StoredResponse:
+    """One as it was kept."""
+    messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
+    body, items = json.loads(row["body"]), tuple(json.loads(row["input"]))
+    return StoredResponse(row["id"], row["previous_id"], body, messages, row["created_ms"], items)
+
+
+def _message(entry: dict[str, Any]) -> Message:
+    calls = tuple(ToolCall(**call) for call in entry.pop("tool_calls"))
+    return Message(**entry, tool_calls=calls)

@@ -1,4 +1,4 @@
-"""Opening the database: pragmas, checks, migrations. Everything here runs in the writer's thread.
+"""Open the database: directory lock, pragmas, checks, migrations. Everything here runs in the writer's thread.
 
 SQLite up to 3.51.2 can damage a WAL file when two connections write or checkpoint at once, so the connection made by
 `open_writer` is the only one that ever does either; `open_reader` makes connections that cannot.
@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
-from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import (
+    DataDirectoryBusyError,
+    DataDirectoryNewerError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+)
 
 logger = logging.getLogger("notso.web.store")
 
@@ -166,3 +172,39 @@ def _statements(script: str) -> list[str]:
                 statements.append(current)
             current = ""
     return statements
+
+
+class DirectoryLock:
+    """A lock on `directory`, freed by `release` or by the end of the process, however it ends."""
+
+    def __init__(self, directory: Path) -> None:
+        """Make the directory (0700) where it is missing and lock it. Raises StorageError, DataDirectoryBusyError."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
+        try:
+            _lock(self._descriptor)
+        except OSError:
+            os.close(self._descriptor)
+            raise DataDirectoryBusyError(
+                "another notso is using this data directory: stop it first, or choose another data directory"
+            ) from None
+
+    def release(self) -> None:
+        """Let go. Safe to call twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,27 +1,108 @@
-"""Conversations in one SQLite file: one thread writes, several read, and the event loop waits for none."""
+"""Conversations in one SQLite file: one writer thread, several readers, copies and backups."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store.protocol import Damage, Heartbeat, StoredMessage
+from notso.web.store.protocol import Damage, Heartbeat, StoredMessage, WholeChat
 from notso.web.store.sql.database import Database
-from notso.web.store.sql.rows import message_of
+from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sql.store import SQLStore
-from notso.web.store.sqlite.connection import open_nothing, open_reader, storage_errors
-from notso.web.store.sqlite.damage import damage_of, move_strange_log, roll_back, said_of
+from notso.web.store.sqlite.connection import (
+    DirectoryLock,
+    copy,
+    fold,
+    open_nothing,
+    open_reader,
+    open_writer,
+    storage_errors,
+    transaction,
+)
+from notso.web.store.sqlite.damage import (
+    Witness,
+    commits_acknowledged,
+    commits_in,
+    damage_of,
+    keep_copy,
+    move_strange_log,
+    roll_back,
+    said_of,
+)
 from notso.web.store.sqlite.database import SQLiteDatabase
-from notso.web.store.sqlite.directory_lock import DirectoryLock
-from notso.web.store.sqlite.writer import Writer
-from notso.web.values.errors import StorageDamagedError, StorageError
+from notso.web.store.sqlite.migrations import SCHEMA_VERSION
+from notso.web.values.errors import DataDirectoryBusyError, StorageDamagedError, StorageError
 from notso.web.values.fair_queue import FairQueue
 
 T = TypeVar("T")
+
+
+class Writer:
+    """Writes to the database at `path`. Made and used in one thread; every method may raise StorageError."""
+
+    def __init__(self, path: Path) -> None:
+        keep_copy(path)
+        self.connection = open_writer(path)
+        self.unfolded = False  # whether the log holds something that the file does not
+        try:
+            with storage_errors():
+                self._commits = self._begin_counting(path)
+                self._witness = Witness(path, self._commits)
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def write(self, work: Callable[[Database], T]) -> T:
+        """Run `work` in one transaction. What it changed is on disk when this returns."""
+        with storage_errors():
+            before = self.connection.total_changes
+            with transaction(self.connection):
+                result = work(SQLiteDatabase(self.connection))
+                changed = self.connection.total_changes > before
+                if changed:
+                    self.connection.execute(
+                        "UPDATE facts SET value = ? WHERE name = 'commits'", (str(self._commits + 1),)
+                    )
+            if changed:
+                self._commits += 1
+                self._witness.note(self._commits)
+                self.unfolded = True
+            return result
+
+    def fold(self) -> bool:
+        """Fold the log into the file and empty it, if no reader is in the way just now. Whether that was done."""
+        with storage_errors():
+            if fold(self.connection):
+                self.unfolded = False
+                self._witness.sync()
+            return not self.unfolded
+
+    def copy(self, target: Path) -> None:
+        """A whole and orderly copy in place of `target`."""
+        with storage_errors():
+            copy(self.connection, target)
+
+    def close(self) -> None:
+        """Note that all went well, fold the log into the file, close."""
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.execute("DELETE FROM facts WHERE name = 'open'")
+            fold(self.connection)
+        self.connection.close()
+        self._witness.close()
+
+    def _begin_counting(self, path: Path) -> int:
+        """The number of commits. It must be in the file itself before it is told outside: a log may get lost."""
+        acknowledged = commits_acknowledged(path) or 0
+        self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(acknowledged),))
+        fold(self.connection)
+        return commits_in(self.connection) or 0
+
 
 READ_THREADS = 4
 IDLE_SECONDS = 2.0
@@ -166,3 +247,52 @@ class SQLiteStore(SQLStore):
             self._writer = None
         if self._lock is not None:
             self._lock.release()
+
+
+def whole_chats(copy: Path) -> Iterator[WholeChat]:
+    """Of every owner, oldest first; none that is temporary or thrown away. Raises StorageError, also where the copy is
+    of another version."""
+    db = open_reader(copy)
+    try:
+        with storage_errors():
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version != SCHEMA_VERSION:
+                raise StorageError("the conversations were written by another version of notso")
+            defaults = {row["owner"]: json.loads(row["settings"]) for row in db.execute("SELECT * FROM preferences")}
+            chats = db.execute(
+                "SELECT * FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
+            ).fetchall()
+            for row in chats:
+                messages = db.execute(
+                    "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
+                )
+                owned = defaults.get(row["owner"], {})
+                yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
+    finally:
+        db.close()
+
+
+def back_up(folder: Path, target: Path) -> None:
+    """Copy the conversations in `folder` to a new file. Raises StorageError, also where a server has the folder."""
+    path = folder / "notso.db"
+    if not path.exists():
+        raise StorageError(f"there are no conversations in {folder}")
+    try:
+        lock = DirectoryLock(folder)
+    except DataDirectoryBusyError:
+        raise DataDirectoryBusyError(
+            "a server is using this data directory: ask it, with `notso backup --from` and its address"
+        ) from None
+    try:
+        move_strange_log(path)
+        roll_back(path)
+        damage = damage_of(path)
+        if damage:
+            raise StorageDamagedError(said_of(damage))
+        writer = Writer(path)
+        try:
+            writer.copy(target)
+        finally:
+            writer.close()
+    finally:
+        lock.release()
