@@ -1,6 +1,6 @@
-"""The body of an OpenAI chat completion: its fields, and their conversion to messages and parameters.
+"""Fields of an OpenAI chat completion and their conversion to messages and parameters.
 
-Used by the HTTP route and by `notso batch`, so that a line of a batch file means the same as a request.
+Shared by the HTTP route and `notso batch`, so that a batch line means the same as a request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from notso.web.api.shared.api_request import ApiRequest
 
 
 class SystemMessage(Fields):
-    """What the model is told beforehand; `developer` is the newer name for the same."""
+    """A system prompt; `developer` is the newer name of the role."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -70,7 +70,7 @@ class SystemMessage(Fields):
 
 
 class UserMessage(Fields):
-    """What a person says."""
+    """A user message."""
 
     role: Literal["user"]
     content: Content
@@ -78,23 +78,24 @@ class UserMessage(Fields):
 
 
 class CalledFunction(Fields):
-    """A past call: `arguments` is text as the answer had it, JSON unless it was cut."""
+    """A past call; `arguments` is JSON text unless it was cut off."""
 
     name: Name
     arguments: Text | None = None
 
 
 class Call(Fields):
-    """A past tool call. `index` is there when a program sends back what it collected from a stream."""
+    """A past tool call."""
 
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
+    # Present when a client sends back what it collected from a stream
     index: Annotated[int, Field(ge=0, le=MAX_TOOLS)] | None = None
 
 
 class AssistantMessage(Fields):
-    """An earlier answer, as programs send it back. As the last message it is an answer to be continued."""
+    """An earlier answer. As the last message, it is continued."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -102,7 +103,7 @@ class AssistantMessage(Fields):
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
-    # What client libraries copy from an answer without a meaning for us.
+    # Fields that client libraries copy from an answer; they have no effect.
     name: Annotated[Name | None, Hint()] = None
     annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -112,7 +113,7 @@ class AssistantMessage(Fields):
 
 
 class ToolMessage(Fields):
-    """What a tool returned. Its name is known by the call's id."""
+    """A tool's result; `tool_call_id` identifies the call."""
 
     role: Literal["tool"]
     content: Content
@@ -124,7 +125,7 @@ AnyMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMess
 
 
 class Function(Fields):
-    """A function the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+    """A function the model may call; `parameters` is a JSON schema."""
 
     name: Name
     description: Annotated[str, Field(max_length=65_536)] | None = None
@@ -133,20 +134,20 @@ class Function(Fields):
 
 
 class ToolEntry(Fields):
-    """One tool. Only functions exist."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Fields):
-    """Which function."""
+    """Name of a function."""
 
     name: Name
 
 
 class NamedTool(Fields):
-    """The one function that is to be called."""
+    """Request to call this function."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -159,14 +160,14 @@ class TextFormat(Fields):
 
 
 class ObjectFormat(Fields):
-    """Any JSON object; one of `schema`, where llama.cpp's clients give one."""
+    """Any JSON object, or one that matches llama.cpp's `schema`."""
 
     type: Literal["json_object"]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class Schema(Fields):
-    """A JSON schema; the answer is held to it whatever `strict` says."""
+    """A JSON schema, enforced whatever `strict` says."""
 
     name: Name | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -175,7 +176,7 @@ class Schema(Fields):
 
 
 class SchemaFormat(Fields):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: Schema
@@ -185,20 +186,20 @@ AnyFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discrimina
 
 
 class TemplateOptions(Fields):
-    """Of the chat template's variables this one may be set; the others are the server's business."""
+    """Chat template variables that clients may set."""
 
     enable_thinking: bool | None = None
 
 
 class ThinkingOptions(Fields):
-    """Thinking as Anthropic and DeepSeek spell it."""
+    """Reasoning options of Anthropic and DeepSeek."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Whole | None = None
 
 
 class ReasoningOptions(Fields):
-    """Thinking as the Responses API and OpenRouter spell it."""
+    """Reasoning options of the Responses API and OpenRouter."""
 
     effort: Literal["none"] | Effort | None = None
     max_tokens: Whole | None = None
@@ -208,14 +209,14 @@ class ReasoningOptions(Fields):
 
 
 class AllowedTools(Fields):
-    """Which of the tools may be called, and whether one must be."""
+    """Callable tools, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class AllowedToolsChoice(Fields):
-    """A choice among some of the tools."""
+    """Choice among some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -249,7 +250,7 @@ class ChatFields(GrammarFields):
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
     prediction: Annotated[dict[str, Any] | None, Hint()] = None
-    # Fields whose value, if it is one of these, asks for nothing.
+    # Accepted only with values that have no effect.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     include_reasoning: Literal[True] | None = None
     add_generation_prompt: bool | None = None
@@ -324,36 +325,32 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "provider_specific_fields": hint("of an assistant's message: what another server meant by them is not known"),
     "strict": works("of a tool: its arguments follow their schema; where a call is asked for, those of all tools do"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ApiRequest):
-    """What a program asked for, checked.
-
-    `raw_thinking`: thoughts come as text within tags.
-    """
+    """A checked chat completion."""
 
     include_usage: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
-    raw_thinking: bool = False
+    raw_thinking: bool = False  # put the reasoning into the content within tags
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     @property
     def reasoning_mode(self) -> str:
-        """Whether the template makes the model think: what the instructions say beats what was asked for."""
+        """`think` or `no_think`; a flag in the system prompt overrides the request."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
         return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Check the body of a chat completion. Raises ApiError (400), whose `param` names the field."""
+    """Validate a chat completion. Raise ApiError (400) naming the field."""
     fields = read_fields(ChatFields, body, CHAT_NOTES | WITHIN_CHAT)
     check_stream_options(fields)
     messages = tuple(_message(message) for message in fields.messages)
@@ -389,7 +386,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
-    """Whether to think, and for how many tokens at most."""
+    # Clients send several spellings of one option; those given must agree.
     options, reasoning = fields.thinking, fields.reasoning
     switches = {
         "chat_template_kwargs": fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None,
@@ -421,7 +418,6 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
 
 
 def _continues(fields: ChatFields, messages: Sequence[Message]) -> bool:
-    """Whether more of the last message is to be written. Raises ApiError where that is asked of a user's message."""
     wanted, begun = fields.continue_final_message, fields.add_generation_prompt
     for name, contradicts in (("continue_final_message", wanted is True), ("add_generation_prompt", begun is False)):
         if contradicts and messages[-1].role != "assistant":
@@ -470,7 +466,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             checked_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # without tools there is nothing to choose
+        return "auto"  # also without tools
     return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

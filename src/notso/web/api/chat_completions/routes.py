@@ -1,4 +1,4 @@
-"""Chat completions, whole or as a stream, and what can be done to one while it is written."""
+"""Routes for chat completions, resuming and stopping them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ControlFields(Fields):
 @router.post("/chat/completions")
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
+    """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_chat_request)
     return await respond(
         request,
@@ -49,7 +49,7 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
 
 @router.post("/v1/chat/completions/control")
 async def control(request: Request, services: Services, owner: Owner) -> Response:
-    """Do something to an answer that is being written: end its thinking, so that the answer begins."""
+    """Control a running answer: `reasoning_end` ends its reasoning."""
 
     def parse(body: Mapping[str, Any]) -> ControlFields:
         return read_fields(ControlFields, body, {})
@@ -64,7 +64,7 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
 
 @router.get("/v1/stream")
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
-    """The stream of a conversation's newest answer once more, from event number `from` on."""
+    """Resume the stream of a conversation's latest answer from event number `from`."""
     stream = await _streams(request, services, owner)
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
@@ -81,7 +81,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
 
 @router.delete("/v1/stream")
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
-    """Stop a conversation's answer; what there is of it, stays. Nothing happens to one that has ended."""
+    """Stop a conversation's answer, keeping its text. No effect after its end."""
     stream = await _streams(request, services, owner)
     stopped = not stream.finished
     if isinstance(stream, AnswerElsewhere):

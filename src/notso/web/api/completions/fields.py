@@ -1,4 +1,4 @@
-"""OpenAI text completions (prompt continuation): fields, routes and stream format."""
+"""OpenAI text completions: fields, routes and response format."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Log probabilities of all prompts of a request, by their characters or ids, of which tokens have one or more."""
-DEFAULT_MAX_TOKENS = 16  # the API's own
+"""Limit of prompt log probabilities per request, counted by characters or ids, which are at least as many as tokens."""
+DEFAULT_MAX_TOKENS = 16  # of OpenAI's API
 
 
 TokenIds = Annotated[
@@ -74,7 +74,7 @@ class TextFields(GrammarFields):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    # Fields whose value, if it is this, asks for nothing.
+    # Accepted only with values that have no effect.
     suffix: Literal[""] | None = None
 
 
@@ -102,9 +102,9 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    """What a program asked for, checked. `texts`: what the prompts say, as far as that is known without a model."""
+    """A checked text completion."""
 
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # of the prompts; '' for token ids until `with_texts`
     echo: bool = False
     include_usage: bool = False
     return_progress: bool = False
@@ -112,7 +112,7 @@ class TextRequest(ApiRequest):
 
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
-    """Check the body of a plain completion. Raises ApiError (400), whose `param` names the field."""
+    """Validate a text completion. Raise ApiError (400) naming the field."""
     _check_prompts(body.get("prompt"))
     fields = read_fields(TextFields, body, TEXT_NOTES | WITHIN_SAMPLING)
     check_stream_options(fields)
@@ -154,7 +154,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
 
 
 def with_texts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
-    """With what prompts of token ids say. Raises ApiError (400) for ids that are none of this model's."""
+    """Decode prompts given as token ids. Raise ApiError (400) for invalid ids."""
     try:
         texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in asked.prompts)
     except InvalidRequestError as error:
@@ -178,7 +178,7 @@ def _listed(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | li
 
 
 def _check_prompts(prompts: object) -> None:
-    """Say of a list what is wrong with it, where its types alone would say something of another kind of list."""
+    # Checked before pydantic, as its errors would refer to another of the possible list types.
     if not isinstance(prompts, list):
         return
     if any(isinstance(each, int) for each in prompts):
@@ -202,7 +202,7 @@ def _check_ids(name: str, ids: list[object]) -> None:
 
 
 class TextSerializer:
-    """An Serializer: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
+    """Serializer for chunks, with one finish per choice, and [DONE]."""
 
     ping = PING
 
@@ -217,17 +217,15 @@ class TextSerializer:
         self.id = completion.id
 
     def again(self) -> TextSerializer:
-        """The same answer from its beginning."""
         return TextSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        """The prompts, for who wants them repeated."""
+        """Yield the prompts if `echo` is set."""
         for number, echoed in enumerate(self._echoed):
             if echoed:
                 yield self._sse_event(number, echoed)
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        """What an event adds to choice `number`. Raises the error of an `error` event."""
         choice = self._choices[number]
         so_far = self._watches[number].take(event) if self._watches is not None else None
         more = {"timings": so_far} if so_far else {}
@@ -246,21 +244,17 @@ class TextSerializer:
             untold = legacy(event.logprobs, written) if event.logprobs else None
             yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
 
-    async def finalise(self) -> None:
-        """Nothing is kept."""
+    async def finalise(self) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        """The counts, for who asked for them, and the end."""
         if self._asked.include_usage:
             yield data_event(self._head() | {"choices": [], "usage": self._usage()})
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """The error, in place of all that would have come."""
         return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
-        """The whole."""
         return self._head() | {
             "choices": [self._entry(number, choice) for number, choice in enumerate(self._choices)],
             "usage": self._usage(),
@@ -293,7 +287,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.post("/v1/completions")
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Write a text on. A client that leaves stops it, unless it sent X-Conversation-Id."""
+    """Continue a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_text_request)
     if asked.echo and not all(asked.texts):
         read = asked

@@ -1,4 +1,4 @@
-"""llama.cpp's own completion endpoint: fields, routes and stream format."""
+"""llama.cpp's completion endpoint: fields, routes and response format."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ from notso.web.engine.model_names import model_id
 
 MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
-"""Of one request, each made into tokens by itself."""
+"""Limit of prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
-"""The bias that `false` means: no token comes back from there."""
+"""Bias of tokens set to `false`: none is ever sampled."""
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]
 
 
 class PromptObject(Fields):
-    """A text that pictures could stand in, of which there are none."""
+    """A prompt with media placeholders in llama.cpp; only text is supported."""
 
     prompt_string: Text
 
 
 Pieces = Annotated[list[TokenId | Text], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)]
-"""Token ids and texts, one behind the other."""
+"""Concatenated token ids and texts."""
 PromptField = (
     Text
     | PromptObject
@@ -92,7 +92,7 @@ class NativeFields(GrammarFields):
 
     prompt: PromptField
     n_cmpl: Annotated[int, Field(ge=1)] | None = None
-    logit_bias: Biases | None = None  # type: ignore[assignment]  # more forms than the API's of which it is a field
+    logit_bias: Biases | None = None  # type: ignore[assignment]  # more forms than the inherited field
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[Name], Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)] | None = None
@@ -133,7 +133,7 @@ WITHIN_NATIVE: Notes = WITHIN_SAMPLING | {
     "prompt_string": works("the text"),
     "multimodal_data": refused("the model reads text only"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""
 
 
 RANDOM_SEED = -1
@@ -144,16 +144,14 @@ TokenBias = tuple[Piece, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(ApiRequest):
-    """What a program asked for, checked. `pieces` of each prompt, and `biases`, hold texts until they are `tokenized`;
-    then `texts` is what the prompts say. `n_predict`: what was asked for, -1 for what fits. `is_list`: the answer is
-    one."""
+    """A checked completion. Texts in `pieces` and `biases` are converted by `tokenized`."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     biases: tuple[TokenBias, ...] = ()
-    texts: tuple[str, ...] = ()
-    n_predict: int = -1
+    texts: tuple[str, ...] = ()  # of the prompts, set by `tokenized`
+    n_predict: int = -1  # as requested; -1: unlimited
     n_probs: int = 0
-    is_list: bool = False
+    is_list: bool = False  # respond with a list
     return_tokens: bool = False
     response_fields: tuple[str, ...] = ()
     return_progress: bool = False
@@ -161,7 +159,7 @@ class NativeRequest(ApiRequest):
 
 
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
-    """Check the body of a completion. Raises ApiError (400), whose `param` names the field."""
+    """Validate a completion. Raise ApiError (400) naming the field."""
     fields = read_fields(NativeFields, body, NATIVE_NOTES | WITHIN_NATIVE)
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
@@ -212,8 +210,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
 def tokenized(
     asked: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
-    """With prompts of token ids, and biases of them. Raises ApiError (400) for ids that are none of this model's, and
-    for what holds no token, or too many."""
+    """Convert prompts and biases to token ids. Raise ApiError (400) if invalid, empty or too many."""
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
         if not all(prompts):
@@ -257,12 +254,11 @@ def _biases(given: Biases | None) -> Iterator[TokenBias]:
 
 
 NO_SLOT = -1
-"""Of `id_slot`: an answer has no place of its own."""
+"""`id_slot` of every answer, as answers have no slots."""
 
 
 class NativeSerializer:
-    """A Serializer: pieces with their tokens, then for each choice one event with all that is known of it; or one error
-    in their place. Nothing says that the stream ends: `stop` has said so of each choice."""
+    """Serializer for text pieces and one final event per choice with `stop` set; no event marks the stream's end."""
 
     ping = PING
 
@@ -276,17 +272,14 @@ class NativeSerializer:
         self.id = new_id("cmpl")
 
     def again(self) -> NativeSerializer:
-        """The same answer from its beginning."""
         other = NativeSerializer(self._asked, self._info)
         other.id = self.id
         return other
 
     def initial_events(self) -> Iterator[bytes]:
-        """None."""
         yield from ()
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        """What an event adds to choice `number`. Raises the error of an `error` event."""
         choice = self._choices[number]
         so_far = self._watches[number].take(event) if self._watches is not None else None
         more: dict[str, Any] = {"timings": so_far} if so_far else {}
@@ -301,19 +294,16 @@ class NativeSerializer:
             self._stopped_by[number] = event.stop
             yield data_event(self._final(number) | {"content": "", "tokens": []})
 
-    async def finalise(self) -> None:
-        """Nothing is kept."""
+    async def finalise(self) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        """None."""
         yield from ()
 
     def failure(self, error: ApiError) -> bytes:
-        """The error, in place of all that would have come."""
         return data_event(error.body)
 
     def body(self) -> Any:
-        """The whole: an object, or a list of them."""
+        """Return an object, or a list of them."""
         whole = [self._chosen(self._final(number)) for number in range(len(self._choices))]
         return whole if self._asked.is_list else whole[0]
 
@@ -374,7 +364,7 @@ class NativeSerializer:
         return {"length": "limit", "cancelled": "none"}.get(choice.finish_reason, "eos")
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Of the answer what was asked for; a name with a slash is that of something within."""
+        # Names with slashes address nested values.
         if not self._asked.response_fields:
             return body
         found: dict[str, Any] = {}
@@ -401,8 +391,8 @@ router = APIRouter(dependencies=[Depends(guarded)])
 @router.post("/completion")
 @router.post("/completions")
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
-    """Write a text on, as llama.cpp's server does: what spells a control token in it is that token. A client that
-    leaves stops it, unless it sent X-Conversation-Id."""
+    """Continue a text as llama.cpp's server does, parsing control tokens in it. Disconnecting stops it, unless
+    X-Conversation-Id was sent."""
     read = await read_body(request, parse_native_request)
     async with serving(services, read.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize

@@ -1,4 +1,4 @@
-"""The bodies of /api/chat and /api/generate: fields, `options`, and conversion to messages and parameters."""
+"""Fields of /api/chat and /api/generate, and their conversion to messages and parameters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAX_OPTION_TEXT = 256
 
 
 def _whole(given: Any) -> Any:
-    """Ollama takes 40.0 for 40."""
+    # Ollama accepts 40.0 for 40.
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
@@ -55,7 +55,7 @@ Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPT
 
 
 class OptionFields(Fields):
-    """Ranges of the sampler's numbers are the engine's to check."""
+    """Sampling and runtime options; the engine checks sampler ranges."""
 
     temperature: float | None = None
     top_k: Whole | None = None
@@ -69,11 +69,11 @@ class OptionFields(Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     typical_p: float | None = None
-    # What changes the answer unless its value is this.
+    # Values that would change the answer are rejected, except for the neutral one.
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
-    # What says how to use a machine.
+    # Options for machine resources are ignored.
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None
@@ -123,7 +123,7 @@ OPTION_NOTES: Notes = {
     ),
     hint(_SET_UP),
 )
-PARAMS = {  # the engine's -> Ollama's
+PARAMS = {  # engine parameter -> Ollama's field
     "max_tokens": "options.num_predict",
     "repeat_penalty": "options.repeat_penalty",
     "penalty_window": "options.repeat_last_n",
@@ -147,7 +147,7 @@ PARAMS = {  # the engine's -> Ollama's
 
 
 def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
-    """The engine's parameters. Raises ApiError (400) that names the option."""
+    """Convert to engine parameters. Raise ApiError (400) naming the option."""
     if options.tfs_z not in (None, 1.0):
         raise invalid("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
     penalties = {
@@ -172,7 +172,7 @@ def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingP
 
 
 def _window(last: int | None) -> int | None:
-    """Ours is 0 where Ollama's is -1: over everything."""
+    # Everything is 0 in the engine and -1 in Ollama.
     return 0 if last == -1 else last
 
 
@@ -187,7 +187,7 @@ Role = Annotated[
 
 
 class PastFunction(Fields):
-    """A past call: its arguments are an object."""
+    """A past call; its arguments are an object."""
 
     name: Name
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -196,7 +196,7 @@ class PastFunction(Fields):
 
 
 class PastCall(Fields):
-    """A past tool call, as an answer had it."""
+    """A past tool call."""
 
     id: Annotated[str, Field(max_length=256)] | None = None
     type: Literal["function"] | None = None
@@ -204,7 +204,7 @@ class PastCall(Fields):
 
 
 class OllamaMessage(Fields):
-    """One turn. Which fields belong to which role is not checked, as Ollama does not."""
+    """One message; as in Ollama, its fields are not checked against the role."""
 
     role: Role
     content: Text | None = None
@@ -216,7 +216,7 @@ class OllamaMessage(Fields):
 
 
 class OllamaFunction(Fields):
-    """A function the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+    """A function the model may call; `parameters` is a JSON schema."""
 
     name: Name
     description: Annotated[str, Field(max_length=65_536)] | None = None
@@ -224,14 +224,14 @@ class OllamaFunction(Fields):
 
 
 class OllamaTool(Fields):
-    """One tool. Only functions exist."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"] = "function"
     function: OllamaFunction
 
 
 class AnswerFields(Fields):
-    """What both ways of asking have in common."""
+    """Fields shared by /api/chat and /api/generate."""
 
     model: Name | None = None
     stream: bool | None = None
@@ -319,7 +319,7 @@ SHOW_NOTES: Notes = {
 }
 
 WITHIN_ANSWER: Notes = OPTION_NOTES
-"""Of what lies within the fields of both."""
+"""Notes on nested fields of both endpoints."""
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {
     "thinking": works("of a message: accepted, and left out of the prompt"),
@@ -330,17 +330,14 @@ WITHIN_CHAT: Notes = OPTION_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ApiRequest):
-    """What a program asked for, checked. `given_name`: the model as it calls it.
+    """A checked request."""
 
-    `only_loads`: nothing is to be answered.
-    """
-
-    only_loads: bool = False
-    given_name: str | None = None
+    only_loads: bool = False  # load the model without answering
+    given_name: str | None = None  # model name as the client spells it
 
 
 def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
-    """Check the body of POST /api/chat. Raises ApiError (400) that names the field."""
+    """Validate POST /api/chat. Raise ApiError (400) naming the field."""
     fields = read_fields(OllamaChatFields, body, WITHIN_CHAT | CHAT_NOTES)
     messages = tuple(map(_message, fields.messages or ()))
     is_continued = bool(messages) and messages[-1].role == "assistant"
@@ -348,7 +345,7 @@ def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
 
 
 def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
-    """Check the body of POST /api/generate. Raises ApiError (400) that names the field."""
+    """Validate POST /api/generate. Raise ApiError (400) naming the field."""
     fields = read_fields(GenerateFields, body, GENERATE_NOTES | WITHIN_ANSWER)
     prompt = fields.prompt or ""
     if not prompt:
@@ -428,7 +425,6 @@ def _message(message: OllamaMessage) -> Message:
 
 
 def _seconds(given: KeepAlive | None) -> float | None:
-    """Seconds, or a duration as Go spells it. Raises ApiError (400)."""
     if given is None or isinstance(given, (int, float)):
         seconds = given
     else:

@@ -1,4 +1,4 @@
-"""Ollama's chat and generate endpoints, and errors for the endpoints that are not supported."""
+"""Ollama's chat and generate endpoints, and errors for unsupported endpoints."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.post("/api/chat")
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation, in Ollama's form. A client that leaves stops its answer."""
+    """Answer a conversation, in Ollama's format. Disconnecting stops the answer."""
     return await _answer(request, services, owner, "chat", parse_chat)
 
 
 @router.post("/api/generate")
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a prompt, in Ollama's form. A client that leaves stops its answer."""
+    """Answer a prompt, in Ollama's format. Disconnecting stops the answer."""
     return await _answer(request, services, owner, "generate", parse_generate)
 
 
@@ -47,14 +47,15 @@ async def _answer(
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
-    if asked.keep_alive_s is not None and not caller_of(request).is_operator:  # other people use the model too
+    # Other users share the model, so only operators control its residency.
+    if asked.keep_alive_s is not None and not caller_of(request).is_operator:
         if (asked.only_loads and asked.keep_alive_s == 0) or services.shared.settings.strict_fields:
             raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
         asked = replace(asked, keep_alive_s=None, ignored=(*asked.ignored, "keep_alive"))
     if asked.only_loads:
         choice = await chosen_model(services, asked.model)
         served = host.model(choice.model)
-        if asked.keep_alive_s == 0:  # not loaded for that
+        if asked.keep_alive_s == 0:  # unload: must not load the model first
             host.keep(served, 0)
             name = asked.given_name or served.name
             return JSONResponse(OllamaSerializer(asked, kind, name).unloaded(), headers=ignored_headers(asked))
@@ -78,7 +79,7 @@ async def _answer(
 @router.post("/api/embed")
 @router.post("/api/embeddings")
 async def embed() -> Response:
-    """Refused: the model was not trained for it."""
+    """Not supported: SmolLM3 was not trained for embeddings."""
     raise ApiError(400, "not_supported", "this model does not support embeddings: SmolLM3 is a chat model")
 
 
@@ -88,7 +89,7 @@ async def embed() -> Response:
 @router.post("/api/copy")
 @router.delete("/api/delete")
 async def manage() -> Response:
-    """Refused: models come and go by the server's own page and command line."""
+    """Not supported: models are managed by the web page and the command line."""
     raise ApiError(
         400, "not_supported", "models are not managed by this API: use `notso pull`, or the page about models"
     )

@@ -1,4 +1,4 @@
-"""Field types and checks shared by all request bodies, and the reader that turns a body into its fields."""
+"""Field types and checks shared by all request bodies, and body validation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Fields(StrictFields):
-    """Fields of a request body, at any depth. A name that is no field is left out, and named to the caller by
-    `hints_of`; but one in the context of the validation (a table of notes on documented fields that are not offered) is
-    refused, unless it asks for nothing: null, false, an empty text or list."""
+    """Base of request bodies and their nested objects.
+
+    Unknown names are dropped and reported by `hints_of`. A name in the validation context (notes on documented fields
+    that are not supported) is rejected unless null, false, '' or [].
+    """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
@@ -44,7 +46,7 @@ class Fields(StrictFields):
 
 
 def spelling(name: str, field: FieldInfo) -> str:
-    """What a body calls a field."""
+    """Return a field's name in the body."""
     return field.alias or name
 
 
@@ -54,12 +56,12 @@ def _spellings(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_nothing(value: object) -> bool:
-    """No object: an empty one asks for what is done by default."""
+    # An empty object is not included: it requests a default behavior.
     return value is None or value is False or value == "" or value == []
 
 
 class TextPart(Fields):
-    """A piece of a message's content. Pictures and sound have no type here: the model reads text."""
+    """A text part of a message. Images and audio are not supported."""
 
     type: Literal["text"]
     text: Text
@@ -70,32 +72,28 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PA
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is to be said of a field: in the compatibility page, and to who sends what cannot be honoured.
+    """Documentation of a field, for the compatibility page and for error messages."""
 
-    works: it does what the API's own documents say. inert: it is taken where it asks for nothing. hint: it is taken,
-    ignored, and named in the answer's header. refused: it has no meaning here. later: it is not there yet. `instead`:
-    what to do about a value that is refused, if not `text`. `ignored`: why it is a hint; then `text` names the values,
-    if any, that are none.
-    """
-
+    # works: behaves as the API documents. inert: accepted only with values that have no effect. hint: ignored
+    # and named in the response header. refused: has no meaning here. later: not supported yet.
     state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
-    instead: str = ""
-    ignored: str = ""
+    instead: str = ""  # advice for rejected values; default: `text`
+    ignored: str = ""  # reason for ignoring a hint; `text` then names values that are not ignored
 
     @property
     def advice(self) -> str:
-        """For who is refused."""
+        """Advice in error messages."""
         return self.instead or ("" if self.is_taken else self.text)
 
     @property
     def described(self) -> str:
-        """What is done with it, in a sentence."""
+        """Description in the OpenAPI document."""
         return "; ".join(filter(None, (self.text, self.ignored and f"ignored: {self.ignored}")))
 
     @property
     def is_taken(self) -> bool:
-        """Whether any value of it is."""
+        """Whether some value is accepted."""
         return self.state in ("works", "inert", "hint")
 
 
@@ -103,39 +101,35 @@ Notes = dict[str, Note]
 
 
 def works(text: str, instead: str = "") -> Note:
-    """The field is honoured."""
     return Note("works", text, instead)
 
 
 def inert(text: str, instead: str = "") -> Note:
-    """The field is taken where it asks for nothing."""
     return Note("inert", text, instead)
 
 
 def hint(text: str, done: str = "", instead: str = "") -> Note:
-    """The field is taken and ignored, which `text` gives the reason for; but for values that `done` tells of."""
+    """Describe an ignored field: the reason, and values in `done` that are not ignored."""
     return Note("hint", done, instead, text)
 
 
 def refused(text: str) -> Note:
-    """The field is not taken."""
     return Note("refused", text)
 
 
 def later(text: str) -> Note:
-    """The field is not taken yet."""
     return Note("later", text)
 
 
 def joined(content: Content | None) -> str:
-    """The text of a content."""
+    """Return the text of a content."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
 
 
 def depth(value: object) -> int:
-    """How deeply objects and lists lie within each other."""
+    """Return the nesting depth of objects and lists."""
     if isinstance(value, dict):
         return 1 + max(map(depth, value.values()), default=0)
     if isinstance(value, list):
@@ -145,12 +139,12 @@ def depth(value: object) -> int:
 
 F = TypeVar("F", bound=BaseModel)
 
-_TELLING = {"extra_forbidden": 2, "too_short": 1}  # of faults at one place these say most
-_SHOWN_CHARACTERS = 80  # of a field's name that nobody here chose
+_TELLING = {"extra_forbidden": 2, "too_short": 1}  # priority among errors at the same place
+_SHOWN_CHARACTERS = 80  # of a client's field name in errors
 
 
 def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
-    """The body as fields of that kind. Raises ApiError (400), whose `param` names the field; `notes` say what to do."""
+    """Validate a body. Raise ApiError (400) naming the field, with advice from `notes`."""
     try:
         return kind.model_validate(body, context=notes)
     except ValidationError as error:
@@ -158,25 +152,25 @@ def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """The value of a field is out of its range."""
+    """Return the error for an invalid value."""
     return ApiError(400, code, message, param=param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """The field, or this value of it, cannot be honoured."""
+    """Return the error for an unsupported field or value."""
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
 def check_depth(param: str, schema: object) -> None:
-    """Raises ApiError (400) for a schema that is nested too deeply."""
+    """Raise ApiError (400) for a schema nested too deeply."""
     if depth(schema) > MAX_SCHEMA_DEPTH:
         raise invalid(param, f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
 
 
 def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
-    """One of the faults, in our words: pydantic's may repeat what was sent."""
+    # Messages are written here, as pydantic's may repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
-    # Where a value may be one of several kinds there is a fault for each: the deepest is of the kind that was meant.
+    # A union reports an error per alternative; the deepest belongs to the intended one.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
     path = _path(fault["loc"], body)
     param = ".".join(map(str, path))
@@ -207,7 +201,6 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
 
 
 def _wrong_kind(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
-    """A value that may be one of several kinds names none of them, or one that we know to refuse."""
     tag, field = context.get("tag"), str(context.get("discriminator", "")).strip("'")
     if tag in notes:
         return unsupported(f"{shown}.{field}", f"{shown}.{field} {tag} is not supported: {notes[str(tag)].advice}")
@@ -221,7 +214,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    """Where in the body a fault lies; pydantic's own path also names the types it tried."""
+    # pydantic's path also contains the names of tried types; only parts found in the body are kept.
     path: list[int | str] = []
     for part in location:
         in_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
@@ -232,28 +225,26 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
 
 
 def _at(body: Any, path: Sequence[str | int]) -> str:
-    """The text at a place in the body, as `_path` found it; '' for anything else."""
     for part in path:
         body = body[part]
     return body if isinstance(body, str) else ""
 
 
 def printable(text: str) -> str:
-    """A name that nobody here chose, fit to be shown."""
+    """Make a client's field name safe to display."""
     return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_CHARACTERS])
 
 
 MAX_HINTS = 1024
-"""Of one request; what is ignored beside them is not counted."""
+"""Limit of reported hints per request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Marks a field (`Annotated[..., Hint()]`, outermost) whose value is ignored, but for `done`: values that ask for
-    no more than is done. `tells`: it tells of the caller, and is taken where hints are refused too."""
+    """Marks a field as ignored (`Annotated[..., Hint()]`, outermost)."""
 
-    done: tuple[Any, ...] = ()
-    tells: bool = False
+    done: tuple[Any, ...] = ()  # values that match the actual behavior
+    tells: bool = False  # describes the caller; accepted even with strict fields
 
 
 TELLS = Hint(tells=True)
@@ -261,16 +252,18 @@ TELLS = Hint(tells=True)
 
 @dataclass(frozen=True, slots=True)
 class GivenHint:
-    """A hint of a request: `name` is without the places in lists, `path` where it stands first."""
+    """An ignored field of a request."""
 
-    name: str
-    path: str
+    name: str  # without list indexes
+    path: str  # of the first occurrence, with list indexes
     tells: bool
 
 
 def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
-    """The hints in `fields`, which were read of `body`, in their order, each name once. Takes time in proportion to the
-    names in the body that are fields."""
+    """List the ignored fields in order of occurrence, each name once.
+
+    Takes time proportional to the number of known names in the body.
+    """
     found: dict[str, GivenHint] = {}
     for path, tells in _hints(fields, body):
         name = ".".join(part for part in path if isinstance(part, str))
@@ -282,7 +275,7 @@ def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...
 
 
 def refuse_hints(hints: Iterable[GivenHint]) -> None:
-    """Raises ApiError (400) that names the first that does not just tell of the caller."""
+    """Raise ApiError (400) for the first hint that does not describe the caller."""
     for hint in hints:
         if not hint.tells:
             shown = printable(hint.path)
@@ -303,7 +296,7 @@ def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...]
         if said is None:
             continue
         if name not in marks:
-            yield (name,), False  # an unknown name
+            yield (name,), False  # unknown name
             continue
         attribute, hint = marks[name]
         read = getattr(value, attribute)
@@ -316,7 +309,6 @@ def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...]
 
 @lru_cache(maxsize=256)
 def _marks(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
-    """Of every field, by its spelling: its attribute, and how it is marked."""
     return {
         spelling(name, field): (name, next((each for each in field.metadata if isinstance(each, Hint)), None))
         for name, field in kind.model_fields.items()
@@ -324,7 +316,7 @@ def _marks(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
 
 
 EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}
-"""Tokens of thinking that each `reasoning_effort` grants; `max` grants what there is."""
+"""Reasoning tokens per `reasoning_effort`; `max` is unlimited."""
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS = (
@@ -335,18 +327,17 @@ EFFORT_ADVICE = "use none, minimal, low, medium, high, xhigh or max"
 
 
 def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
-    """JSON of this schema. Raises ApiError (400) for one that is nested too deeply."""
+    """Return the grammar of a JSON schema. Raise ApiError (400) if nested too deeply."""
     check_depth(param, schema)
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
-    """The names of the tools that are strict."""
     return tuple(name for name, strict in tools if strict)
 
 
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """A call of `name`, or of any tool. Raises ApiError (400) where there is no such tool."""
+    """Return the choice of `name`, or of any tool. Raise ApiError (400) if unknown."""
     if not names:
         raise invalid(param, f"{param} asks for a call, but there are no tools")
     if name is None:

@@ -1,4 +1,4 @@
-"""Sampling, stopping and grammar fields, as OpenAI, llama.cpp and vLLM spell them."""
+"""Sampling, stopping and grammar fields, as spelled by OpenAI, llama.cpp and vLLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from notso.web.values.strict_fields import at_most
 
 
 def whole(given: Any) -> Any:
-    """1.0 is 1, and true is not."""
+    """Convert integral floats to int; reject booleans."""
     if isinstance(given, bool):
         raise ValueError("it should be a number")
     return int(given) if isinstance(given, float) and given.is_integer() else given
@@ -44,7 +44,7 @@ Number = int | float
 
 
 class AbsentSamplerFields(Fields):
-    """Each with the one value that is off."""
+    """Samplers and options not implemented, with their neutral value."""
 
     tfs_z: Off1 | None = None
     top_a: Off0 | None = None
@@ -149,7 +149,7 @@ MIROSTAT_ADVICE = (
 
 
 def _as_list(given: Any) -> Any:
-    """text-generation-webui and its clients send the list as JSON text."""
+    # text-generation-webui and its clients send the list as JSON text.
     if not isinstance(given, str):
         return given
     try:
@@ -159,7 +159,7 @@ def _as_list(given: Any) -> Any:
 
 
 class RarerSamplingFields(Fields):
-    """Ranges of the sampler's numbers are the engine's to check."""
+    """Less common sampling fields; the engine checks their ranges."""
 
     typical_p: float | None = None
     xtc_probability: float | None = None
@@ -203,15 +203,16 @@ RARER_NOTES: Notes = {
 
 _SAME = tuple(name for name in RARER_NOTES if name not in ("repeat_last_n", "mirostat"))
 NAMES = {"penalty_window": "repeat_last_n"}
-"""The engine's -> ours."""
+"""Engine parameter -> API field."""
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 def with_rarer(fields: RarerSamplingFields, chosen: dict[str, Any]) -> dict[str, Any]:
-    """What was chosen otherwise, and these. A penalty that looks at no token is none."""
+    """Add the less common parameters."""
     rarer = {name: getattr(fields, name) for name in _SAME}
     for name in ("dry_sequence_breakers", "stop_token_ids"):
         rarer[name] = None if rarer[name] is None else tuple(rarer[name])
+    # A penalty over no token is none.
     if fields.repeat_last_n == 0:
         return chosen | rarer | dict.fromkeys(_PENALTIES)
     return chosen | rarer | {"penalty_window": 0 if fields.repeat_last_n == -1 else fields.repeat_last_n}
@@ -220,24 +221,24 @@ def with_rarer(fields: RarerSamplingFields, chosen: dict[str, Any]) -> dict[str,
 MAX_CHOICES = 64
 MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
-"""n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+"""Limit of n x max_tokens x log probabilities per token: the response size that a small request may cause."""
 ANY_LENGTH = -1
-"""Of max_tokens, as llama.cpp and LM Studio have it: what fits."""
+"""`max_tokens` for as many as fit, as in llama.cpp and LM Studio."""
 MOST_TOKENS = 131_072
-"""No answer is longer, whatever max_tokens says: the longest context that the model was made for."""
+"""Longest possible answer: the longest context of the model."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class StreamOptions(Fields):
-    """What a stream holds beside the answer."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
 class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
-    """Ranges of the sampler's numbers are the engine's to check."""
+    """Sampling fields; the engine checks their ranges."""
 
     model: Name | None = None
     max_tokens: Whole | None = None
@@ -296,13 +297,13 @@ SAMPLING_NOTES: Notes = {
 WITHIN_SAMPLING: Notes = {
     "include_obfuscation": hint("streams are not padded", "false"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""
 
 
 def sampling_of(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
-    """One for each of the choices (`n`), which differ in their seed. Raises ApiError (400) that names the field."""
+    """Return the parameters of each choice, which differ in the seed. Raise ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -322,22 +323,22 @@ def sampling_of(
     work = choices * min(max_tokens or 1, MOST_TOKENS) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
-    # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
+    # Choices with the same seed would be identical. Seeds past the range wrap around.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
     names = NAMES if fields.n_predict is None else NAMES | {"max_tokens": "n_predict"}
     return tuple(checked_params(names, seed=seed, **given) for seed in seeds)
 
 
 def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
-    """The engine's parameters. Raises ApiError (400) that names the field, by one of `names` where there is one."""
+    """Create engine parameters. Raise ApiError (400) with the API's field name."""
     try:
         return SamplingParams(**given)
-    except ValueError as error:  # InvalidRequestError, which names the field
+    except ValueError as error:  # InvalidRequestError with the parameter's name
         raise api_error_of(error).called(names) from None
 
 
 def either(fields: Fields, *names: str) -> Any:
-    """The spellings of one field. Raises ApiError if two are given and differ."""
+    """Return the value of a field with several spellings. Raise ApiError if they differ."""
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
@@ -346,7 +347,7 @@ def either(fields: Fields, *names: str) -> Any:
 
 
 def check_stream_options(fields: SamplingFields) -> None:
-    """Raises ApiError where there is no stream for the options."""
+    """Raise ApiError for stream options without a stream."""
     if not fields.stream and fields.stream_options is not None:
         raise invalid("stream_options", "stream_options needs stream: true")
 
@@ -371,13 +372,13 @@ MAX_GRAMMAR_CHOICES = 1_000
 
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_GRAMMAR_CHOICES, fail_fast=True)]
 Schema = dict[str, Any] | Text
-"""A JSON schema, or one as JSON text."""
+"""A JSON schema as object or text."""
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 class StructuredOutputs(Fields):
-    """vLLM's: one of them."""
+    """vLLM's structured outputs, of which one may be given."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None
@@ -387,7 +388,7 @@ class StructuredOutputs(Fields):
 
 
 class GrammarFields(SamplingFields):
-    """One of them at most. A `grammar` is GBNF where it has rules in that notation (`::=`), else Lark."""
+    """Grammar fields, of which one may be given. A `grammar` with `::=` rules is GBNF, otherwise Lark."""
 
     grammar: Text | None = None
     json_schema: Schema | None = None
@@ -415,14 +416,11 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "grammar_triggers": refused("leave it out: a grammar holds from the answer's first token"),
     "structural_tag": refused("give tools with strict: true"),
 }
-"""And those of the sampling."""
+"""Includes the sampling notes."""
 
 
 def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """What the answer must be, and the field that says so; `format_grammar` is what `response_format` says.
-
-    Raises ApiError (400) where two say something, or one says it wrongly.
-    """
+    """Return the grammar of the answer and the field it came from. Raise ApiError (400) if invalid or ambiguous."""
     asked = fields.structured_outputs
     given: dict[str, Grammar | None] = {
         "response_format": format_grammar,
@@ -452,7 +450,7 @@ def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> 
 
 
 def _written(source: str | None) -> Grammar | None:
-    if not source:  # llama.cpp's clients send an empty one for none
+    if not source:  # llama.cpp's clients send an empty string for none
         return None
     return Grammar("gbnf" if _GBNF_RULE.search(source) else "lark", source)
 

@@ -1,6 +1,6 @@
-"""Adapters added and removed while the server answers, by the addresses that vLLM has for it.
+"""Loading and unloading of adapters at runtime, on vLLM's endpoints.
 
-Files are taken from the folder that the operator named (`--adapter-dir`), and from nowhere else.
+Files are only read from the operator's `--adapter-dir`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ UNLOAD_NOTES: Notes = {
 
 @router.post("/v1/load_lora_adapter")
 async def load(request: Request, services: Services) -> Response:
-    """Read an adapter; requests may name it from then on."""
+    """Load an adapter. Requests may name it from then on."""
 
     def parse(body: Mapping[str, Any]) -> LoadFields:
         return read_fields(LoadFields, body, LOAD_NOTES)
@@ -79,7 +79,7 @@ async def load(request: Request, services: Services) -> Response:
 
 @router.post("/v1/unload_lora_adapter")
 async def unload(request: Request, services: Services) -> Response:
-    """Remove an adapter; answers that are being written with it go on."""
+    """Unload an adapter. Running answers that use it continue."""
 
     def parse(body: Mapping[str, Any]) -> UnloadFields:
         return read_fields(UnloadFields, body, UNLOAD_NOTES)
@@ -88,7 +88,7 @@ async def unload(request: Request, services: Services) -> Response:
     _within(services.shared.settings.adapter_dir, "")
     for served in services.shared.engine.models():
         names = {name.lower(): name for name in adapters_of(served)}
-        name = names.get(fields.lora_name.lower())  # as requests call it, in any case
+        name = names.get(fields.lora_name.lower())  # names are case-insensitive
         if name is not None:
             if served.engine is not None:
                 await asyncio.to_thread(served.engine.adapters.remove, name)
@@ -98,7 +98,6 @@ async def unload(request: Request, services: Services) -> Response:
 
 
 def _within(folder: Path | None, name: str) -> Path:
-    """A path within the operator's folder, whatever links there are. Raises ApiError."""
     if folder is None:
         raise ApiError(
             403, "not_allowed", "adapters are loaded by requests only where --adapter-dir names their folder"

@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from the table of fields: `python -m notso.web.api.server.compatibility`."""
+"""Generator of docs/compatibility.md from the field tables: `python -m notso.web.api.server.compatibility`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ addresses do, and what comes back, is described in [api.md](api.md).
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One kind of body: where it is sent, its fields, and a note about each of them and of others."""
+    """An endpoint's body: its fields, and notes on them and on nested ones."""
 
     path: str
     api: str
@@ -77,7 +77,6 @@ ADDRESSES = (
 
 
 def page() -> str:
-    """The whole page."""
     return "\n".join([HEAD, *map(_section, ADDRESSES)])
 
 

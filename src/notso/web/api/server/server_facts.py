@@ -1,4 +1,4 @@
-"""Server status: properties, slots, health, metrics, and errors for endpoints that are not supported."""
+"""Server status: properties, slots, health, metrics, and errors for unsupported endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/props")
 async def props(services: Services) -> Response:
-    """The model, the context and what a request that says nothing gets."""
+    """Return the model, its context length and the default parameters."""
     info = _info(services)
     return JSONResponse(
         {
@@ -53,7 +53,7 @@ async def props(services: Services) -> Response:
 
 @router.get("/slots")
 async def slots(services: Services) -> Response:
-    """Each place for an answer and whether it is taken: counts, and no word of anybody's."""
+    """List slots and whether each is processing. No content is exposed."""
     info, stats = _info(services), services.shared.engine.stats()
     running = stats.running if stats is not None else 0
     listed: list[dict[str, Any]] = [
@@ -64,7 +64,6 @@ async def slots(services: Services) -> Response:
 
 
 def _info(services: Services) -> ModelInfo:
-    """Of the default model, loaded or not. Raises ApiError (503) while it is not known."""
     require_serving(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None and failure:
@@ -81,31 +80,31 @@ health_router = APIRouter(dependencies=[Depends(public)])
 @health_router.head("/health")
 @health_router.get("/v1/health")
 async def health(services: Services) -> JSONResponse:
-    """200 only when a new turn would be answered, if need be by a model that is loaded for it; 503 while the model is
-    first loaded or exchanged, after it failed, while the database of conversations does not answer, and while
-    stopping, before that for as long as a proxy may need to see it."""
+    """Return 200 if a request would be answered, loading a model if needed. Return 503 during the first load or a model
+    switch, after its failure, without a database connection, and while stopping."""
+    # `leaving` is set before stopping, for as long as a proxy needs to notice.
     shared = services.shared
     status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
     if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:
         status = "database_away"
-    if status not in ("ready", "unloaded"):  # the next request loads it
+    if status not in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
     info = shared.engine.info
     about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
-    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}  # each server goes on alone
+    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}  # replicas work independently meanwhile
     return JSONResponse({"status": "ok", **about, **missing})
 
 
 @health_router.get("/livez")
 @health_router.head("/livez")
 async def livez() -> JSONResponse:
-    """200 while the process answers; it waits for nothing."""
+    """Return 200 while the process responds. Waits for nothing."""
     return JSONResponse({"status": "alive"})
 
 
 @router.get("/metrics")
 async def metrics(services: Services) -> Response:
-    """Counters and gauges in Prometheus's text form. They tell how much the owner talks, so the key is asked for."""
+    """Return metrics in Prometheus text format. Requires a key, as they reveal the owner's usage."""
     headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
     return Response(await asyncio.to_thread(services.metrics.text), headers=headers)
 
@@ -120,7 +119,7 @@ def _refused(reason: str) -> ApiError:
 @router.post("/v1/embeddings")
 @router.post("/embeddings")
 async def embeddings() -> Response:
-    """Refused: the model was not trained for it."""
+    """Not supported: SmolLM3 was not trained for embeddings."""
     raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
 
 
@@ -129,12 +128,12 @@ async def embeddings() -> Response:
 @router.post("/v1/reranking")
 @router.post("/reranking")
 async def rerank() -> Response:
-    """Refused: the model was not trained for it."""
+    """Not supported: SmolLM3 was not trained for ranking."""
     raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
 
 
 @router.post("/v1/infill")
 @router.post("/infill")
 async def infill() -> Response:
-    """Refused: the vocabulary has no tokens for it."""
+    """Not supported: the vocabulary has no infill tokens."""
     raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")

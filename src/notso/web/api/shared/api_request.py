@@ -1,4 +1,4 @@
-"""A request to the engine, independent of the API it came from, and the names of the fields it ignores."""
+"""API-independent representation of a request, and reporting of ignored fields."""
 
 from __future__ import annotations
 
@@ -21,40 +21,32 @@ from notso.web.api.request_fields.fields import MAX_HINTS, GivenHint
 from notso.web.edge.api_error import ApiError
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
-"""A conversation, or text to be written on, which token ids may spell."""
+"""A conversation, or text or token ids to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """A request, checked. Every prompt is answered with every one of `params`, by the same `options`.
+    """A checked request: each prompt is answered with each of `params`."""
 
-    `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `background`: it is
-    written without anybody who reads it, and asked for by its id. `model`: the name that was given; `keep_alive_s`:
-    how many seconds it stays loaded afterwards, negative: for ever. `names`: what this API calls a field, where a chat
-    completion has another word for it. `ignored`: fields that were given and ask for nothing that is done; `hints` are
-    those that the table of fields knows as such.
-    """
-
-    model: str | None = None
+    model: str | None = None  # as given
     prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]
     options: RequestOptions
     stream: bool = False
-    fresh: bool = False
-    keep: bool = False
-    background: bool = False
-    keep_alive_s: float | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    hints: tuple[GivenHint, ...] = ()
+    fresh: bool = False  # do not use cached prompts
+    keep: bool = False  # store the answer until deleted
+    background: bool = False  # generate without a reader; poll by id
+    keep_alive_s: float | None = None  # model residency in seconds afterwards, negative: unlimited
+    names: Mapping[str, str] = field(default_factory=dict)  # this API's names of chat completion fields
+    ignored: tuple[str, ...] = ()  # given fields without effect
+    hints: tuple[GivenHint, ...] = ()  # ignored fields with known hints
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
-        """One for each answer, those to the same prompt beside each other."""
+        """Prompt and parameters of each choice, grouped by prompt."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 
     def options_for(self, owner: str, priority: Priority = "api", *, conversation: str | None = None) -> RequestOptions:
-        """The options, with who asks."""
         return replace(self.options, owner=owner, priority=priority, conversation=conversation)
 
 
@@ -64,8 +56,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> list[str]:
-    """Return what the model's chat template leaves out of a request's conversations, each once. Raises ApiError (400)
-    that names it where `strict`."""
+    """Return conversation parts that the chat template drops. If `strict`, raise ApiError (400) instead."""
     found: dict[str, None] = {}
     for prompt in asked.prompts:
         messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []
@@ -80,14 +71,14 @@ def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> 
 
 
 def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
-    """The header, where there is something to name: names between commas, what is not ASCII as in addresses.
+    """Return the header with ignored names, non-ASCII percent-encoded.
 
-    The question was accepted: its schemas can be held.
+    The request must have been accepted, so that its schemas are valid.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
     names = dict.fromkeys((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    least = "at least " if len(names) >= MAX_HINTS else ""  # no more are collected
+    least = "at least " if len(names) >= MAX_HINTS else ""  # collection stops there
     more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return {IGNORED: value + more} if value else {}
 

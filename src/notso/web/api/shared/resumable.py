@@ -1,4 +1,4 @@
-"""Answers that outlive their reader: those of named conversations can be read again or stopped, on any replica."""
+"""Answers of named conversations that outlive their reader and can be resumed or stopped on any replica."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 
 FIRST_SECONDS = 0.5
-"""An answer of which nothing has come by then is not there."""
+"""An answer without any change after this time does not exist."""
 SILENT_SECONDS = 2.0
-"""When nothing has come for so long, it is asked whether the writer is still there."""
+"""Silence after which the writer's existence is checked."""
 UNREAD_SECONDS = 5.0
 PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    """One answer: the events of its stream in order, and what the whole is called until it is there.
-
-    `id` names the answer; `body` is JSON.
-    """
+    """Stream events of one answer and its body."""
 
     def __init__(self, id: str = "", body: Any = None) -> None:
-        self.id = id
-        self.body = body
+        self.id = id  # names the answer
+        self.body = body  # JSON; a preliminary one until the answer is finished
         self.sse_events: list[bytes] = []
         self.finished = False
         self.at_change: Callable[[], None] | None = None
@@ -38,27 +35,27 @@ class AnswerLog:
 
     @property
     def number(self) -> int:
-        """Events, and one more for the end."""
+        """Number of changes: events plus one for the end."""
         return len(self.sse_events) + self.finished
 
     def add(self, sse_events: Iterable[bytes]) -> None:
-        """Events that follow."""
         self.sse_events += sse_events
         self._wake()
 
     def finish(self, body: Any) -> None:
-        """The whole is there."""
+        """Set the final body."""
         self.body, self.finished = body, True
         self._wake()
 
     def changes(self, after: int) -> Body:
-        """What came after that number; -1 for everything."""
+        """Return the changes after a number; -1 for all."""
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
         return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
     def take(self, changes: Body) -> bool:
-        """Make this a copy. The first changes of another answer of the same name begin it anew."""
+        """Apply changes to this copy; False if earlier ones are missing."""
         after = max(0, changes["after"])
+        # The first changes of another answer with this name restart the copy.
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
         if changes["id"] != self.id or after > len(self.sse_events):
@@ -70,7 +67,7 @@ class AnswerLog:
         return True
 
     async def wait(self, number: int, seconds: float) -> bool:
-        """Wait for something after `number`. False when `seconds` passed without."""
+        """Wait for a change. Return False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.number <= number:
@@ -85,7 +82,7 @@ class AnswerLog:
 
 
 class AnswerElsewhere:
-    """One of them. `log` is a copy that grows."""
+    """Copy of an answer written by another replica."""
 
     def __init__(self, exchange: Exchange, owner: str, conversation: str) -> None:
         self.log = AnswerLog()
@@ -94,16 +91,14 @@ class AnswerElsewhere:
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is there."""
         return self.log.finished
 
     def stop(self) -> None:
-        """Ask its replica to end it; what there is of it, stays."""
+        """Ask the writer to stop; the text so far stays."""
         self._exchange.tell("stop answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
-        """The events from number `start` on, as they come, each with its number as the event's id; a ping now and
-        then, where nothing comes."""
+        """Yield numbered events from `start`, and pings during silence."""
         number, silent_s = start, 0.0
         while True:
             for event in self.log.sse_events[number:]:
@@ -122,7 +117,7 @@ class AnswerElsewhere:
                     yield ping
 
     async def whole(self) -> Any:
-        """The whole, when it is there. Raises ApiError (503) if its replica is gone."""
+        """Wait for the body. Raise ApiError (503) if the writer is gone."""
         while not self.log.finished:
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self._is_abandoned():
                 raise _gone()
@@ -133,14 +128,14 @@ class AnswerElsewhere:
 
 
 class AnswersElsewhere:
-    """Finds them. On the event loop."""
+    """Finds answers of other replicas. Use on the event loop."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find(self, owner: str, conversation: str) -> AnswerElsewhere | None:
-        """The newest answer of that conversation, if another replica writes it or has written it not long ago."""
+        """Return a conversation's latest answer on another replica."""
         if not self._exchange.is_shared:
             return None
         found = AnswerElsewhere(self._exchange, owner, conversation)
@@ -168,7 +163,8 @@ class AnswersElsewhere:
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    """What an answer is called among replicas: owners and conversations are not told the server that keeps it."""
+    """Return an answer's name among replicas."""
+    # Hashed, so that the exchange server learns neither owners nor conversations.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
@@ -181,20 +177,17 @@ MAX_RESUMABLE = 256
 
 
 class ResumableStream:
-    """An answer that goes on by itself. `serializer` is how it is written down, `followed` how far it is, `log` what
-    of it readers at other replicas get, where there are any.
-    """
+    """An answer that runs independently of its readers."""
 
     def __init__(self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None = None) -> None:
         self.running = running
-        self.serializer = serializer
-        self.followed = serializer.again()
-        self.log = log
+        self.serializer = serializer  # output format
+        self.followed = serializer.again()  # position of generation
+        self.log = log  # copy for readers at other replicas, if any
         self.following = asyncio.create_task(self._follow())
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is there."""
         return self.running.finished
 
     async def _follow(self) -> None:
@@ -206,7 +199,7 @@ class ResumableStream:
                     self._tell(await sse_events_of(serializer, *item))
             await serializer.finalise()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
-        except (ApiError, NotsoError) as error:  # which every reader gets to see
+        except (ApiError, NotsoError) as error:  # every reader receives it
             self._tell((serializer.failure(api_error_of(error)),))
         finally:
             self.running.close()
@@ -220,7 +213,7 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """By whose they are and the conversation's name. On the loop. What other replicas write is found as well."""
+    """Resumable answers by owner and conversation. Use on the event loop."""
 
     def __init__(self, exchange: Exchange | None = None) -> None:
         self._exchange = exchange or Alone()
@@ -232,9 +225,9 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claimed(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
-        """Nobody else answers in this conversation while the answer `name` is asked for.
+        """Reserve a conversation for the answer `name`.
 
-        Raises ApiError: 409 while another is asked for or written in it, 429 if too many are.
+        Raises ApiError: 409 while another answer runs in it, 429 if too many are open.
         """
         there, key = self.find(owner, conversation), (owner, conversation)
         busy = self._claimed.get(key) or (there.running.name if there is not None and not there.finished else "")
@@ -256,14 +249,14 @@ class ResumableStreams:
             del self._claimed[key]
 
     def keep(self, owner: str, conversation: str, running: RunningRequest, serializer: Serializer) -> ResumableStream:
-        """From here on the answer goes on whether or not anybody reads it. It is forgotten some time after its end."""
+        """Continue the answer without readers; it is dropped some time after its end."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log)
         if log is not None:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.tell("new answer", name=claim_name(owner, conversation))
         stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
-        loop = asyncio.get_running_loop()  # the clock holds the name instead of all that was said
+        loop = asyncio.get_running_loop()  # the timer holds only the name, not the text
         stream.following.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )
@@ -275,21 +268,19 @@ class ResumableStreams:
         return stream
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
-        """The newest of that conversation."""
+        """Return the conversation's latest answer on this replica."""
         return self._streams.get((owner, conversation))
 
     def forget(self, owner: str, conversation: str) -> None:
-        """It is not there any more."""
         self._streams.pop((owner, conversation), None)
 
     def _stop(self, name: str) -> None:
-        """Asked for at another replica."""
         for key, stream in self._streams.items():
             if claim_name(*key) == name:
                 stream.running.stop(by_asker=True)
 
     def _forget_old(self, name: str) -> None:
-        """The newest of that conversation is another replica's."""
+        # Another replica has a newer answer of the conversation.
         for key, stream in list(self._streams.items()):
             if stream.finished and claim_name(*key) == name:
                 del self._streams[key]
@@ -301,8 +292,7 @@ class ResumableStreams:
 
 
 async def numbered(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
-    """The frames from number `start` on, each with its number as the event's id; a ping, which comes by the clock, has
-    none."""
+    """Number the events from `start`; pings depend on timing and have no number."""
     number = -1
     async for sse_event in sse_events:
         if sse_event == ping:

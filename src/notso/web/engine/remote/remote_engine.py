@@ -113,7 +113,7 @@ class RemoteEngine:
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        # The engine keeps a prepared prompt for a minute and renders it again after that.
+        # The engine keeps a prepared prompt for a few seconds and renders it again after that.
         body = _body(messages, params, options)
         prepared = self._link.call("prepare", body)
         return lambda: self._link.begin({**body, "prepared": prepared})
