@@ -1,4 +1,4 @@
-"""All configured sign-in methods, with those by plugin and by trusted proxy header."""
+"""Setup of all configured sign-in methods, including plugins and trusted proxy headers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 SIGN_IN_SECONDS = 5.0
 OTHER_WAYS = frozenset({"key", "proxy", "oidc"})
-"""What owners begin with that keys, a proxy and a provider tell of; a plugin's begin with its name."""
+"""Owner prefixes of other methods; a plugin's owners have its name as prefix."""
 _NAME = re.compile(r"[\w.@+-]{1,128}")
 
 
 class PluginSignIn:
-    """Where the plugin is off, it knows nobody: the server's own key is what is left. Raises SettingsError for one
-    whose people would be others'."""
+    """Sign-in by a plugin. Identifies nobody while the plugin is off.
+
+    Raises SettingsError if the plugin has the name of another method.
+    """
 
     def __init__(self, process: PluginProcess) -> None:
         if process.name in OTHER_WAYS:
@@ -48,7 +50,7 @@ class PluginSignIn:
 
     async def __call__(self, request: Request) -> Caller | None:
         headers: dict[str, str] = {}
-        for name, value in request.headers.items():  # one that comes twice is shown whole: none can hide another
+        for name, value in request.headers.items():  # repeated headers are joined, so that none hides another
             headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
         given = {"address": request.client.host if request.client else "", "headers": headers}
         try:
@@ -64,7 +66,7 @@ MAX_NAME_CHARACTERS = 128
 
 
 class ProxyHeader:
-    """Whose header counts, and what it says."""
+    """Sign-in by a trusted proxy's header."""
 
     def __init__(self, settings: ProxySignIn, operators: Collection[str]) -> None:
         self._header = settings.header
@@ -72,13 +74,13 @@ class ProxyHeader:
         self._operators = operators
 
     async def __call__(self, request: Request) -> Caller | None:
-        """Who it is; None where the other end is no trusted proxy, or says nothing, several things, or a name with what
-        is not seen in it: of two names that look alike one could be an operator's."""
+        """Return the caller if a trusted proxy sent exactly one valid name."""
+        # Names with invisible characters are rejected: one could look like an operator's name.
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not self._is_trusted(peer_of(request)):
             return None
         try:
-            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # as HTTP has it, and nothing else
+            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # HTTP whitespace only
         except ValueError:
             return None
         if not name or len(name) > MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
@@ -96,10 +98,10 @@ class ProxyHeader:
 
 @dataclass(frozen=True, slots=True)
 class SignInWays:
-    """`ring` knows callers; `accounts` count what they use (None: one person uses the server, nothing is counted)."""
+    """Configured sign-in."""
 
     ring: KeyRing
-    accounts: Accounts | None
+    accounts: Accounts | None  # None for a single user, nothing is counted
     oidc: OidcProvider | None
 
 
@@ -110,9 +112,9 @@ def sign_in_ways(
     counters: Counters,
     book: SessionBook | None = None,
 ) -> SignInWays:
-    """`counters` count the requests of keys.
+    """Set up all methods; `counters` count key requests.
 
-    Raises SettingsError: the extra is missing, or a plugin that has a role was not switched on.
+    Raises SettingsError for a missing extra or a plugin that is not enabled.
     """
     chosen = settings.sign_in
     sign_ins: list[SignIn] = []
@@ -134,7 +136,7 @@ def sign_in_ways(
 
 
 def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess:
-    """Raises SettingsError: it was not switched on."""
+    """Return an enabled plugin. Raise SettingsError otherwise."""
     process = plugins.find(name)
     if process is None:
         message = f"the plugin {name} has a role but is not switched on: add --plugin {name}"
