@@ -21,7 +21,7 @@ from notso.smollm3 import NotsoError as NotsoError
 
 
 class WebError(NotsoError):
-    """Something about serving pages, not about the model."""
+    """Error of the web layer."""
 
 
 class SettingsError(WebError, ValueError):
@@ -33,11 +33,11 @@ class SettingsError(WebError, ValueError):
 
 
 class UnsafeBindError(SettingsError):
-    """Binding to an address that other machines reach needs a key, and none was given."""
+    """A public address requires a key."""
 
 
 class AddressInUseError(WebError):
-    """The address cannot be listened on. `host` and `port` are what was asked for."""
+    """The address cannot be listened on."""
 
     def __init__(self, message: str, *, host: str, port: int) -> None:
         super().__init__(message)
@@ -46,9 +46,9 @@ class AddressInUseError(WebError):
 
 
 class QuotaError(WebError):
-    """A key has not enough left of its quota for a request. `draft` as of a StorageError."""
+    """A key's remaining quota does not suffice."""
 
-    draft: str = ""
+    draft: str = ""  # as in StorageError
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -56,31 +56,30 @@ class QuotaError(WebError):
 
 
 class SignInError(WebError):
-    """Sign-in failed. The message is one sentence that can be shown."""
+    """Sign-in failed. The message may be shown."""
 
 
 class ToolError(WebError):
-    """A tool cannot do what it was called for. The model reads the sentence as the call's result."""
+    """A tool call failed. The model receives the message as the result."""
 
 
 class StorageError(WebError):
-    """A read or write of the conversations failed; nothing half-written stays behind. `draft` is what the person had
-    written, so that no page loses it."""
+    """Conversations could not be read or written. Nothing is half-written."""
 
-    draft: str = ""
+    draft: str = ""  # the user's text, so that no page loses it
 
 
 class DataDirectoryBusyError(StorageError):
-    """Another process holds the data directory's lock."""
+    """Another process has locked the data directory."""
 
 
 class DataDirectoryNewerError(StorageError):
-    """The database has a schema this release does not know. It was not touched."""
+    """The database is of a newer release. It was not modified."""
 
 
 class StorageDamagedError(StorageError):
-    """The database failed its integrity check, or commits are missing from it. It was not touched."""
+    """The database failed its integrity check or lacks commits. It was not modified."""
 
 
 class StorageFullError(StorageError):
-    """There is no room to write, or none for this owner."""
+    """The disk or the owner's quota is full."""
