@@ -93,26 +93,27 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def store_of(settings: Settings) -> ChatStore:
-    """The store of the conversations. Raises SettingsError: the extra for its database is missing."""
+    """Return the conversation store. Raise SettingsError if the database's extra is not installed."""
     store = store_at(settings.directory, settings.database_url)
     store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store
 
 
 def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
-    """None where one person uses the server, as it comes: nothing is counted and written down then. Where several
-    servers share a database, a key may be added at any of them at any time."""
+    """Return the store of keys and usage; None for a single local user."""
+    # With a shared database, any server may add a key at any time.
     is_shared = settings.database_url is not None
     is_wanted = is_shared or settings.many_use_it or SQLiteAccessStore.exists(settings.directory)
     return access_store_at(settings.directory, settings.database_url, store) if is_wanted else None
 
 
 def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """None where the standard variables name no place for traces, or switch them off: nothing is imported then. Where
-    the extra is missing, that is told, and there are none: such variables are often set for many programs at once."""
+    """Return tracing if the OTEL_* variables configure it."""
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )
+    # Nothing is imported otherwise. A missing extra is only logged: such variables are often set for many programs at
+    # once.
     if is_off or not any(environment.get(name) for name in _ENDPOINTS):
         return None
     try:
@@ -124,17 +125,17 @@ def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     return Tracing()
 
 
-TEMPORARY_SECONDS = 3600.0  # after its last use
-UNDO_SECONDS = 15.0  # the page offers it for 10
+TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
+UNDO_SECONDS = 15.0  # the page offers undo for 10 s
 PURGE_SECONDS = 10.0
 GIVE_BACK_SECONDS = 60.0
 
 
 async def purge(shared: Shared, turns: Turns) -> None:
-    """What was deleted is gone for good once it is too late to undo that, from the engine's caches first: if that fails
-    it is tried again."""
+    """Periodically delete trashed chats for good, once they cannot be restored."""
+    # The engine's caches come first, so that a failure there is retried.
     store, host = shared.store, shared.engine
-    unforgotten: dict[Conversation, None] = {}  # while no engine is there
+    unforgotten: dict[Conversation, None] = {}  # caches to clear once an engine is loaded
     while True:
         with contextlib.suppress(NotsoError):
             now = time.monotonic()
@@ -157,8 +158,8 @@ async def _throw_away_lapsed(shared: Shared, turns: Turns) -> None:
 
 
 async def give_back() -> None:
-    """What one request took for a moment stays with the C library, of which every thread has its own part: each grows
-    to the most that it ever held, and nothing of it would come back. Returning it takes a millisecond."""
+    """Periodically return freed memory to the system."""
+    # The C library keeps an arena per thread, each as large as its largest use. Trimming takes a millisecond.
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
         await asyncio.to_thread(give_back_freed)
@@ -166,7 +167,7 @@ async def give_back() -> None:
 
 logger = logging.getLogger("notso.web")
 
-PAGE_THREADS = 2  # for templates alone: no page waits for the Markdown of another chat
+PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -174,7 +175,7 @@ _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one application is made of."""
+    """Components of one application."""
 
     shared: Shared
     chat: ChatServices
@@ -191,10 +192,10 @@ def create_app(
     model_registry: ModelRegistry | None = None,
     plugins: Plugins | None = None,
 ) -> FastAPI:
-    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
-    `model_registry` loads the others that a person may switch to; `plugins` are those that were switched on.
+    """Create the web application.
 
-    Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
+    `engine_source` loads the engine in its own thread after startup. Startup raises StorageError if the data directory
+    is busy, unreadable or newer.
     """
     settings = settings or Settings()
     parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
@@ -286,14 +287,12 @@ def create_app(
 
 
 async def begin_stopping(parts: Parts) -> None:
-    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved.
-
-    Where there is a proxy that asks /health, it hears first that this server is going.
-    """
+    """Drain for shutdown; return when everything is saved."""
+    # A proxy that polls /health sees this first.
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = True
-    parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
+    parts.chat.turns.interrupt_all(asking_only=True)  # an answer from the user would come too late
     try:
         await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:
@@ -327,7 +326,7 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    counters = counters_at(settings.valkey_url)  # of keys; addresses, of which there may be very many, have their own
+    counters = counters_at(settings.valkey_url)  # for keys; addresses, which may be many, have their own
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.quotas = ways.accounts
     shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
@@ -379,7 +378,7 @@ async def _shut_down(parts: Parts) -> None:
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:
-    """An error in place (for htmx), on the chat's page with the text kept, or on a page of its own."""
+    # Shown in place (htmx), on the chat's page with the draft, or on an error page.
     problem = _problem(error)
     problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
@@ -388,7 +387,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     services = chat_services(request)
     if is_api(request.scope):
         sentence = words["error_key"] if problem.status == 401 else problem.sentence
-        response: Response = PlainTextResponse(sentence, problem.status)  # which ApiEdge puts into its own form
+        response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it
     elif problem.status == 401:
         response = await _ask_for_key(request)
     elif is_fragment(request):
@@ -412,7 +411,6 @@ async def _show_problem(request: Request, error: Exception) -> Response:
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
-    """None where there is no such chat, or it cannot be read either."""
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
     try:
@@ -433,7 +431,7 @@ async def _ask_for_key(request: Request) -> Response:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
+    return Response(status_code=400)  # not received: the client is gone
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:
