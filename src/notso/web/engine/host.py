@@ -116,6 +116,7 @@ class EngineHost:
 
     def switch(self, to: EngineSource | ServedModel) -> None:
         """Make another model the default; running requests continue."""
+        # Requests waiting for the default then wait for the new one.
         old = self.default
         if isinstance(to, ServedModel):
             self.default = to

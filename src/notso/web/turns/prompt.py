@@ -30,7 +30,7 @@ def prompt_messages(
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _left_out(message, after)):
             # A failed empty answer is dropped with its question: a question that did not fit would make every later one
-            # fail too.
+            # fail too. The last message is always kept.
             continue
         if message.role == "user":
             messages.append(Message("user", with_attachments(message.content, message.attachments)))

@@ -199,7 +199,7 @@ class ToolCalls:
         self._reply = self.question = self.asking = None
 
     async def _tell(self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None) -> None:
-        # Serialized: a question may arrive beside the call's own updates. A withdrawn question is skipped.
+        # Serialized: a question may arrive during the call's own updates. A withdrawn question is skipped.
         async with self._telling:
             if of is self._reply or of is None:
                 self.uses[at] = use

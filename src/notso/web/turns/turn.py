@@ -17,7 +17,7 @@ class Turn:
     message: StoredMessage  # as last saved; an answer in it is continued
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
-    keep_thinking: bool = False
+    keep_thinking: bool = False  # keep reasoning in the prompt after a tool call
     hurry: bool = False  # end interrupted reasoning at once
     left_out: int = 0  # messages that no prompt has room for
     log: TurnLog = field(default_factory=TurnLog)

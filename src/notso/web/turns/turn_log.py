@@ -55,7 +55,7 @@ class Update:
     phase: str
     label: str  # in the badge
     reasoning_label: str  # above the reasoning
-    detail: str  # beside the dots
+    detail: str  # next to the moving dots
     progress: Mapping[str, Stat]  # the same as numbers
 
 

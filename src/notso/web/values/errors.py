@@ -1,18 +1,18 @@
-"""The error tree of the web floor. Each message is one line, fit to be shown to a person.
+"""Errors of the web layer. Each message is one line that can be shown to users.
 
 NotsoError
 └── WebError
     ├── SettingsError            a setting is out of range or contradicts another
-    │   └── UnsafeBindError      an address others can reach was asked for without a key
-    ├── AddressInUseError        another program listens on that address
-    ├── QuotaError               what a key may use of the model is used up, or held by running requests
+    │   └── UnsafeBindError      a public address without a key
+    ├── AddressInUseError        the address cannot be listened on
+    ├── QuotaError               a key's quota is used up, or reserved by running requests
     ├── SignInError              sign-in failed
-    ├── ToolError                a tool cannot do what it was called for; the model reads why
-    └── StorageError             the conversations cannot be read or written
-        ├── DataDirectoryBusyError   another notso uses that data directory
-        ├── DataDirectoryNewerError  the data was written by a newer release
-        ├── StorageDamagedError      the database failed its check; it was left untouched
-        └── StorageFullError         the disk is full
+    ├── ToolError                a tool call failed; the model receives the message
+    └── StorageError             conversations could not be read or written
+        ├── DataDirectoryBusyError   another process uses the data directory
+        ├── DataDirectoryNewerError  the database is of a newer release
+        ├── StorageDamagedError      the database failed its integrity check
+        └── StorageFullError         the disk or the owner's quota is full
 """
 
 from __future__ import annotations

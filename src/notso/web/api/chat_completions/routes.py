@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
@@ -50,11 +49,7 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
 @router.post("/v1/chat/completions/control")
 async def control(request: Request, services: Services, owner: Owner) -> Response:
     """Control a running answer: `reasoning_end` ends its reasoning."""
-
-    def parse(body: Mapping[str, Any]) -> ControlFields:
-        return read_fields(ControlFields, body, {})
-
-    fields = await read_body(request, parse)
+    fields = await read_body(request, lambda body: read_fields(ControlFields, body, {}))
     running = services.shared.requests.find(fields.id, owner)
     if running is None:
         raise ApiError(404, "not_found", "no answer of that id is being written", param="id")

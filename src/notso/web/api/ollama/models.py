@@ -100,11 +100,7 @@ async def loaded(services: Services) -> Response:
 @router.post("/api/show")
 async def show(request: Request, services: Services) -> Response:
     """Describe a model by any of its names."""
-
-    def parse(body: Mapping[str, Any]) -> ShowFields:
-        return read_fields(ShowFields, body, SHOW_NOTES)
-
-    fields = await read_body(request, parse, of_any_type=True)
+    fields = await read_body(request, lambda body: read_fields(ShowFields, body, SHOW_NOTES), of_any_type=True)
     name = fields.model or fields.name
     if name is None:
         raise invalid("model", "model is required")

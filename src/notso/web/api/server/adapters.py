@@ -6,9 +6,7 @@ Files are only read from the operator's `--adapter-dir`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import PlainTextResponse, Response
@@ -59,11 +57,7 @@ UNLOAD_NOTES: Notes = {
 @router.post("/v1/load_lora_adapter")
 async def load(request: Request, services: Services) -> Response:
     """Load an adapter. Requests may name it from then on."""
-
-    def parse(body: Mapping[str, Any]) -> LoadFields:
-        return read_fields(LoadFields, body, LOAD_NOTES)
-
-    fields = await read_body(request, parse)
+    fields = await read_body(request, lambda body: read_fields(LoadFields, body, LOAD_NOTES))
     path = _within(services.shared.settings.adapter_dir, fields.lora_path)
     async with serving(services, fields.base_model_name) as model:
         try:
@@ -80,11 +74,7 @@ async def load(request: Request, services: Services) -> Response:
 @router.post("/v1/unload_lora_adapter")
 async def unload(request: Request, services: Services) -> Response:
     """Unload an adapter. Running answers that use it continue."""
-
-    def parse(body: Mapping[str, Any]) -> UnloadFields:
-        return read_fields(UnloadFields, body, UNLOAD_NOTES)
-
-    fields = await read_body(request, parse)
+    fields = await read_body(request, lambda body: read_fields(UnloadFields, body, UNLOAD_NOTES))
     _within(services.shared.settings.adapter_dir, "")
     for served in services.shared.engine.models():
         names = {name.lower(): name for name in adapters_of(served)}
