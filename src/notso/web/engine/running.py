@@ -53,8 +53,7 @@ class Wakes:
 class RunningRequest:
     """A request with one generation per choice. Use on the event loop.
 
-    `on_end` is called once per generation, in the context in which the request was opened or `adopt`ed. The code that
-    opens a request must `close` it.
+    `on_end` is called once per generation with a finish reason. The code that opens a request must `close` it.
     """
 
     def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
@@ -277,6 +276,7 @@ class RunningRequest:
                 if self._among.quotas is not None:
                     held = self._reserved[number] if number < len(self._reserved) else None
                     self._among.quotas.ended(self.owner, usage, held)
+                # In the context in which the request was opened or adopted.
                 for told in self._among.at_end:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:

@@ -194,7 +194,7 @@ class EngineLink:
             except FAILURES:
                 if is_fresh or self._closed:
                     raise
-                connection.close()  # an idle connection closed by the server; `submit` and `prepare` may be repeated
+                connection.close()  # probably an idle connection closed by the server; every call may be repeated
                 self._in_use.discard(connection)
                 connection = self._connect(CALL_SECONDS)
                 told = self._ask(connection, name, data)
