@@ -35,7 +35,7 @@ _NAME = re.compile(r"[\w.@+-]{1,128}")
 
 
 class PluginSignIn:
-    """Sign-in by a plugin. Identifies nobody while the plugin is off.
+    """Sign-in by a plugin. No caller is identified while the plugin is off.
 
     Raises SettingsError if the plugin has the name of another method.
     """
