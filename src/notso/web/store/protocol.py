@@ -343,7 +343,7 @@ class ChatStore(Protocol):
         """Return all chats, pinned first, then by last use."""
 
     async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
-        """Return a page of the list, without temporary chats."""
+        """Return a page of the list, including archived chats only with `archived`."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 

@@ -80,7 +80,7 @@ def fold(connection: sqlite3.Connection) -> bool:
 
 
 def copy(connection: sqlite3.Connection, target: Path) -> None:
-    """Write a compact copy to `target`. Call in the writer's thread, outside a transaction."""
+    """Write a compact copy over `target`, in the writer's thread, outside a transaction."""
     target.unlink(missing_ok=True)
     _make_private(target)
     connection.execute("VACUUM INTO ?", (str(target),))
