@@ -185,7 +185,7 @@ ApiKeyFile = Annotated[
 
 
 def duration(text: str, option: str) -> float:
-    """Parse a duration and return seconds. Raises typer.BadParameter with the option's name."""
+    """Return seconds. Raises typer.BadParameter naming the option."""
     from notso.web.values.durations import duration_s
 
     seconds = duration_s(text)
@@ -229,14 +229,14 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.", show_de
 
 
 class PluginChoice(NamedTuple):
-    """Enabled plugins, and the one that authenticates users, if any."""
+    """Enabled plugins, and the one that authenticates users."""
 
     names: tuple[str, ...]
     sign_in: str | None
 
 
 def plugins(given: list[str] | None) -> PluginChoice:
-    """Parse `--plugin` values. Raises typer.BadParameter for an unknown role or a second sign-in plugin."""
+    """Parse `--plugin` values. Raises typer.BadParameter."""
     sign_in = None
     names = []
     for each in given or ():
@@ -251,10 +251,7 @@ def plugins(given: list[str] | None) -> PluginChoice:
 
 
 def api_key(file: Path | None) -> str | None:
-    """Return the API key from `file`, or else from NOTSO_API_KEY, or None.
-
-    Raises typer.BadParameter if `file` cannot be read or is empty: falling back to no key would open the server.
-    """
+    """Return the key from `file` or NOTSO_API_KEY. Raises typer.BadParameter."""
     if file is None:
         return os.environ.get("NOTSO_API_KEY") or None
     try:
@@ -264,12 +261,13 @@ def api_key(file: Path | None) -> str | None:
     except UnicodeDecodeError:
         raise typer.BadParameter(f"{file} is not text", param_hint="--api-key-file") from None
     if not key:
+        # An error, because falling back to no key would open the server.
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
 
 
 def engine_key() -> str:
-    """Return the key shared by engine and front ends, from NOTSO_ENGINE_KEY. Raises typer.BadParameter if unset."""
+    """Return NOTSO_ENGINE_KEY. Raises typer.BadParameter if unset."""
     key = os.environ.get("NOTSO_ENGINE_KEY", "")
     if not key:
         raise typer.BadParameter(
@@ -278,15 +276,25 @@ def engine_key() -> str:
     return key
 
 
+# Options of `serve` that do not apply to a front end
 OF_THE_ENGINE = (
-    *("model", "context", "kv", "threads", "device", "weights", "adapter", "adapter_dir", "max_num_seqs"),
-    *("cache_disk", "engine_api", "keep_alive"),
+    "model",
+    "context",
+    "kv",
+    "threads",
+    "device",
+    "weights",
+    "adapter",
+    "adapter_dir",
+    "max_num_seqs",
+    "cache_disk",
+    "engine_api",
+    "keep_alive",
 )
-"""Options of `serve` that do not apply to a front end."""
 
 
 def refuse_for_a_front_end(context: typer.Context) -> None:
-    """Raise typer.BadParameter if an option in OF_THE_ENGINE was given."""
+    """Raise typer.BadParameter for options in OF_THE_ENGINE."""
     for name in OF_THE_ENGINE:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
@@ -298,7 +306,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files."
 
 
 def require_free_place(out: Path, force: bool, name: str) -> None:
-    """Raise typer.BadParameter if `out` exists (unless `force`) or its folder does not."""
+    """Raise typer.BadParameter if `out` cannot be created."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if not out.parent.is_dir():
@@ -309,7 +317,6 @@ _MAX_TEXT_BYTES = 1 << 30
 
 
 def _read(path: Path, most_bytes: int) -> bytes:
-    """Read a file, which may be a pipe. Raises OSError, also if it has more than `most_bytes`."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -318,7 +325,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, name: str) -> str:
-    """Read a UTF-8 text file. Raises typer.BadParameter if it cannot be read."""
+    """Read UTF-8. Raises typer.BadParameter."""
     try:
         return _read(path, _MAX_TEXT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The store methods shared by all SQL databases, stored responses included."""
+"""ChatStore methods shared by the SQL databases, including stored responses."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from notso.web.values.errors import StorageError, StorageFullError
 
 T = TypeVar("T")
 
-RENEW_SECONDS = 3.0
-"""What is stored in pieces is hidden anew so often, well before any process purges what was hidden."""
+RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
 _TOO_SLOW = "storing the chats took so long that it was undone: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
@@ -53,16 +52,15 @@ _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id
 
 
 class SQLStore(ABC):
-    """A ChatStore but for its opening and closing (see protocol.py for the methods)."""
+    """Base of ChatStores (see protocol.py for the methods)."""
 
     def __init__(self) -> None:
-        self.most_kept: Callable[[str], int] = lambda owner: 0  # of each owner, in characters; 0: any amount
+        self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
         self._in_trash: dict[str, float] = {}
 
     @property
     @abstractmethod
-    def read_only(self) -> bool:
-        """See ChatStore."""
+    def read_only(self) -> bool: ...
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -72,12 +70,14 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def refuse_company(self) -> None:
-        """Raise StorageError where others use the open database, or it is damaged. What those who have gone left
-        unfinished is interrupted."""
+        """Raise StorageError if others use the database or it is damaged.
+
+        Interrupts what dead processes left unfinished.
+        """
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Open, and close again: nobody else uses the database at the beginning. Raises StorageError."""
+        """Open the store for exclusive use, then close it. Raises StorageError."""
         await self.open()
         try:
             await self.refuse_company()
@@ -87,12 +87,14 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work` in one transaction, off the event loop, when it is the owner's turn ("": the store's own). What
-        it changed is on disk when this returns."""
+        """Run `work` in a transaction off the event loop, in the owner's turn ("": internal).
+
+        The changes are on disk on return.
+        """
 
     @abstractmethod
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work`, which only reads, off the event loop, when it is the owner's turn."""
+        """Run read-only `work` off the event loop, in the owner's turn."""
 
     def _message(self, row: Any) -> StoredMessage:
         return message_of(row)
@@ -136,14 +138,15 @@ class SQLStore(ABC):
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
-        if self.read_only:  # an index may be torn
+
+        if self.read_only:  # indexes may be damaged: read the tables
             return _branch_of(await self.whole_chat(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
             with db.snapshot():
                 found = _asked_for(db, owner, chat_id)
                 line, first_id, above, summarized = shown_part.end_for_prompt(
-                    *(db, owner, chat_id, last, self._message), most_characters=most_characters
+                    db, owner, chat_id, last, self._message, most_characters=most_characters
                 )
                 chat, defaults = found()
             return Branch(chat, defaults, tuple(line), first_id, above, summarized) if chat is not None else None
@@ -157,7 +160,8 @@ class SQLStore(ABC):
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-        if self.read_only:  # an index may be torn
+
+        if self.read_only:  # indexes may be damaged: read the tables
             whole = await self.whole_chat(owner, chat_id)
             path, earlier = end_of(_path_of(whole, through), limit, first)
             return ShownChat(whole.chat, whole.defaults, tuple(path), earlier) if whole is not None else None
@@ -166,7 +170,7 @@ class SQLStore(ABC):
             with db.snapshot():
                 found = _asked_for(db, owner, chat_id)
                 path, earlier = shown_part.end_of_branch(
-                    *(db, owner, chat_id, self._message), limit=limit, through=through, first=first
+                    db, owner, chat_id, self._message, limit=limit, through=through, first=first
                 )
                 chat, defaults = found()
             return ShownChat(chat, defaults, tuple(path), earlier) if chat is not None else None
@@ -210,7 +214,9 @@ class SQLStore(ABC):
         rows = await self._read(
             owner,
             "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
-            *(message_id, chat_id, owner),
+            message_id,
+            chat_id,
+            owner,
         )
         return self._message(rows[0]) if rows else None
 
@@ -219,7 +225,8 @@ class SQLStore(ABC):
             owner,
             "SELECT messages.* FROM messages JOIN chats ON chats.id = chat_id AND chats.trash_id IS NULL"
             " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
-            *(generation_id, owner),
+            generation_id,
+            owner,
         )
         return self._message(rows[0]) if rows else None
 
@@ -376,10 +383,10 @@ class SQLStore(ABC):
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
     async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
-        """Write something new. Raises StorageFullError where the owner keeps as much as one may."""
         most = self.most_kept(owner)
 
         def within(db: Database) -> T:
+            # Sent before the write and read after it, to save a round trip.
             kept = db.execute(_KEPT, (owner,)) if most else None
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
@@ -398,7 +405,7 @@ class SQLStore(ABC):
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
-    """Store a piece of chats that nobody sees yet. The id by which they are hidden."""
+    # The first pieces were purged meanwhile.
     if trash_id is not None and not tree_writes.is_hidden(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)
@@ -421,7 +428,7 @@ def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
 
 
 def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:
-    """Ask for a chat and its owner's defaults; called, the result says what there is."""
+    # Both are sent before either is read: PostgreSQL pipelines them.
     chat, defaults = db.execute(_CHAT, (chat_id, owner)), db.execute(_DEFAULTS, (owner,))
 
     def found() -> tuple[Chat | None, dict[str, SettingValue]]:
@@ -439,8 +446,6 @@ MOST_KEPT = 1000
 
 
 def save_response(db: Database, owner: str, response: StoredResponse) -> None:
-    """Keep one, or keep it once more. The oldest go when there are more than enough: by the order in which they came,
-    for by the time of day the newest could go, if that was set back."""
     db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response.id, owner))
     db.execute(
         "INSERT INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
@@ -456,6 +461,7 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
         ),
     )
     db.execute(
+        # By order of arrival: after the clock was set back, the newest could go by time.
         "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
         " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
         (owner, owner, MOST_KEPT),
@@ -463,7 +469,6 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
 
 
 def response_of(row: Any) -> StoredResponse:
-    """One as it was kept."""
     messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
     body, items = json.loads(row["body"]), tuple(json.loads(row["input"]))
     return StoredResponse(row["id"], row["previous_id"], body, messages, row["created_ms"], items)

@@ -1,4 +1,4 @@
-"""Conversations in one SQLite file: one writer thread, several readers, copies and backups."""
+"""Conversations in one SQLite file: a writer thread, several readers, and backups."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 
 class Writer:
-    """Writes to the database at `path`. Made and used in one thread; every method may raise StorageError."""
+    """Writes to the database at `path`. For one thread; methods raise StorageError."""
 
     def __init__(self, path: Path) -> None:
         keep_copy(path)
         self.connection = open_writer(path)
-        self.unfolded = False  # whether the log holds something that the file does not
+        self.unfolded = False  # whether the log holds commits that the file lacks
         try:
             with storage_errors():
                 self._commits = self._begin_counting(path)
@@ -59,7 +59,7 @@ class Writer:
             raise
 
     def write(self, work: Callable[[Database], T]) -> T:
-        """Run `work` in one transaction. What it changed is on disk when this returns."""
+        """Run `work` in a transaction; it is on disk on return."""
         with storage_errors():
             before = self.connection.total_changes
             with transaction(self.connection):
@@ -76,7 +76,7 @@ class Writer:
             return result
 
     def fold(self) -> bool:
-        """Fold the log into the file and empty it, if no reader is in the way just now. Whether that was done."""
+        """Checkpoint the log unless a reader blocks it; return whether it is empty."""
         with storage_errors():
             if fold(self.connection):
                 self.unfolded = False
@@ -84,20 +84,19 @@ class Writer:
             return not self.unfolded
 
     def copy(self, target: Path) -> None:
-        """A whole and orderly copy in place of `target`."""
         with storage_errors():
             copy(self.connection, target)
 
     def close(self) -> None:
-        """Note that all went well, fold the log into the file, close."""
+        """Mark a clean end, checkpoint and close."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("DELETE FROM facts WHERE name = 'open'")
+            # The number must be in the file itself before it is acknowledged: a log may get lost.
             fold(self.connection)
         self.connection.close()
         self._witness.close()
 
     def _begin_counting(self, path: Path) -> int:
-        """The number of commits. It must be in the file itself before it is told outside: a log may get lost."""
         acknowledged = commits_acknowledged(path) or 0
         self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(acknowledged),))
         fold(self.connection)
@@ -105,13 +104,12 @@ class Writer:
 
 
 READ_THREADS = 4
+# Checkpoint after so long without writes, so that a lost log mostly held nothing. Running answers are saved more often.
 IDLE_SECONDS = 2.0
-"""After so long without a write the log is folded into the file, so that a log that gets lost mostly held nothing.
-An answer that is being written is saved more often than that."""
 
 
 class SQLiteStore(SQLStore):
-    """A ChatStore in `directory`/notso.db (see protocol.py for the methods)."""
+    """A ChatStore in `directory`/notso.db."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -121,26 +119,22 @@ class SQLiteStore(SQLStore):
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lock: DirectoryLock | None = None
         self._writer: Writer | None = None
-        self._readers: list[sqlite3.Connection] = []  # that nobody uses just now
+        self._readers: list[sqlite3.Connection] = []  # idle ones
         self._folding: asyncio.TimerHandle | None = None
         self.damage: Damage = ""
 
     @property
     def read_only(self) -> bool:
-        """See ChatStore."""
         return bool(self.damage)
 
     @property
     def is_shared(self) -> bool:
-        """See ChatStore: one process owns the directory."""
         return False
 
     async def open(self) -> None:
-        """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted.
+        """Lock the directory, migrate, and interrupt answers left by a crash. Idempotent.
 
-        A damaged file is opened for reading only, and left as it is.
-
-        Opening an open store does nothing.
+        A damaged file is opened read-only and left unchanged.
         """
         if self._writer is None and not self.read_only:
             await self._writes.run("", self._open)
@@ -156,12 +150,10 @@ class SQLiteStore(SQLStore):
         self._writes.close()
 
     async def refuse_company(self) -> None:
-        """The directory's lock has done so."""
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
 
     async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        """See ChatStore: nobody else is there, and what a crash left was interrupted when this was opened."""
         return Heartbeat()
 
     def _message(self, row: sqlite3.Row) -> StoredMessage:
@@ -191,7 +183,7 @@ class SQLiteStore(SQLStore):
 
         def folded(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and not done.result():
-                self._fold_when_idle()  # a reader was in the way; after an error the next write tries again
+                self._fold_when_idle()  # a reader blocked it; after an error the next write retries
 
         folding.add_done_callback(folded)
 
@@ -222,7 +214,7 @@ class SQLiteStore(SQLStore):
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
         try:
-            for left in self._directory.glob("backup-*.db"):  # their readers went away
+            for left in self._directory.glob("backup-*.db"):  # of aborted downloads
                 left.unlink(missing_ok=True)
             move_strange_log(self._path)
             roll_back(self._path)
@@ -250,8 +242,10 @@ class SQLiteStore(SQLStore):
 
 
 def whole_chats(copy: Path) -> Iterator[WholeChat]:
-    """Of every owner, oldest first; none that is temporary or thrown away. Raises StorageError, also where the copy is
-    of another version."""
+    """Yield all chats of all owners, oldest first, except temporary and deleted ones.
+
+    Raises StorageError, also for another schema version.
+    """
     db = open_reader(copy)
     try:
         with storage_errors():
@@ -273,7 +267,7 @@ def whole_chats(copy: Path) -> Iterator[WholeChat]:
 
 
 def back_up(folder: Path, target: Path) -> None:
-    """Copy the conversations in `folder` to a new file. Raises StorageError, also where a server has the folder."""
+    """Copy the conversations in `folder` to a new file. Raises StorageError, also if a server uses it."""
     path = folder / "notso.db"
     if not path.exists():
         raise StorageError(f"there are no conversations in {folder}")
