@@ -14,7 +14,7 @@ import pytest
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall, ToolName
 from notso.web.api.shared.api_request import IGNORED
-from notso.web.store.sql import store as store
+from notso.web.store.sql import store
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
 
