@@ -302,7 +302,7 @@ class EngineCore:
             except NotsoError as error:
                 self._fail(request, error)
             except Exception as error:
-                _log.exception("an answer failed")
+                request.generation.context.run(_log.exception, "generation failed")
                 self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
 
     def _draft_tokens(self) -> int:
@@ -429,7 +429,7 @@ class EngineCore:
                 self._offload.offer(request.sequence)
             self.scheduler.remove(request.sequence)
         except Exception:
-            _log.exception("what an answer held was not given back")  # its readers hear of its end all the same
+            request.generation.context.run(_log.exception, "the blocks of a request could not be released")
         if not self._requests:
             self._signal.idle()
         self.background.disturb()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ class Generation:
 
     def __init__(self, changed: Callable[[], None] = _nothing) -> None:
         self.id = uuid4().hex
+        self.context = contextvars.copy_context()  # of the caller, so that the engine's log records carry its ids
         self.stop_requested = False
         self.answer_requested = False
         self._engine_changed = changed
