@@ -1,4 +1,4 @@
-"""Answers held to a grammar: which tokens may come next. The one place that knows the library `llguidance`."""
+"""Grammar-constrained decoding; the only module that uses the library `llguidance`."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from notso.smollm3.values.request_options import Grammar
 if TYPE_CHECKING:
     import llguidance
 
+# A grammar as llguidance takes it: {"json_schema": ...} or {"lark_grammar": ...}.
 Part = dict[str, Any]
-"""A grammar as the library takes it: {"json_schema": ...} or {"lark_grammar": ...}."""
 
-MAX_LEXER_STATES = 20_000  # of one or two kilobytes
+# Limits within llguidance: a grammar that exceeds one fails without delaying other requests.
+MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**18  # of one that is no schema; the library takes 300 times as many bytes to read it
-MAX_ROW_ITEMS = 1_000  # ways to read what was written so far; each costs time at every token
-"""A grammar that needs more fails, and nobody else waits for it."""
+MAX_GRAMMAR_CHARACTERS = 2**18  # except schemas; parsing takes 300 times as many bytes
+MAX_ROW_ITEMS = 1_000  # alternative parses; each takes time for every token
 
 DEEP_CHARACTERS = 8_192
+# Grammars of this length may need more stack than a thread has: some 5 KiB per level, for `MAX_DESCENT` levels. Only
+# the part in use is committed.
 DEEP_STACK_BYTES = 128 * 2**20
-"""A grammar of so many characters may need more stack than a thread has: some 5 KiB for each level, `MAX_DESCENT` of
-them. Only what is used of it is memory."""
 
+# JSON on one line, with an optional space after commas and colons.
 JSON_STYLE = {
-    "whitespace_flexible": False,  # else a model may write spaces for ever
+    "whitespace_flexible": False,  # otherwise a model could write spaces forever
     "item_separator": ", ?",
     "key_separator": ": ?",
-    "json_allowed_escapes": 'nrbtf\\"',  # none by number: half a surrogate pair would be no text
+    "json_allowed_escapes": 'nrbtf\\"',  # no numeric escapes: half a surrogate pair is invalid text
 }
-"""JSON on one line, with or without a space behind commas and colons."""
 
 
 _DEEP = threading.Lock()
+# A literal or comment. Unclosed ones extend to the end of the line, so that scanning stays linear.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
-"""A literal or a comment. One that is not closed reaches to the end of its line, so that no character is read twice."""
 
 
 class Matcher:
-    """How far one answer has come in its grammar."""
+    """An answer's progress in its grammar."""
 
     def __init__(
         self, matcher: llguidance.LLMatcher, permitted: npt.NDArray[np.bool_], ends: npt.NDArray[np.intp], param: str
@@ -67,19 +67,15 @@ class Matcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can follow."""
         return bool(self._matcher.is_stopped())
 
     @property
     def may_end(self) -> bool:
-        """Whether what was written so far is whole."""
         return bool(self._matcher.is_accepting())
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """For each token id whether it may come next (V,). An ending token may where the grammar may end.
-
-        Raises InvalidRequestError if the grammar has become too large to follow, or allows nothing: it is the asker's.
-        """
+        """Return a mask (V,) of permitted tokens. Raises InvalidRequestError if the grammar allows none or is
+        intractable."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=len(self._permitted), bitorder="little").view(np.bool_)
         self._require_no_error()
@@ -91,12 +87,11 @@ class Matcher:
         return allowed
 
     def take(self, token: int) -> None:
-        """An allowed token came."""
         self._matcher.consume_token(token)
         self._require_no_error()
 
     def takes_all(self, tokens: Sequence[int]) -> bool:
-        """Go on behind tokens that were written before; false if they do not follow the grammar."""
+        """Consume existing tokens; False on a violation."""
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def _require_no_error(self) -> None:
@@ -106,7 +101,7 @@ class Matcher:
 
 
 class Grammars:
-    """Makes matchers for the vocabulary of one model file. Safe to use from several threads."""
+    """Matchers of one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -118,10 +113,9 @@ class Grammars:
         self._vocabulary: llguidance.LLTokenizer | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
-        """Begin at the first of `parts`, which may refer to the others by name. Of control tokens none is allowed but
-        `tags`, and ending ones where it may end.
+        """Return a matcher that starts at the first part; parts refer to each other by name.
 
-        Raises InvalidRequestError if the library does not take it; the message says why, and `param` whose fault it is.
+        Control tokens are masked except `tags` and permitted ends. Raises InvalidRequestError for `param`.
         """
         import llguidance
 
@@ -151,17 +145,17 @@ class Grammars:
         return matcher
 
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
-        """By what was written of a tag (nothing, at least): the tokens that finish it, other than its own."""
+        """Return the tokens that complete a tag, by the prefix already written."""
         with self._lock:
             if tag not in self._spellings:
                 self._spellings[tag] = _spelling(self._tokenizer, tag.encode())
             return self._spellings[tag]
 
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
-        """The vocabulary as the library wants it: made once, when first needed (a third of a second for the 3B's)."""
         import llguidance
 
         with self._lock:
+            # Built on first use: it takes a third of a second for the 3B's vocabulary.
             if self._vocabulary is None:
                 ends = sorted(self._tokenizer.end_ids)
                 self._vocabulary = llguidance.LLTokenizer(
@@ -171,8 +165,6 @@ class Grammars:
 
 
 class _Vocabulary:
-    """What the library asks of a tokenizer."""
-
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -200,7 +192,7 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
 
 
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
-    """A grammar that somebody asked for. Raises InvalidRequestError if it is too long or not of its kind."""
+    """Return a requested grammar. Raises InvalidRequestError."""
     most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
     if len(grammar.source) > most:
         raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param=param)
@@ -224,7 +216,7 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
 
 
 def _checked_lark(source: str, param: str) -> str:
-    """Terminals may be intersected as patterns of a schema may. A schema within it would pass unchecked."""
+    # Intersected terminals are limited as in schema patterns. %json would bypass the schema checks.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
@@ -234,7 +226,6 @@ def _checked_lark(source: str, param: str) -> str:
 
 
 def _choice_part(source: str, param: str) -> Part:
-    """One of the texts in a JSON list."""
     try:
         texts = json.loads(source)
     except (ValueError, RecursionError):
@@ -246,12 +237,12 @@ def _choice_part(source: str, param: str) -> Part:
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
-    """A schema that has been checked."""
+    """Return a checked schema's grammar."""
     return {"json_schema": {**schema, "x-guidance": JSON_STYLE}}
 
 
 def arguments_part(parameters: object, tool: str) -> Part:
-    """What the arguments of a tool must be, by its `parameters`. Raises InvalidRequestError if that cannot be held."""
+    """Return the grammar of a tool's arguments. Raises InvalidRequestError."""
     if parameters is None:
         parameters = {"properties": {}, "additionalProperties": False}
     try:
@@ -266,7 +257,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core."""
+    # One thread at a time, so that large grammars occupy one core.
     found: list[llguidance.LLMatcher] = []
     with _DEEP:
         before = threading.stack_size(DEEP_STACK_BYTES)
@@ -287,7 +278,7 @@ def _written(schema: object) -> str:
 
 
 def _sentence(error: str) -> str:
-    """The first line of what the library says, or what it means."""
+    # llguidance's messages, replaced or cut to the first line.
     if "oneOf constraints" in error:
         return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
     if "lookarounds not supported" in error:

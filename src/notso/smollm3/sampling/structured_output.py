@@ -1,4 +1,4 @@
-"""What an answer may go on with: a grammar's tokens behind the thoughts, and never those that are masked."""
+"""Constraints on an answer: a grammar after the reasoning, and masked tokens."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class StructuredOutput:
-    """Steers one answer: asked before each token is drawn, told of each that was.
+    """Constrains one answer."""
 
-    The model thinks freely, but does not end within a thought. The grammar begins with the first token of the answer;
-    one newline behind a closing tag, as the model writes it, stands before that. may_think: whether the answer may
-    still begin with a thought. masked: tokens that never come. begun: the prompt holds a beginning of the answer.
-    """
-
+    # Reasoning is free, but the answer cannot end in it. The grammar starts at the answer's first token, after the
+    # optional newline that the model writes behind a closing tag. may_think: reasoning may still come. started: the
+    # prompt holds the beginning of the answer.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -48,22 +46,19 @@ class StructuredOutput:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether the answer follows a grammar."""
         return self._matcher is not None
 
     @property
     def holds_calls(self) -> bool:
-        """Whether what opens as a call becomes one."""
+        """Whether opened calls are enforced."""
         return self._matcher is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar has come to its end."""
         return self._started and self._matcher is not None and self._matcher.is_over
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """Logits (V,) of the next token, minus infinity where it must not come; a copy. Raises InvalidRequestError if
-        the grammar cannot be followed."""
+        """Return a masked copy of logits (V,). Raises InvalidRequestError."""
         restricted = logits.copy()
         restricted[self._masked] = -np.inf
         if self._matcher is None:
@@ -83,7 +78,7 @@ class StructuredOutput:
         return restricted
 
     def take(self, token: int, in_reasoning: bool) -> bool:
-        """A token was drawn, within the reasoning or not; whether it is the first of the answer."""
+        """Record a token; return whether it starts the answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
@@ -101,12 +96,10 @@ class StructuredOutput:
 
 
 class StructuredCalls(StructuredOutput):
-    """Leaves an answer free but for its tool calls: behind the tag that opens one, `begin` makes what it follows.
+    """Constrains only tool calls."""
 
-    Only the token opens a call: text that spells the tag out is kept from being finished. begun: the text of the answer
-    that the prompt ends with. Raises InvalidRequestError if the call that it is in does not follow.
-    """
-
+    # Only the tag's token opens a call: completing a spelled-out tag is masked. `started`: text of the answer in the
+    # prompt; InvalidRequestError is raised if an unfinished call in it violates its grammar.
     def __init__(
         self, tokenizer: Tokenizer, begin: Callable[[], Matcher], spelling: Mapping[bytes, Sequence[int]], started: str
     ) -> None:
@@ -126,11 +119,9 @@ class StructuredCalls(StructuredOutput):
 
     @property
     def holds_calls(self) -> bool:
-        """As for any StructuredOutput."""
         return True
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """As for any StructuredOutput."""
         if self._call is not None:
             allowed = self._call.allowed()
             restricted = np.full_like(logits, -np.inf)
@@ -148,7 +139,6 @@ class StructuredCalls(StructuredOutput):
         return restricted
 
     def take(self, token: int, in_reasoning: bool) -> bool:
-        """As for any StructuredOutput; the answer's first token is of no meaning."""
         if self._call is not None:
             self._call.take(token)
             if self._call.is_over:
@@ -169,14 +159,11 @@ class StructuredCalls(StructuredOutput):
 def structured_output_for(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, started: str
 ) -> StructuredOutput | None:
-    """What keeps an answer to what was asked for; None if nothing does.
+    """Return a request's constraints, or None. Raises InvalidRequestError.
 
-    may_think: whether by the prompt a thought may come next; begun: the text of the answer that the prompt ends with.
-
-    "none" rules the calling tag out and leaves the tools in the prompt: without them all of it would be read again.
-
-    Raises InvalidRequestError.
+    `started`: text of the answer that the prompt ends with.
     """
+    # tool_choice "none" masks the call tag and keeps the tools in the prompt, so that its cached prefix remains valid.
     is_barred = options.tool_choice == "none" and bool(options.tools)
     masked = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
@@ -213,7 +200,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # its own faults are told apart from the tools'
+    grammars.matcher([answer], "grammar")  # attributes errors to the grammar or the tools
     parts = [
         _calls_part(start, options.tools, tokenizer),
         {"name": "answer", **answer},
@@ -233,12 +220,11 @@ def _structured_calls(
     def begin() -> Matcher:
         return grammars.matcher(parts, "tools", _tags(tokenizer))
 
-    begin()  # what cannot be held is refused before anything is written
+    begin()  # refuses unsupported tools before generation
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started)
 
 
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
-    """The tools of which one must be called."""
     if not tools:
         raise InvalidRequestError("a tool can only be required where there are tools", param="tool_choice")
     if not isinstance(choice, ToolName):
@@ -250,7 +236,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
 
 
 def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
-    """Calls as the model writes them, in Lark's notation; what stands in each is in parts of its own."""
+    # Calls as the model writes them, in Lark; arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (
@@ -270,7 +256,7 @@ def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part
 
 
 def _arguments_parts(tools: Sequence[Tool], strict: Collection[str] | None = None) -> list[Part]:
-    """What stands in the calls. strict: the tools whose arguments follow their schema; None: all."""
+    # `strict`: tools with enforced schemas; None: all.
     return [
         {
             "name": f"arguments_{number}",

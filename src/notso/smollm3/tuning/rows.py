@@ -1,7 +1,7 @@
-"""Conversations of a JSONL file as tokens, and which of them the model must learn to write.
+"""Training rows: tokenized conversations from JSONL, with labels.
 
-The file's own template writes them, as it does at run time: what is learnt of an answer are the tokens behind the
-prompt that asks for it, up to the one that ends it.
+The file's chat template renders them as at run time. Labels cover the tokens of an answer after its prompt, up to its
+end token.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from notso.smollm3.values.messages import Message, ToolCall
 from notso.smollm3.values.request_options import RequestOptions
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
-NOT_LEARNT = -100
-"""A label that PyTorch's cross entropy leaves out."""
+NOT_LEARNT = -100  # label that PyTorch's cross entropy ignores
 
-LEAST_TO_HOLD_OUT = 10
-"""With fewer rows none is held out."""
+LEAST_TO_HOLD_OUT = 10  # with fewer rows none is held out
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """Token ids, and the same again as labels: NOT_LEARNT where the model need not write them."""
+    """Token ids and labels; NOT_LEARNT where the loss is masked."""
 
     ids: list[int]
     labels: list[int]
 
 
 class RowWriter:
-    """Makes rows with one model's template and tokenizer; `day` is told to the model as the date."""
+    """Builds rows for one model; `day` is the date it sees."""
 
     def __init__(self, prompts: PromptWriter, tokenizer: Tokenizer, max_tokens: int, day: date) -> None:
         self._prompts = prompts
@@ -50,14 +48,14 @@ class RowWriter:
 
     @classmethod
     def of(cls, base: Path, max_tokens: int, day: date) -> RowWriter:
-        """With the template and tokenizer of a model file. Raises GGUFError, ModelFileError or TemplateError."""
+        """Load template and tokenizer. Raises GGUFError, ModelFileError or TemplateError."""
         with GGUFFile.open(base) as file:
             tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
             prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """The rows of a file. Raises InvalidRequestError naming the line, OSError, UnicodeDecodeError."""
+        """Read a file. Raises InvalidRequestError naming the line, OSError, UnicodeDecodeError."""
         rows = []
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             if not line.strip():
@@ -71,8 +69,10 @@ class RowWriter:
         return rows
 
     def row(self, given: Any) -> TrainingRow:
-        """Of {"messages": [...]} or {"prompt": [...], "completion": [...]}, each with an optional `tools` and
-        `chat_template_kwargs`. Raises ValueError."""
+        """Build a row from `messages`, or `prompt` and `completion`, with optional `tools` and `chat_template_kwargs`.
+
+        Raises ValueError.
+        """
         messages, learnt_from, options = _conversation(given)
         thinking = options.get("enable_thinking", True) is not False
         asked = RequestOptions(thinking=thinking, tools=tools_of(given.get("tools")), date=self._day)
@@ -97,18 +97,17 @@ class RowWriter:
         return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
-        """Up to where two texts that go on otherwise differ: what is printed to ask for an answer is in neither."""
+        # The common prefix of two continuations ends before the generation prompt.
         one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
 
 
 def _thinks(messages: Sequence[Message], asked: RequestOptions) -> bool:
-    """Whether some answer has thoughts: one without is read then, and not learnt."""
+    # In a thinking conversation, answers without reasoning are context only.
     return asked.thinking and any(message.reasoning_content for message in messages)
 
 
 def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
-    """Messages, from which on they are learnt, and what the template is given."""
     if not isinstance(given, dict):
         raise ValueError("a row must be an object")
     options = given.get("chat_template_kwargs") or {}
@@ -124,7 +123,7 @@ def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
 
 
 def messages_of(given: Any, name: str) -> Iterator[Message]:
-    """The messages of a row. Raises ValueError."""
+    """Yield messages. Raises ValueError."""
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name} must be a list of messages")
     for each in given:
@@ -141,7 +140,7 @@ def messages_of(given: Any, name: str) -> Iterator[Message]:
 
 
 def tools_of(given: Any) -> list[Any] | None:
-    """The tools of a row. Raises ValueError."""
+    """Return tools. Raises ValueError."""
     if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
         raise ValueError("tools must be a list of objects")
     return given or None
@@ -158,7 +157,7 @@ def _call(given: Any) -> ToolCall:
 
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Rows to learn, and rows held out, which a seed chooses."""
+    """Hold out rows chosen by `seed`."""
     count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
     count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
