@@ -159,6 +159,16 @@ def serve(
             show_envvar=False,
         ),
     ] = None,
+    mcp_allow_http: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mcp-allow-http",
+            envvar="NOTSO_MCP_ALLOW_HTTP",
+            metavar="HOST",
+            help="Allow MCP servers at this host or network over http; repeatable [env: NOTSO_MCP_ALLOW_HTTP].",
+            show_envvar=False,
+        ),
+    ] = None,
     plugin: options.Plugins = None,
     sign_in: Annotated[
         Path | None,
@@ -216,6 +226,7 @@ def serve(
         data_dir=data_dir,
         database_url=database_url or None,
         mcp_config=mcp_config,
+        mcp_allowed_http=tuple(mcp_allow_http or ()),
         adapter_dir=adapter_dir,
         sign_in_plugin=chosen.sign_in,
         keep_alive_seconds=None if keep_alive is None else options.duration(keep_alive, "--keep-alive"),

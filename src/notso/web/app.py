@@ -239,7 +239,7 @@ def _parts(
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
-    mcp = mcp_servers(settings.mcp_config)
+    mcp = mcp_servers(settings.mcp_config, settings.mcp_allowed_http)
     others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
     toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)

@@ -37,6 +37,7 @@ class Settings:
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
     database_url: a PostgreSQL database that holds them instead, for several servers; the data directory keeps the rest.
     mcp_config: names MCP servers whose tools chats may use; None for none.
+    mcp_allowed_http: hosts and networks, beside this machine, whose MCP servers may be reached without encryption.
     adapter_dir: from where programs may load adapters; None: they may load none.
     sign_in_plugin: the plugin that says who sent a request; None: none does.
     sign_in: who may use it, where many do.
@@ -69,6 +70,7 @@ class Settings:
     data_dir: Path | None = None
     database_url: str | None = field(default=None, repr=False)
     mcp_config: Path | None = None
+    mcp_allowed_http: tuple[str, ...] = ()
     adapter_dir: Path | None = None
     sign_in_plugin: str | None = None
     sign_in: SignInSettings = field(default_factory=SignInSettings)
