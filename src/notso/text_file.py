@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import io
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from notso.regular_file import read_regular
 
@@ -41,12 +43,52 @@ def decode_text(data: bytes) -> str:
     except UnicodeDecodeError as error:
         name = encoding.upper().removesuffix("-LE").removesuffix("-BE")
         line = 1 + data[start : start + error.start].count(b"\n")
-        raise NotTextError(f"is not {name} text (byte {start + error.start}, line {line})") from None
+        raise NotTextError(f"is not {name} text (byte {start + error.start}) in line {line}") from None
     text = text.rstrip("\0").replace("\r\n", "\n").replace("\r", "\n")
     if "\0" in text:
         line = 1 + text.count("\n", 0, text.index("\0"))
         raise NotTextError(f"is not text: line {line} contains a NUL character")
     return text
+
+
+def utf8_stream(file: BinaryIO) -> BinaryIO:
+    """Return a stream of the rest of `file` as UTF-8 without byte order mark, whichever encoding its mark names.
+
+    Reading from it raises NotTextError for bytes that UTF-16 or UTF-32 does not allow. UTF-8 is not checked.
+    """
+    start = file.tell()
+    head = file.read(4)
+    encoding, length = next(((name, len(mark)) for mark, name in _MARKS if head.startswith(mark)), ("utf-8", 0))
+    file.seek(start + length)
+    return file if encoding == "utf-8" else io.BufferedReader(_Recoded(file, encoding))
+
+
+class _Recoded(io.RawIOBase):
+    """UTF-8 made of a file in another encoding, piece by piece."""
+
+    PIECE_BYTES = 1 << 16
+
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self._file = file
+        self._name = encoding.upper().removesuffix("-LE").removesuffix("-BE")
+        self._decoder = codecs.getincrementaldecoder(encoding)("strict")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = self._file.read(self.PIECE_BYTES)
+            try:
+                self._rest = self._decoder.decode(piece, final=not piece).encode()
+            except UnicodeError:
+                raise NotTextError(f"is not {self._name} text") from None
+            if not piece:
+                break
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
 
 def _encoding(data: bytes) -> tuple[str, int]:

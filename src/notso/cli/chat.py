@@ -140,4 +140,4 @@ def _plain_line(prompt: str) -> str:
     line = sys.stdin.readline()
     if not line:
         raise EOFError
-    return line.rstrip("\n")
+    return line.removeprefix("\ufeff").rstrip("\n")

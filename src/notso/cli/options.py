@@ -11,6 +11,7 @@ import typer
 
 from notso.regular_file import SECRET_BYTES
 from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
+from notso.text_file import NotTextError, decode_text
 
 
 def _remember(variable: str, value: bool) -> bool:
@@ -257,12 +258,7 @@ def api_key(file: Path | None) -> str | None:
     """
     if file is None:
         return os.environ.get("NOTSO_API_KEY") or None
-    try:
-        key = _read(file, SECRET_BYTES).decode().strip()
-    except OSError as error:
-        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--api-key-file") from None
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"{file} is not text", param_hint="--api-key-file") from None
+    key = read_text(file, "--api-key-file", SECRET_BYTES).strip()
     if not key:
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
@@ -317,11 +313,11 @@ def _read(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def read_text(path: Path, name: str) -> str:
-    """Read a UTF-8 text file. Raises typer.BadParameter if it cannot be read."""
+def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """Read a text file, which may be a pipe, as `decode_text` does. Raises typer.BadParameter if it cannot be read."""
     try:
-        return _read(path, _MAX_TEXT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint=name) from None
+        return decode_text(_read(path, most_bytes))
+    except NotTextError as error:
+        raise typer.BadParameter(f"{path} {error}", param_hint=name) from None
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=name) from None
