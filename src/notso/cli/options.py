@@ -87,6 +87,17 @@ Adapters = Annotated[
         show_default=False,
     ),
 ]
+ChatTemplateFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template-file",
+        envvar="NOTSO_CHAT_TEMPLATE_FILE",
+        metavar="FILE",
+        help="Jinja chat template to use instead of the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
+        show_envvar=False,
+        show_default=False,
+    ),
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
@@ -276,6 +287,7 @@ def engine_key() -> str:
 
 OF_THE_ENGINE = (
     *("model", "context", "kv", "threads", "device", "weights", "adapter", "adapter_dir", "max_num_seqs"),
+    "chat_template_file",
     *("cache_disk", "engine_api", "keep_alive"),
 )
 """Options of `serve` that do not apply to a front end."""

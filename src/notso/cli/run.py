@@ -49,6 +49,7 @@ def run(
         Path | None,
         typer.Option("--schema", metavar="FILE", help="Constrain the answer to this JSON schema.", show_default=False),
     ] = None,
+    chat_template_file: options.ChatTemplateFile = None,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
@@ -73,12 +74,22 @@ def run(
         seed=secrets.randbits(63) if seed is None else seed,
         stop=tuple(stop or ()),
         **{name: value for name, value in chosen.items() if value is not None},
+        given=tuple(name for name, value in chosen.items() if value is not None),
     )
     grammar = None if schema is None else _grammar(schema)
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
-        engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, adapters=adapters)
+        engine = engines.open_engine(
+            model,
+            context,
+            threads,
+            kv=kv,
+            device=device,
+            silent=as_json,
+            adapters=adapters,
+            chat_template_file=chat_template_file,
+        )
         try:
             answer = _answer(
                 engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar, used

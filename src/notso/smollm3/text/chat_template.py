@@ -94,9 +94,12 @@ class ChatTemplate:
         self.drops = self._probed_drops()
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The template of a file; None where it has none. Raises what the constructor raises."""
-        source = metadata.get("tokenizer.chat_template")
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
+    ) -> ChatTemplate | None:
+        """The template of a file, or `source` instead of it; None where there is neither. Raises what the constructor
+        raises."""
+        source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
         if not isinstance(source, str):

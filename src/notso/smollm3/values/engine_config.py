@@ -42,8 +42,9 @@ class EngineConfig:
     conversations go on after a restart without being read again; None keeps nothing. device: "cpu"; "cuda" or "cuda:1",
     which is refused where it cannot be used; "auto" takes the first GPU, and the CPU where there is none that can hold
     and compute this model. What is said is the same on each. adapters: LoRA adapters to begin with, each NAME=FILE or
-    NAME=FILE:SCALE. beside_bytes: what other engines of this process were planned to occupy; beside them nothing is
-    made smaller so that it fits: it is refused. None: there are no others.
+    NAME=FILE:SCALE. chat_template_file: a Jinja template to use instead of the model
+    file's. beside_bytes: what other engines of this process were planned to occupy; beside them nothing is made smaller
+    so that it fits: it is refused. None: there are no others.
 
     Raises InvalidRequestError, whose `param` names the field.
     """
@@ -59,10 +60,11 @@ class EngineConfig:
     cache_bytes: int = DEFAULT_CACHE_BYTES
     device: str = "auto"
     adapters: tuple[str, ...] = ()
+    chat_template_file: str | None = None
     beside_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "cache_dir"):
+        for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
             _require(path is None or isinstance(path, str), name, "a path, as text")
         is_whole = self.context_tokens is None or type(self.context_tokens) is int  # its range is the model's

@@ -27,7 +27,8 @@ class ChatSettings:
     `keep_thinking`: the model reads its earlier thoughts again; `raw_user_messages`: the page shows them as typed;
     `titles`: the model names new chats; `speculative_prefill`: it reads what is being typed, when idle; `tools`: the
     names of those the model may call, with blanks between; `model`: the name of the model or adapter that answers,
-    None: the default model.
+    None: the default model. `given`: the names of those that were chosen; of the others, the model file may have
+    defaults of its own.
     """
 
     system_prompt: str = ""
@@ -45,6 +46,7 @@ class ChatSettings:
     when_full: WhenFull = "stop"
     tools: str | None = None
     model: str | None = None
+    given: tuple[str, ...] = ()
 
     @property
     def tool_names(self) -> list[str]:
@@ -61,10 +63,11 @@ class ChatSettings:
             max_tokens=self.max_tokens,
             seed=self.seed,
             thinking_budget=self.thinking_budget,
+            given=self.given,
         )
 
 
-SETTING_NAMES = tuple(field.name for field in fields(ChatSettings))
+SETTING_NAMES = tuple(field.name for field in fields(ChatSettings) if field.name != "given")
 
 
 def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
@@ -74,7 +77,7 @@ def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
         for name, value in layer.items():
             if name in SETTING_NAMES:
                 merged[name] = None if value == NO_LIMIT else value
-    return ChatSettings(**merged)  # type: ignore[arg-type]
+    return ChatSettings(**merged, given=tuple(merged))  # type: ignore[arg-type]
 
 
 def changed(
@@ -119,9 +122,10 @@ def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
     return {name: _text(settings[name]) if name in settings else "" for name in SETTING_NAMES}
 
 
-def shown_defaults(settings: ChatSettings) -> dict[str, str]:
-    """What an empty field stands for."""
-    return {name: _text(getattr(settings, name)) for name in SETTING_NAMES}
+def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
+    """Return what an empty field stands for. of_model: defaults of the model file."""
+    follows = {name: value for name, value in (of_model or {}).items() if name not in settings.given}
+    return {name: _text(follows.get(name, getattr(settings, name))) for name in SETTING_NAMES}
 
 
 def _text(value: SettingValue | None) -> str:

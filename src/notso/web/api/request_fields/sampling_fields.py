@@ -130,7 +130,7 @@ def sampling_of(
 def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
     """The engine's parameters. Raises ApiError (400) that names the field, by one of `names` where there is one."""
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**given, given=tuple(given))
     except ValueError as error:  # InvalidRequestError, which names the field
         raise api_error_of(error).called(names) from None
 

@@ -28,7 +28,7 @@ async def props(services: Services) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": info.context_tokens,
-                "params": generation_settings(SamplingParams()),
+                "params": generation_settings(SamplingParams().with_defaults(info.sampling)),
             },
             "total_slots": info.max_num_seqs,
             "model_alias": model_id(info),
