@@ -30,7 +30,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     venv = python.parent.parent
     command = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), "-o", f"{venv}/.dev", f"VENV={venv}"]
     given = [*command, "FILES=.", "JOBS=1", "AGAIN=1", *arguments]
-    return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,10 @@ from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Grammar
 from notso.text_file import NotTextError, decode_text
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.llama_cpp.request import parse_native_request
-from notso.web.api.messages.request import parse_message_request
-from notso.web.api.messages.volatile_lines import without_volatile_lines
+from notso.web.api.messages.request import parse_message_request, without_volatile_lines
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.responses.request import parse_response_request
 from notso.web.chat.files.imports import read_chats
@@ -46,7 +45,7 @@ from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_markdown
 from notso.web.store.postgres.words import query_of, snippet_of, vector_of
-from notso.web.store.sqlite.text_index import _phrases
+from notso.web.store.sqlite.database import _phrases
 from notso.web.tools.calculator import calculate
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.values.commented_json import read_commented_json

@@ -8,7 +8,7 @@ import pytest
 
 from notso.smollm3.engine.memory_plan import DEFAULT_CONTEXT_TOKENS, DEFAULT_SEQUENCES, K8V8_UP_TO_TOKENS
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
-from notso.web import upkeep
+from notso.web import app
 from notso.web.chat.files import imports
 from notso.web.chat.services import MOST_WAITING_IMPORTS
 from notso.web.edge import body_budget, door, limits, log_pace, work_line
@@ -42,7 +42,7 @@ SENTENCES = [
     (OPERATIONS, f"up to {POSTGRES_CONNECTIONS} of each server; {97 // POSTGRES_CONNECTIONS} servers fit"),
     (OPERATIONS, f"up to {limits.LARGER_BODIES['/import'] // MIB} MiB, {imports.MAX_CHATS:,} chats,"),
     (OPERATIONS, f"chats, {imports.MAX_MESSAGES:,} messages,"),
-    (OPERATIONS, f"can be taken back for {upkeep.UNDO_SECONDS:.0f} seconds. Within {upkeep.PURGE_SECONDS:.0f} more"),
+    (OPERATIONS, f"can be taken back for {app.UNDO_SECONDS:.0f} seconds. Within {app.PURGE_SECONDS:.0f} more"),
     (OPERATIONS, f"port {DEFAULT_PORT} with `/v1` behind it"),
     (CHAT, f"{said(attachments.MAX_ATTACHMENTS)} files of"),
     (CHAT, f"{Settings().max_message_characters:,} characters in all"),

@@ -77,7 +77,6 @@ def test_sampling_defaults() -> None:
     said = "\n".join(
         p.read_text("utf-8") for p in [source / "cli" / "options.py", *(source / "web").rglob("*fields.py")]
     )
-    said += (source / "web" / "api" / "ollama" / "options.py").read_text("utf-8")
     for value, name in ((defaults.temperature, "temperature|--temperature"), (defaults.top_p, "top_p|--top-p")):
         stated = re.findall(rf'"(?:{name})".*?(?:; |Default: )(\d\.\d+)(?: if left out|\.")', said)
         assert len(stated) >= 5 and set(stated) == {str(value)}

@@ -36,7 +36,7 @@ import json, logging, os, signal, sys
 from pathlib import Path
 from notso.web import server
 from notso.web.chat import services
-from notso.web.replicas import valkey_counters, valkey_exchange
+from notso.web.replicas import valkey_exchange
 from notso.web.store.postgres import store
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings

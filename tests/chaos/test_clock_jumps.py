@@ -18,15 +18,15 @@ RATE = 20
 
 PURGE = "purge now"
 QUICK = f"""PURGE = {PURGE!r}
-from notso.web import upkeep
-from notso.web.store.sql import responses
-upkeep.PURGE_SECONDS = 0.02
-upkeep.UNDO_SECONDS = 3600.0
-responses.MOST_KEPT = 3
+from notso.web import app
+from notso.web.store.sql import store
+app.PURGE_SECONDS = 0.02
+app.UNDO_SECONDS = 3600.0
+store.MOST_KEPT = 3
 
 def script(messages, thinking):
     if messages[-1].content == PURGE:
-        upkeep.UNDO_SECONDS = 0.0
+        app.UNDO_SECONDS = 0.0
     yield from say(messages[-1].content, piece=4096)
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from notso.cluster.autoscaling import METRIC, ByQueue
+from notso.cluster.replica import METRIC, ByQueue
 
 
 @dataclass

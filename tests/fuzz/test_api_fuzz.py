@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Message, SamplingParams
-from notso.web.api.chat_completions.fields import ChatFields
-from notso.web.api.chat_completions.request import ChatRequest, parse_chat_request
+from notso.web.api.chat_completions.fields import ChatFields, ChatRequest, parse_chat_request
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.edge.api_error import ApiError
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from notso.web import upkeep
+from notso.web import app
 from notso.web.server import DATE_SECONDS
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
@@ -90,8 +90,8 @@ def test_freed_memory_is_given_back_again_and_again_by_another_thread(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    monkeypatch.setattr(upkeep, "GIVE_BACK_SECONDS", 0.01)
-    monkeypatch.setattr(upkeep, "give_back_freed", lambda: threads.append(threading.get_ident()))
+    monkeypatch.setattr(app, "GIVE_BACK_SECONDS", 0.01)
+    monkeypatch.setattr(app, "give_back_freed", lambda: threads.append(threading.get_ident()))
     server = start(ScriptedEngine()).ready()
     server.wait(lambda: len(threads) >= 3)
     assert server.on_loop(threading.get_ident) not in threads

@@ -19,7 +19,7 @@ import pytest
 import uvicorn
 
 from notso.web.server import ChatServer, address_of, listen, serve
-from notso.web.store.sqlite.directory_lock import DirectoryLock
+from notso.web.store.sqlite.connection import DirectoryLock
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
 from notso.web.values.ids import new_id

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from notso.web import app
-from notso.web.choices import tracing_of
+from notso.web.app import tracing_of
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.tracing import REDACTED, Tracing
 

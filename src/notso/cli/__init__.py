@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (default: sys.argv) and return its exit code."""
+    """Run a command line (default: sys.argv) and return its exit code."""
     from notso.cli import exit_codes
 
     try:

@@ -52,7 +52,6 @@ def _show_version(wanted: bool) -> None:
 
 
 def version_line() -> str:
-    """Return one line with the versions of notso, its kernels, GGUF and Python."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -108,8 +107,28 @@ VERBS: dict[str, Callable[..., None]] = {
 for _name, _module in zip(
     VERBS,
     (
-        *(serve, chat, run, batch, backup, store, cluster, pull, convert, quantize, dataset, tune),
-        *(list, rm, inspect, verify, perplexity, synth, plugin, keys, bench, doctor),
+        serve,
+        chat,
+        run,
+        batch,
+        backup,
+        store,
+        cluster,
+        pull,
+        convert,
+        quantize,
+        dataset,
+        tune,
+        list,
+        rm,
+        inspect,
+        verify,
+        perplexity,
+        synth,
+        plugin,
+        keys,
+        bench,
+        doctor,
     ),
     strict=True,
 ):
@@ -118,13 +137,13 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier r
 
 
 def _drop_service_links() -> None:
-    """Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, so one called `notso` would set our port."""
+    # Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, also for one called `notso`.
     if os.environ.get("NOTSO_PORT", "").startswith(("tcp://", "udp://", "sctp://")):
         del os.environ["NOTSO_PORT"]
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (default: `serve`) and return its exit code, with at most one line on stderr."""
+    """Run a command line (default: `serve`) and return its exit code."""
     terminal.prepare_streams()
     _drop_service_links()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
@@ -133,6 +152,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         outcome = group.main(
             args=given or ["serve"],
             prog_name="notso",
+            # Errors are raised, so that they end as one line on stderr with our exit codes.
             standalone_mode=False,
             default_map=config_file.read_config(group),
         )
@@ -162,9 +182,9 @@ def _tell(error: BaseException) -> int:
 
 
 def _usage_line(error: typer.TyperException) -> str:
-    """Describe a usage error in one line and suggest the closest valid spelling."""
     message = error.format_message().replace(": Value error, ", ": ")  # added by pydantic
     context = getattr(error, "ctx", None)
+    # Set by click for unknown options and commands.
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"

@@ -47,8 +47,8 @@ def backup(
 
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
-    """Copy all conversations to a new file, from `server` if given, else from the data directory."""
-    from notso.web.store.sqlite.backup import back_up
+    """Copy all conversations to a new file, from `server` or the data directory."""
+    from notso.web.store.sqlite.store import back_up
     from notso.web.values.settings import default_data_dir
 
     if os.environ.get("DATABASE_URL") and server is None and data_dir is None:
@@ -67,7 +67,7 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
 @contextlib.contextmanager
 def _new(target: Path) -> Iterator[None]:
-    """Create a new file readable by its owner only, and delete it if the block fails."""
+    # Readable by the owner only, and never over an existing file.
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield
@@ -92,6 +92,7 @@ def _fetch(server: str, key: str, target: Path) -> None:
     except URLError as error:
         raise WebError(f"{server} returned no backup: {error}") from error
     with target.open("rb") as copy:
+        # A server may also answer with its sign-in page.
         if copy.read(16) != b"SQLite format 3\0":
             raise WebError(
                 f"{server} returned something other than a backup; it may require an API key (--api-key-file)"

@@ -85,6 +85,7 @@ def batch(
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
                 told: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
             else:
+                # Not before the input is read: loading takes seconds, and a finished batch needs no engine.
                 engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
                 try:
                     notice = engines.demo_notice(engine.info)

@@ -15,13 +15,12 @@ from notso.cli.batch_files import BatchInput, BatchOutput, RequestLine
 from notso.cli.batch_run import BatchRun
 from notso.cli.interruption import Interruption
 
-SHARE = 32
-"""Lines per task: twice an engine's concurrency, and the most work that a lost machine can cost."""
+SHARE = 32  # lines per task: twice an engine's concurrency, and the most work that a lost machine can cost
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of answered and failed lines."""
+    """Counts of lines."""
 
     answered: int = 0
     failed: int = 0
@@ -41,8 +40,6 @@ class Member:
 
 
 class _Share:
-    """Source and sink for the lines of one task."""
-
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
         self.ids = {line.id for line in lines}
@@ -65,14 +62,12 @@ def answer_elsewhere(
     chosen: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Run until every line has an answer, or until Ctrl-C. The model path must be valid on every machine.
-
-    Raises ClusterError.
-    """
+    """Run until every line has an answer, or Ctrl-C. Raises ClusterError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
 
     model = chosen["model"]
+    # The path must be valid on every machine.
     options = {**chosen, "model": None if model is None else Path(model).absolute()}
     missing = [_text(line) for line in source.lines() if line.id not in sink.done]
     told = Tally()
@@ -92,6 +87,7 @@ def answer_elsewhere(
 
 
 def _text(line: RequestLine) -> str:
+    # Base64, because lines may not be valid UTF-8.
     content = None if line.content is None else base64.b64encode(line.content).decode()
     return json.dumps({**asdict(line), "content": content})
 

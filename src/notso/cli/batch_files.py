@@ -1,7 +1,7 @@
-"""Input and output files of a batch. A crash neither loses nor repeats a finished answer.
+"""Batch input and output files. A crash neither loses nor repeats a finished answer.
 
-A line of the output is written whole and forced to the disk before the next. What a kill leaves torn at the end is cut
-off at the next start; every other line is recognised by its id, which follows from the request's line alone.
+Each output line is written whole and synced before the next. A line cut short by a crash is removed at the next
+start; all others are recognized by their id, a hash of the request's line.
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ _ID_DIGITS = 24
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A line of the input. `content` is None where it is longer than 1 MiB; `custom_id` None where it has none.
-
-    `repeats`: an earlier line has the same custom_id, so that answers could not be told apart.
-    """
+    """A line of the input."""
 
     number: int
     id: str
-    content: bytes | None
+    content: bytes | None  # None: longer than MAX_LINE_BYTES
     custom_id: str | None
-    repeats: bool
+    repeats: bool  # an earlier line has the same custom_id
 
 
 class BatchInput:
-    """Requests of a batch, read twice: to index them and to answer them."""
+    """Requests of a batch, read once to index and once to answer them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,17 +73,14 @@ class BatchOutput:
     """Output file, opened for appending and locked against other processes."""
 
     def __init__(self, path: Path, wanted: set[str]) -> None:
-        """Open or make the file; `done` then holds the ids of what it answers already.
-
-        wanted: ids of all requests. A file with lines that answer none of them is someone else's and left alone.
-        Raises typer.BadParameter.
-        """
+        """Open or create the file. Raises typer.BadParameter."""
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise _refusal(f"{path} must be a regular file: existing answers are read to resume a batch")
         self.path = path
         self._file: BinaryIO = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Ids already answered. A file with other lines is not an output of this batch and is left unchanged.
             self.done = self._take_stock(wanted)
         except BlockingIOError:
             self._file.close()
@@ -96,7 +90,7 @@ class BatchOutput:
             raise
 
     def write(self, answer: dict[str, Any]) -> None:
-        """Append one answer and flush it to disk."""
+        """Append one answer and sync it to disk."""
         line = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
         self._file.write(line)
         self._file.flush()
@@ -130,8 +124,8 @@ class BatchOutput:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield lines without newline; None for a line over the limit, which is never held in memory."""
     file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
+    # Longer lines yield None, and are never held in memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -158,7 +152,7 @@ def _id_of(line: bytes) -> str:
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
-    """Return whether `line` is a prefix of an answer that `write` would write for one of these."""
+    # `write` puts the id first, so a line that was cut short begins with one or is the beginning of one.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 

@@ -15,7 +15,7 @@ from notso.cli.interruption import Interruption
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.output.generation import Generation
-    from notso.web.api.chat_completions.request import ChatRequest
+    from notso.web.api.chat_completions.fields import ChatRequest
     from notso.web.api.shared.completion import Completion
     from notso.web.edge.api_error import ApiError
 
@@ -33,7 +33,7 @@ class Lines(Protocol):
 
 
 class Answers(Protocol):
-    """Sink for answers; `done` holds the ids already answered."""
+    """Sink for answers; `done` holds answered ids."""
 
     done: set[str]
 
@@ -41,11 +41,10 @@ class Answers(Protocol):
 
 
 class _Asked:
-    """A submitted request: one generation per choice."""
-
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
         self.request = request
+        # One per choice.
         self.generations: list[Generation] = []
 
     @property
@@ -58,7 +57,7 @@ class _Asked:
 
 
 class BatchRun:
-    """One pass over the input, counting `answered` and `failed` lines."""
+    """One pass over the input."""
 
     def __init__(
         self,
@@ -75,11 +74,11 @@ class BatchRun:
         self._sink = sink
         self._interruption = interruption
         self._report = report
-        self._under_way: dict[_Asked, None] = {}  # in the order they were asked
+        self._under_way: dict[_Asked, None] = {}  # in submission order
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
-        """Run until every line has an answer, or until Ctrl-C."""
+        """Run until every line has an answer, or Ctrl-C."""
         self._tell()
         most = _AHEAD * max(1, self._engine.info.max_num_seqs)
         try:
@@ -119,7 +118,7 @@ class BatchRun:
             generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
 
     def _finalise(self) -> None:
-        """Wait briefly for requests to finish and write their answers."""
+        # A short wait, to notice Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=_LOOK_SECONDS)
         ended = [asked for asked in self._under_way if asked.finished]
@@ -131,8 +130,8 @@ class BatchRun:
 
     def _answer(self, asked: _Asked) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
+        from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect, fingerprint
-        from notso.web.api.shared.ignored import ignored_headers
         from notso.web.edge.api_error import api_error_of
         from notso.web.engine.model_names import model_id
 
@@ -164,8 +163,8 @@ class BatchRun:
 
 
 def read_request(line: RequestLine) -> ChatRequest:
-    """Parse and validate a request line. Raises ApiError."""
-    from notso.web.api.chat_completions.request import parse_chat_request
+    """Parse and validate a line. Raises ApiError."""
+    from notso.web.api.chat_completions.fields import parse_chat_request
     from notso.web.api.request_fields.strict_json import parse_object
     from notso.web.edge.api_error import ApiError
 

@@ -104,7 +104,7 @@ def bench(
 
 
 def _prompt(text: str) -> tuple[int, int]:
-    """(tokens, depth) of `512` or `512@4096`."""
+    # `512` or `512@4096`: tokens and depth.
     found = re.fullmatch(r"([1-9]\d{0,17})(?:@(\d{1,18}))?", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is neither TOKENS nor TOKENS@DEPTH", param_hint="--prefill")
@@ -112,7 +112,7 @@ def _prompt(text: str) -> tuple[int, int]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """The result for people: a machine line, then Markdown rows ready to paste."""
+    """Return the text report: machine, then Markdown rows."""
     machine, model = result["machine"], result["model"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
@@ -148,7 +148,6 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def _rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Every row that is a rate, with what it says of itself."""
     named = []
     for row in result["prefill"]:
         at = f" at {row['depth']:,}" if row["depth"] else ""

@@ -18,7 +18,7 @@ EXAMPLES = """\
 
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
-"""Reads one line after showing a prompt. Raises EOFError at end of input, KeyboardInterrupt on Ctrl-C."""
+"""Shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
 
 
 def chat(
@@ -64,7 +64,7 @@ def chat(
 
 
 def converse(conversation: Conversation, read_line: ReadLine) -> None:
-    """Run the conversation until the user quits. Raises typer.Exit(130) after a second Ctrl-C."""
+    """Run the chat until the user quits."""
     interrupted = False
     while True:
         try:
@@ -85,6 +85,7 @@ def _handle(conversation: Conversation, text: str) -> None:
     from notso.qtensor import NotsoError
 
     question: str | None = text
+    # An escaped slash.
     if text.startswith("//"):
         question = text[1:]
     elif text.startswith("/"):
@@ -108,8 +109,8 @@ def _handle(conversation: Conversation, text: str) -> None:
 
 
 def _read_message(read_line: ReadLine) -> str:
-    """Read one line, or all lines between two fences."""
     line = read_line("> ")
+    # A fence starts a message of several lines.
     if not line.strip().startswith(_FENCE):
         return line
     text = line.strip()[len(_FENCE) :]

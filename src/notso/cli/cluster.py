@@ -120,21 +120,22 @@ def cluster(
     if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, BETWEEN)):
         raise SettingsError(NOTHING_BETWEEN, setting="database_url")
     if dry_run:
-        terminal.say(json.dumps(config, indent=2))  # which is YAML, too
+        terminal.say(json.dumps(config, indent=2))  # JSON is valid YAML
         return
     _up(config, address, plan.replicas, f"http://{host}:{port}/", as_json)
 
 
 def ray_control() -> ModuleType:
-    """What speaks with Ray, which reads the environment as it is imported."""
+    """Return the module that uses Ray."""
     from notso.cluster.plan import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():
+        # Ray reads its environment on import.
         os.environ.setdefault(name, value)
     try:
         from notso.cluster import control
     except ModuleNotFoundError as error:
-        from notso.cluster.errors import ClusterError
+        from notso.cluster.plan import ClusterError
 
         if error.name != "ray":
             raise
@@ -146,6 +147,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
     control = ray_control()
     over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
+        # The replicas must finish running requests before Ray ends.
         signal.signal(each, lambda number, frame: over.set())
     with control.connected(address, max(replicas, os.cpu_count() or 1)):
         with terminal.waiting("starting the replicas", silent=as_json):

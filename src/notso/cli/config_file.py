@@ -21,7 +21,6 @@ MAX_BYTES = 1 << 20
 
 
 def config_path() -> Path:
-    """Return NOTSO_CONFIG, or else `notso/config.toml` in the user's configuration directory."""
     named = os.environ.get("NOTSO_CONFIG")
     if named:
         return Path(named).expanduser()
@@ -31,11 +30,7 @@ def config_path() -> Path:
 
 
 def read_config(group: Any) -> dict[str, dict[str, Any]]:
-    """Return command -> parameter -> value, as click's default_map; empty without a file.
-
-    Raises typer.BadParameter if the file is not TOML or has unknown tables, keys or types, or if NOTSO_CONFIG names a
-    missing file.
-    """
+    """Return command -> parameter -> value, as click's default_map. Raises typer.BadParameter."""
     path = config_path()
     if not path.is_file():
         if os.environ.get("NOTSO_CONFIG"):
@@ -76,11 +71,8 @@ def _visible(group: Any) -> list[str]:
 
 
 def _wanted(parameter: Any, value: Any) -> str | None:
-    """Return the required type of an option if `value` does not have it, else None.
-
-    Strings are parsed like command-line arguments. Other types are checked here, because typer would convert nearly
-    anything: `true` would become port 1.
-    """
+    """Return the required type of an option if `value` has another, else None."""
+    # typer would convert nearly anything: `true` would become port 1. Only strings are parsed like arguments.
     if parameter.multiple or parameter.nargs != 1:
         is_fit = isinstance(value, list) and all(_wanted_one(parameter, each) is None for each in value)
         return None if is_fit else "a list"
@@ -103,7 +95,6 @@ def _wanted_one(parameter: Any, value: Any) -> str | None:
 
 
 def _spelt(parameter: Any) -> str:
-    """Return the option's long name without dashes."""
     return str(next(each for each in parameter.opts if each.startswith("--"))).removeprefix("--")
 
 
@@ -112,7 +103,7 @@ def _wrong(path: Path, problem: str) -> typer.BadParameter:
 
 
 def shown(context: typer.Context) -> list[str]:
-    """Return a table of the command's options with value and source; passwords are masked."""
+    """Return a table of options with value and source, passwords masked."""
     rows = [["option", "value", "source"]]
     sources: Mapping[str, str] = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
     for each in context.command.params:
@@ -125,5 +116,5 @@ def shown(context: typer.Context) -> list[str]:
 
 
 def _without_password(value: str) -> str:
-    """Mask the password in a URL."""
+    # scheme://user:password@host
     return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", value)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Conversation:
-    """Conversation of `notso chat`. With `params.seed` None, each answer gets a random seed."""
+    """Conversation of `notso chat`. Without `params.seed`, seeds are random."""
 
     engine: Engine
     params: SamplingParams
@@ -32,10 +32,9 @@ class Conversation:
     context_used_tokens: int = 0
 
     def ask(self, question: str) -> PrintedMessage:
-        """Put `question`, show the answer as it comes, and keep both.
+        """Answer a question, printing as it is generated, and store both.
 
-        Ctrl-C stops the answer and what there is of it is kept; a second one raises KeyboardInterrupt. If the engine
-        raises, the conversation is as if the question had not been put.
+        After Ctrl-C the partial answer is kept; a second one raises KeyboardInterrupt.
         """
         from notso.smollm3.values.messages import Message
         from notso.smollm3.values.request_options import RequestOptions
@@ -59,6 +58,7 @@ class Conversation:
             finally:
                 printer.finish()
         reply = Message("assistant", answer.text, reasoning_content=answer.reasoning or None)
+        # Only now: an error of the engine leaves the conversation unchanged.
         self.messages = [*asked, reply]
         if answer.usage is not None:
             self.context_used_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
@@ -76,7 +76,7 @@ class Conversation:
         self.context_used_tokens = 0
 
     def take_back_turn(self) -> str | None:
-        """Remove the last question and its answer, and return the question, or None."""
+        """Remove the last turn and return its question."""
         while self.messages:
             message = self.messages[-1]
             self.messages = self.messages[:-1]
@@ -85,7 +85,6 @@ class Conversation:
         return None
 
     def status_line(self) -> str:
-        """Return model, thinking mode, temperature and context usage in one line."""
         info = self.engine.info
         thinking = "thinking" if self.thinking else "not thinking"
         return (

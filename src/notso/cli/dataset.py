@@ -45,7 +45,7 @@ def dataset(
     if pairs is not None:
         options.require_free_place(pairs, force, "--preferences")
     from notso.web.chat.files.dataset import conversation, preferences
-    from notso.web.store.sqlite.whole_chats import whole_chats
+    from notso.web.store.sqlite.store import whole_chats
 
     rows: list[str] = []
     preferred: list[str] = []
@@ -66,7 +66,7 @@ def dataset(
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    """Replace the file with a new one readable by its owner only."""
+    # A new file, readable by the owner only: an existing one could have other permissions.
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")

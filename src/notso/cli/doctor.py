@@ -31,7 +31,7 @@ _MARKS: dict[str, terminal.Style] = {"ok": "green", "warn": "yellow", "fail": "r
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `fix` is the remedy for a warning or failure."""
+    """One line of the report; `fix` is the remedy."""
 
     status: Literal["ok", "warn", "fail"]
     subject: str
@@ -42,7 +42,7 @@ class Finding:
 def doctor(
     port: Annotated[
         int,
-        typer.Option(*("--port", "-p"), envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="Port to check."),
+        typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="Port to check."),
     ] = 3000,
     server: Annotated[
         str | None,
@@ -70,13 +70,13 @@ def doctor(
 
 
 def _answering(server: str) -> Finding:
-    """Query `/health`, for service managers and containers that check health with a command."""
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
     try:
+        # For service managers and containers, which check health by a command.
         with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:
@@ -88,7 +88,7 @@ def _answering(server: str) -> Finding:
 
 
 def examine(port: int) -> list[Finding]:
-    """Run all checks; a check that raises is reported as failed."""
+    """Run all checks; one that raises is reported as failed."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("cpu", _cpu),
@@ -110,7 +110,7 @@ def examine(port: int) -> list[Finding]:
     for subject, check in checks:
         try:
             findings += check()
-        except Exception as error:  # the report must be complete on a broken machine in particular
+        except Exception as error:  # a broken machine needs a complete report most
             findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "please report this"))
     return findings
 
@@ -250,6 +250,7 @@ def _data() -> Iterator[Finding]:
 
 def _port(port: int) -> Iterator[Finding]:
     with socket.socket() as probe:
+        # As the server does: ports in TIME_WAIT are free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

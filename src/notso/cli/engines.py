@@ -28,7 +28,7 @@ def open_engine(
     adapters: Sequence[str] = (),
     chat_template_file: Path | None = None,
 ) -> Engine:
-    """Load the selected model (see `model_file`) with a progress indicator."""
+    """Load the selected model (see `model_file`)."""
     path = model_file(model, silent=silent)
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine
@@ -49,31 +49,30 @@ def open_engine(
 
 
 def adapter_to_use(adapters: Sequence[str]) -> str | None:
-    """Return the name of the last adapter given. Raises InvalidRequestError unless it is NAME=FILE."""
+    """Return the last adapter's name. Raises InvalidRequestError."""
     from notso.smollm3.values.adapter import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None
 
 
 def fallback_notice(note: str) -> str:
-    """Return the notice that the GPU is not used."""
     return f"Running on the CPU: {note}"
 
 
 def prepare_for_a_lost_file() -> None:
-    """Print the reason and exit if the mapped model file is truncated or becomes unreadable."""
+    """Exit with a message on SIGBUS from the mapped model file."""
     from notso.qtensor import kernel_choice
 
+    # Truncating a mapped file turns reads into SIGBUS, which would kill the process silently.
     line = "notso: the model file changed or became unreadable while in use. Saved chats are safe; start notso again"
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
 def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
-    """Plan memory and device from a model file's headers, with the same checks as loading.
+    """Plan memory and device from a file's headers, checking as loading does.
 
-    Returns the plan, the device name, and why the GPU is not used (empty if it is).
-
-    Raises GGUFError, ModelFileError, OutOfMemoryError, InvalidRequestError or DeviceError.
+    Returns the plan, the device, and why the GPU is not used ('' if it is). Raises GGUFError, ModelFileError,
+    OutOfMemoryError, InvalidRequestError or DeviceError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
@@ -96,8 +95,7 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
 
 
 def check_model(path: Path | None) -> None:
-    """Check that a file's headers describe a supported model; None means the demo. Raises GGUFError, ModelFileError or
-    OSError."""
+    """Check a file's headers; None: the demo. Raises GGUFError, ModelFileError or OSError."""
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.hub.registry import demo_path
@@ -108,7 +106,6 @@ def check_model(path: Path | None) -> None:
 
 
 def title(info: ModelInfo) -> str:
-    """Describe a loaded model in one line: name, size, context, KV cache, kernels, threads or device."""
     threads = f"{info.threads} thread{'s' if info.threads != 1 else ''}"
     return (
         f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens, "
@@ -117,7 +114,6 @@ def title(info: ModelInfo) -> str:
 
 
 def demo_notice(info: ModelInfo) -> str | None:
-    """Return a notice if the demo model is used, else None."""
     if not info.is_demo:
         return None
     return "Using the tiny built-in demo model; `notso pull` downloads SmolLM3-3B (1.92 GB)."

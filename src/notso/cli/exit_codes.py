@@ -18,14 +18,13 @@ INTERRUPTED = 130
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """Return an error's exit code and one line for stderr: what happened and how to fix it."""
+    """Return an exit code and one line: what happened and how to fix it."""
     code, message, advice = _classify(error)
     line = " ".join(message.split()).rstrip(".")
     return code, f"{line}. {advice}" if advice else line
 
 
 def details(error: BaseException) -> str:
-    """Return the traceback, for --debug."""
     return "".join(traceback.format_exception(error))
 
 
@@ -72,7 +71,7 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
 
 
 def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
-    """Return the row for plugin errors, if `error` is one."""
+    # Compared by module name, so that plugins are imported only for their own errors.
     if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
         return ()
     from notso.plugins.errors import PluginError
@@ -81,7 +80,7 @@ def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, 
 
 
 def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
-    """Return the rows for web errors, if `error` is one: importing `notso.web` is slow."""
+    # Importing notso.web is slow.
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
     from notso.web.values import errors as web
@@ -129,5 +128,4 @@ def _plain_name(error: BaseException) -> str:
 
 
 def debugging() -> bool:
-    """Return whether --debug or NOTSO_DEBUG is set."""
     return os.environ.get("NOTSO_DEBUG", "").lower() in ("1", "true", "on", "yes")

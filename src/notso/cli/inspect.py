@@ -44,7 +44,6 @@ def inspect(
 
 
 def describe(found: Inspection, *, tensors: bool) -> list[str]:
-    """Return the text report, section by section."""
     known = f", same size as {found.known_as} (`notso verify` compares the content)" if found.known_as else ""
     lines = [
         f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{known}",

@@ -8,14 +8,12 @@ from types import FrameType, TracebackType
 
 
 class Interruption:
-    """Context manager: the first SIGINT sets `requested`, which the engine polls between tokens.
-
-    A second SIGINT raises KeyboardInterrupt. Does nothing outside the main thread, where signals cannot be caught.
-    """
+    """Context manager: the first SIGINT sets `requested`, the second raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._requested = False
         self._previous: object = None
+        # Signals can only be caught in the main thread.
         self._catches = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interruption:

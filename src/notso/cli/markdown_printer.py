@@ -15,8 +15,7 @@ _FENCES = ("```", "~~~")
 
 
 class MarkdownPrinter(MessagePrinter):
-    """Like MessagePrinter, for a stdout that is a terminal. Only the last block is ever redrawn, never what is
-    above."""
+    """MessagePrinter for a terminal; only the last block is redrawn."""
 
     def __init__(self, *, show_reasoning: bool) -> None:
         super().__init__(show_reasoning=show_reasoning)
@@ -64,7 +63,8 @@ class MarkdownPrinter(MessagePrinter):
 
 
 def split_finished(text: str) -> tuple[str, str]:
-    """Split `text` at the last empty line outside fenced code, into the part no later text can change and the rest."""
+    """Split at the last empty line outside fenced code."""
+    # No later text can change the part above such a line.
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         position += len(line)

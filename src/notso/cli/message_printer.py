@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PrintedMessage:
-    """An answer collected from its events. Times are in milliseconds since the request."""
+    """A collected answer. Times are milliseconds since the request."""
 
     text: str = ""
     reasoning: str = ""
@@ -29,13 +29,13 @@ class PrintedMessage:
 
 
 class MessagePrinter:
-    """Print text incrementally, holding back trailing newlines so that the output ends with exactly one."""
+    """Prints an answer incrementally."""
 
     def __init__(self, *, show_reasoning: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._show_reasoning = show_reasoning
         self._out = out or sys.stdout
         self._err = err or sys.stderr
-        self._held_newlines = ""
+        self._held_newlines = ""  # trailing newlines, so that the output ends with exactly one
         self._started = False
         self._in_reasoning = False
 
@@ -64,13 +64,12 @@ class MessagePrinter:
         self._err.flush()
 
     def finish(self) -> None:
-        """End the answer's last line; print an empty line if there was no answer."""
+        """End the answer's last line."""
         self.close_reasoning()
         self._out.write("\n")
         self._out.flush()
 
     def close_reasoning(self) -> None:
-        """End the last line of thinking, if any was shown."""
         if self._in_reasoning:
             self._err.write("\n\n" if terminal.is_terminal(self._err) else "\n")
             self._err.flush()
@@ -80,10 +79,7 @@ class MessagePrinter:
 def collect(
     events: Iterator[Event], printer: MessagePrinter | None, on_first: Callable[[], None] | None = None
 ) -> PrintedMessage:
-    """Follow `events` to their end, showing them on `printer`. `on_first` is called once, when the first one comes.
-
-    However it ends, the events are closed: an engine in the middle of an answer holds its lock until then.
-    """
+    """Print and collect `events`. `on_first` is called at the first one."""
     answer = PrintedMessage()
     asked = time.perf_counter()
     try:
@@ -95,6 +91,7 @@ def collect(
                 answer.first_token_ms = (time.perf_counter() - asked) * 1000
             _take(event, answer, printer)
     finally:
+        # The engine holds its lock until an unfinished generator is closed.
         if isinstance(events, Generator):
             events.close()
     answer.total_ms = (time.perf_counter() - asked) * 1000
@@ -119,7 +116,7 @@ def _take(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) 
 
 
 def speed_line(answer: PrintedMessage) -> str:
-    """Return token counts and speed: `412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`."""
+    """`412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`"""
     usage = answer.usage
     if usage is None:
         return f"{answer.total_ms / 1000:.1f} s"

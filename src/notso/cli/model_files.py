@@ -8,15 +8,11 @@ from pathlib import Path
 
 from notso.cli import terminal
 
-MIX = "Q4_K_M"
-"""Type that folders are converted to automatically."""
+MIX = "Q4_K_M"  # type that folders are converted to
 
 
 def model_file(given: Path | None, *, silent: bool = False) -> Path | None:
-    """Return the file to run, or None for the demo. A folder is converted once, and again if one of its files changes.
-
-    Raises what `resolve_model` and `convert` raise.
-    """
+    """Return the file to run, None for the demo. Raises as `resolve_model` and `convert`."""
     from notso.smollm3.hub.registry import resolve_model
 
     named = given or os.environ.get("NOTSO_MODEL")
@@ -30,12 +26,12 @@ def model_file(given: Path | None, *, silent: bool = False) -> Path | None:
 
 
 def _target(folder: Path) -> Path:
-    """Return the cache path, named by the folder, its path and its contents."""
     import platformdirs
 
     from notso.smollm3.conversion.converter import VERSION
 
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
+    # A changed file or converter gives another name, so the folder is converted again.
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     known = (str(folder), (VERSION, states))
     where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in known)
@@ -51,6 +47,7 @@ def _convert(folder: Path, target: Path, silent: bool) -> None:
     with terminal.progress(in_bytes=True, as_json=silent) as report:
         convert(folder, target, MIX, lambda done, total: report("writing", done, total))
     kept_for = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
+    # Conversions of earlier states of the folder.
     for older in target.parent.glob("*.gguf"):
         if older != target and older.name.startswith(f"{kept_for}-"):
             older.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ class _Lines(logging.Handler):
 
 
 class _Objects(logging.Handler):
-    """Write each record as a JSON line, with `trace_id` and `span_id` if tracing is on."""
+    """Writes JSON lines, with `trace_id` and `span_id` while tracing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -40,7 +40,7 @@ class _Objects(logging.Handler):
 
 
 def install_json() -> None:
-    """Send all logs of the process, including libraries, to stderr as JSON."""
+    """Log everything, including libraries, to stderr as JSON."""
     own, everything = logging.getLogger("notso"), logging.getLogger()
     for handler in list(own.handlers):
         if isinstance(handler, _Lines):
@@ -50,7 +50,7 @@ def install_json() -> None:
 
 
 def install() -> None:
-    """Send notso's own log to stderr; idempotent."""
+    """Log to stderr. Idempotent."""
     logger = logging.getLogger("notso")
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.WARNING))

@@ -197,7 +197,7 @@ ApiKeyFile = Annotated[
 
 
 def duration(text: str, option: str) -> float:
-    """Parse a duration and return seconds. Raises typer.BadParameter with the option's name."""
+    """Return seconds. Raises typer.BadParameter naming the option."""
     from notso.web.values.durations import duration_s
 
     seconds = duration_s(text)
@@ -241,14 +241,14 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.", show_de
 
 
 class PluginChoice(NamedTuple):
-    """Enabled plugins, and the one that authenticates users, if any."""
+    """Enabled plugins, and the one that authenticates users."""
 
     names: tuple[str, ...]
     sign_in: str | None
 
 
 def plugins(given: list[str] | None) -> PluginChoice:
-    """Parse `--plugin` values. Raises typer.BadParameter for an unknown role or a second sign-in plugin."""
+    """Parse `--plugin` values. Raises typer.BadParameter."""
     sign_in = None
     names = []
     for each in given or ():
@@ -263,20 +263,18 @@ def plugins(given: list[str] | None) -> PluginChoice:
 
 
 def api_key(file: Path | None) -> str | None:
-    """Return the API key from `file`, or else from NOTSO_API_KEY, or None.
-
-    Raises typer.BadParameter if `file` cannot be read or is empty: falling back to no key would open the server.
-    """
+    """Return the key from `file` or NOTSO_API_KEY. Raises typer.BadParameter."""
     if file is None:
         return os.environ.get("NOTSO_API_KEY") or None
     key = read_text(file, "--api-key-file", SECRET_BYTES).strip()
     if not key:
+        # An error, because falling back to no key would open the server.
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
 
 
 def engine_key() -> str:
-    """Return the key shared by engine and front ends, from NOTSO_ENGINE_KEY. Raises typer.BadParameter if unset."""
+    """Return NOTSO_ENGINE_KEY. Raises typer.BadParameter if unset."""
     key = os.environ.get("NOTSO_ENGINE_KEY", "")
     if not key:
         raise typer.BadParameter(
@@ -285,16 +283,26 @@ def engine_key() -> str:
     return key
 
 
+# Options of `serve` that do not apply to a front end
 OF_THE_ENGINE = (
-    *("model", "context", "kv", "threads", "device", "weights", "adapter", "adapter_dir", "max_num_seqs"),
+    "model",
+    "context",
+    "kv",
+    "threads",
+    "device",
+    "weights",
     "chat_template_file",
-    *("cache_disk", "engine_api", "keep_alive"),
+    "adapter",
+    "adapter_dir",
+    "max_num_seqs",
+    "cache_disk",
+    "engine_api",
+    "keep_alive",
 )
-"""Options of `serve` that do not apply to a front end."""
 
 
 def refuse_for_a_front_end(context: typer.Context) -> None:
-    """Raise typer.BadParameter if an option in OF_THE_ENGINE was given."""
+    """Raise typer.BadParameter for options in OF_THE_ENGINE."""
     for name in OF_THE_ENGINE:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
@@ -306,7 +314,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files."
 
 
 def require_free_place(out: Path, force: bool, name: str) -> None:
-    """Raise typer.BadParameter if `out` exists (unless `force`) or its folder does not."""
+    """Raise typer.BadParameter if `out` cannot be created."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if not out.parent.is_dir():
@@ -317,7 +325,6 @@ _MAX_TEXT_BYTES = 1 << 30
 
 
 def _read(path: Path, most_bytes: int) -> bytes:
-    """Read a file, which may be a pipe. Raises OSError, also if it has more than `most_bytes`."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -326,7 +333,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
-    """Read a text file, which may be a pipe, as `decode_text` does. Raises typer.BadParameter if it cannot be read."""
+    """Read a text file or pipe as `decode_text` does. Raises typer.BadParameter."""
     try:
         return decode_text(_read(path, most_bytes))
     except NotTextError as error:

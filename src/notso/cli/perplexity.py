@@ -1,4 +1,4 @@
-"""`notso perplexity`: how well a model foretells a text, and how far it is from another."""
+"""`notso perplexity`: perplexity of a model on a text, and KL divergence from another model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def perplexity(
 
 
 def describe(found: Perplexity | Divergence) -> list[str]:
-    """Return the text report."""
     from notso.smollm3.diagnostics.perplexity import Perplexity
 
     if isinstance(found, Perplexity):

@@ -135,9 +135,9 @@ def _answer(
 
 
 def _question(words: list[str] | None) -> str:
-    """Join the prompt's words; `-` or no words read stdin."""
     if not words and sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
+    # `-` stands for stdin, which is also read without any words.
     parts = [_standard_input() if word == "-" else word for word in words or ["-"]]
     separator = "\n\n" if words and "-" in words else " "
     question = _valid(separator.join(part for part in parts if part), "PROMPT")
@@ -159,16 +159,15 @@ def _standard_input() -> str:
 
 
 def _grammar(path: Path) -> Grammar:
-    """Read a JSON schema file as a grammar."""
     from notso.smollm3.values.request_options import Grammar
 
     return Grammar("json_schema", options.read_text(path, "--schema", _MAX_SCHEMA_BYTES))
 
 
 def _valid(text: str, name: str) -> str:
-    """Return `text`. Raises typer.BadParameter if the shell passed bytes that are not UTF-8."""
     try:
         text.encode()
+    # Arguments that are not UTF-8 arrive with surrogate escapes.
     except UnicodeEncodeError:
         raise typer.BadParameter("this is not valid Unicode text", param_hint=name) from None
     return text

@@ -46,7 +46,8 @@ def serve(
     port: Annotated[
         int,
         typer.Option(
-            *("--port", "-p"),
+            "--port",
+            "-p",
             envvar="NOTSO_PORT",
             metavar="PORT",
             min=0,
@@ -266,7 +267,7 @@ def serve(
     else:
         for line in starting.lines:
             terminal.say(line)
-    gc.disable()  # until the page is up: startup makes no garbage, and collections would delay it
+    gc.disable()  # until the page is up: startup creates no garbage, and collections delay it
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
     from notso.web.engine.remote.remote_engine import RemoteSource
@@ -307,30 +308,29 @@ def serve(
 
 
 def has_display() -> bool:
-    """Return whether a browser opened by this process would be visible to the user."""
+    """Whether a browser would open in front of the user."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 class Introduction(NamedTuple):
-    """Startup summary: text lines, and facts for --json (sizes in bytes)."""
+    """Startup summary as text, and as facts for --json (bytes)."""
 
     lines: list[str]
     facts: dict[str, Any]
 
 
 def of_front_end(engine_url: str) -> Introduction:
-    """Return the startup summary of a front end."""
     line = f"engine   {engine_url} runs the model; this server is its front end"
     return Introduction([line], {"engine": engine_url})
 
 
 def introduction(path: Path | None, config: EngineConfig) -> Introduction:
-    """Return the startup summary: model, memory and device. Raises NotsoError for a damaged model file or too little
-    memory, so that startup fails before the server listens."""
+    """Return the startup summary. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
+    # A damaged file or too little memory must fail before the server listens.
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]
@@ -358,7 +358,6 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
 
 
 def better_model() -> str:
-    """Return the line that offers SmolLM3-3B for download."""
     from notso.smollm3.hub import registry as hub
 
     usual, folder = hub.official_files()[0], hub.hub_cache()
@@ -371,5 +370,4 @@ def better_model() -> str:
 
 
 def existing_parent(folder: Path) -> Path:
-    """Return `folder` or its nearest existing parent."""
     return next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -13,25 +13,26 @@ from notso.web.values.slash_commands import SlashCommand, commands_of
 
 
 class Leave(Exception):
-    """Raised to quit the chat."""
+    """Quits the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Lines to print, and a question to ask again, if any."""
+    """Lines to print, and a question to ask again."""
 
     lines: tuple[str, ...] = ()
     question: str | None = None
 
 
 def run_command(conversation: Conversation, line: str) -> Outcome:
-    """Run a line that begins with a slash; unknown commands are reported, not sent to the model. Raises Leave."""
+    """Run a line that begins with a slash. Raises Leave."""
     name, _, argument = line[1:].partition(" ")
     names = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
     wanted = names.get(name.lower(), name.lower())
     for command in COMMANDS:
         if command.name == wanted:
             return _RUN[wanted](conversation, argument.strip())
+    # Unknown commands are not sent to the model.
     known = [command.name for command in COMMANDS]
     near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"

@@ -1,7 +1,6 @@
-"""What goes to which stream, and how plain it must be.
+"""Terminal output: results on stdout; progress, reasoning and notices on stderr.
 
-The result goes to stdout; progress, reasoning and notices go to stderr. Colour and bars appear only where a person
-looks at a terminal that can show them.
+Colors and progress bars appear only on interactive terminals that support them.
 """
 
 from __future__ import annotations
@@ -19,39 +18,40 @@ Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
-# A control character in a model's text could move the cursor, retitle the window or worse. Each becomes a visible sign.
+# Control characters in model output could move the cursor or retitle the window: they are shown as symbols.
 _HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
 
 def harmless(text: str) -> str:
-    """Return `text` with every control character except newline and tab replaced by a visible symbol."""
+    """Replace control characters, except newline and tab, by symbols."""
     return text.translate(_HARMLESS)
 
 
 def on_one_line(text: str) -> str:
-    """Like `harmless`, with newlines and tabs replaced as well; for untrusted names."""
+    """Like `harmless`, with newlines and tabs; for untrusted names."""
     return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
 def prepare_streams() -> None:
-    """Open missing standard streams and replace characters that the terminal cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
+            # A standard stream is None if the parent process closed it.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 -- lives as long as the process
         elif hasattr(stream, "reconfigure"):
+            # Characters that the terminal cannot encode must not raise.
             stream.reconfigure(errors="replace")
 
 
 def abandon_stdout() -> None:
-    """Discard buffered output after the reader of stdout has gone."""
+    """Discard buffered output after EPIPE."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether `stream` is an interactive terminal with cursor control."""
+    """Whether `stream` is an interactive terminal."""
     if os.environ.get("NOTSO_PLAIN") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
@@ -62,38 +62,35 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def styled(text: str, style: Style, stream: TextIO) -> str:
-    """Return `text` in a color, or unchanged if `stream` has no colors."""
+    """Return colored text, if `stream` has colors."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
 
 
 def say(text: str) -> None:
-    """Print a result line to stdout."""
     print(harmless(text), flush=True)
 
 
 def note(text: str) -> None:
-    """Print a notice to stderr."""
     print(styled(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """Print a warning to stderr."""
     print(styled(harmless(text), "yellow", sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(text: str) -> None:
-    """Print an error line to stderr."""
     print(f"{styled('notso:', 'red', sys.stderr)} {harmless(text)}", file=sys.stderr, flush=True)
 
 
 def say_json(value: Any) -> None:
-    """Print `value` as one line of JSON to stdout, with all control characters escaped."""
+    """Print one line of JSON to stdout."""
     text = json.dumps(value, ensure_ascii=False)
+    # JSON allows DEL and C1 control characters unescaped, but terminals act on them.
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format rows as aligned columns; columns in `right` are right-aligned."""
+    """Return aligned rows; `right` columns are right-aligned."""
     if not rows:
         return []
     rows = [[on_one_line(cell) for cell in row] for row in rows]
@@ -107,7 +104,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def gigabytes(size_bytes: float) -> str:
-    """Format a size in bytes with decimal units: `1.92 GB`, `6.3 MB`."""
+    """Format with decimal units: `1.92 GB`, `6.3 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {unit}" if unit == "GB" else f"{size_bytes / factor:.1f} {unit}"
@@ -116,7 +113,7 @@ def gigabytes(size_bytes: float) -> str:
 
 @contextlib.contextmanager
 def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progress]:
-    """Yield a progress callback: a bar on an interactive stderr, JSON lines with `as_json`, else nothing."""
+    """Yield a progress callback: a bar, or JSON lines on stderr."""
     if as_json:
         yield _json_lines()
     elif is_terminal(sys.stderr):
@@ -128,7 +125,7 @@ def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progr
 
 @contextlib.contextmanager
 def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
-    """Show a spinner on stderr; the yielded callable stops it early."""
+    """Show a spinner; the yielded callable stops it."""
     if silent or not is_terminal(sys.stderr):
         yield lambda: None
         return

@@ -157,11 +157,11 @@ def _identity(file: Path) -> bytes:
 
 
 def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None) -> list[str]:
-    """Answer with the model, or with the adapter applied; greedy, without thinking."""
     if not questions:
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
 
+    # Greedy and without thinking, so that answers before and after are comparable.
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
     asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
@@ -182,11 +182,11 @@ def _kept(
     threads: int | None,
     report: terminal.Progress,
 ) -> list[dict[str, Any]]:
-    """Return the untuned model's answers to the built-in and `own` replay prompts, cached for resumed runs."""
     from notso.smollm3.tuning import rehearsal
 
     shipped = rehearsal.SHIPPED.read_text("utf-8")
     conversations = [*rehearsal.read(shipped, rehearsal.SHIPPED.name), *rehearsal.read(own, "--rehearse")]
+    # The untuned model's answers are stored for resumed runs.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
     try:
         found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))

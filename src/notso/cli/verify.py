@@ -72,7 +72,6 @@ def verify(
 
 
 def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
-    """Compare with reference results and exit with code 3 if they differ."""
     from notso.smollm3.diagnostics.goldens import RELEASED, check_goldens
 
     with terminal.waiting("computing the goldens", silent=as_json):
@@ -93,7 +92,7 @@ def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the published file with the same size but another hash, or None."""
+    """Return the published file of equal size but another hash."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
@@ -102,7 +101,6 @@ def damaged_copy(found: Verification) -> str | None:
 
 
 def describe(found: Verification, *, tensors: bool) -> list[str]:
-    """Return the text report."""
     known = f"the published {found.known_as}" if found.known_as else "not a published file"
     lines = [
         f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}",

@@ -19,8 +19,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from notso.cluster.errors import ClusterError
-from notso.cluster.plan import APPLICATION
+from notso.cluster.plan import APPLICATION, ClusterError
 
 OBJECT_STORE_BYTES = 100 * 2**20
 """Nothing large goes through it; Ray would take a third of the memory."""

@@ -1,4 +1,4 @@
-"""What a cluster is to be, and that as Serve's configuration. It holds no secret."""
+"""The planned cluster as a Ray Serve configuration (no secrets), and the cluster errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from notso.smollm3 import NotsoError
 from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
@@ -82,7 +83,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "upscale_delay_s": 30.0,
             "downscale_delay_s": 1800.0,  # what goes takes its cache with it
             "policy": {
-                "policy_function": "notso.cluster.autoscaling:ByQueue",
+                "policy_function": "notso.cluster.replica:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},
             },
         }
@@ -107,3 +108,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             }
         ],
     }
+
+
+class ClusterError(NotsoError):
+    """Ray is not installed, cannot be reached, or could not do what it was told."""

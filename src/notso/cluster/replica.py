@@ -1,4 +1,4 @@
-"""One replica: the application and its engine in one process, which Serve starts, asks for its health and ends."""
+"""One replica: application and engine in one process, with its health check and the autoscaling policy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,59 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ray import serve
 
-from notso.cluster.autoscaling import METRIC
 from notso.cluster.front import Front
-from notso.cluster.heartbeat import Heartbeat
 from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN
 from notso.regular_file import SECRET_BYTES
-from notso.smollm3 import Engine, EngineConfig, EngineError
+from notso.smollm3 import Engine, EngineConfig, EngineError, EngineStats
 from notso.text_file import read_text
 from notso.web.app import Parts, begin_stopping, create_app
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
+
+METRIC = "requests"
+"""What a replica reports: requests that its engine runs or that wait for it."""
+
+
+class Context(Protocol):
+    """What this needs of Serve's AutoscalingContext."""
+
+    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
+    target_num_replicas: int
+
+
+class ByQueue:
+    """As many replicas as have that many requests each. An open page is none: it costs the engine nothing."""
+
+    def __init__(self, requests_per_replica: float) -> None:
+        self._each = requests_per_replica
+
+    def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
+        reported = (context.aggregated_metrics or {}).get(METRIC) or {}
+        if not reported:  # nobody has said anything yet
+            return context.target_num_replicas, {}
+        return max(1.0, sum(reported.values()) / self._each), {}
+
+
+STILL_SECONDS = 120.0
+"""A step of the largest prompt on a slow machine takes half a minute."""
+
+
+class Heartbeat:
+    """Remembers when an engine was last seen to do something, or to have nothing to do."""
+
+    def __init__(self) -> None:
+        self._steps, self._moved = -1, 0.0
+
+    def beat(self, stats: EngineStats, now: float) -> None:
+        """Look at it, at `now` seconds. Raises EngineError where it stands still."""
+        if stats.steps_total != self._steps or not stats.running + stats.waiting:
+            self._steps, self._moved = stats.steps_total, now
+        elif now - self._moved > STILL_SECONDS:
+            raise EngineError(f"the engine has taken no step for {now - self._moved:.0f} s")
 
 
 @serve.ingress()

@@ -1,6 +1,6 @@
-"""What a plugin is made of, for whoever writes one, and how the server runs them: each in a process of its own.
+"""Plugin API, and the processes in which the server runs plugins; see docs/plugins.md.
 
-The names below come at once and need no library. `docs/plugins.md` tells the rest.
+Importing these names needs no library.
 """
 
 from notso.plugins.values import (

@@ -1,7 +1,7 @@
-"""A plugin's own process: loads it, says what it gives, and runs what it is asked to, several calls side by side.
+"""A plugin's process: loads the plugin, sends its offer and runs calls, several at once.
 
-`python -m notso.plugins.child NAME SOCKET MEMORY`, descriptors as numbers. What a plugin prints goes to the server's
-log, for both streams are pipes; when the server has gone, this process ends at once.
+`python -m notso.plugins.child NAME SOCKET MEMORY`, with descriptors as numbers. Output of the plugin goes to the
+server's log. The process ends when the server does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALLS_AT_ONCE = 8
 
 
 class Child:
-    """Answers calls, each a packet with an `id`, by packets with the same."""
+    """Answers packets by packets with the same `id`."""
 
     def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
         self._plugin = plugin
@@ -34,7 +34,7 @@ class Child:
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
-            import numpy  # noqa: F401  # now: the first row has no time for it
+            import numpy  # noqa: F401  # imported now: the first row has a short deadline
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,
@@ -44,7 +44,7 @@ class Child:
         }
 
     def serve(self) -> None:
-        """Until the server has gone."""
+        """Answer calls until the server is gone."""
         unpacker = wire.Unpacker()
         while (packets := wire.receive(self._end, unpacker)) is not None:
             for packet in packets:
@@ -94,11 +94,10 @@ class Child:
 
 
 def _plain(schema: Any) -> Any:
-    return dict(schema) if isinstance(schema, Mapping) else schema  # what is none is left out by the server, by name
+    return dict(schema) if isinstance(schema, Mapping) else schema  # the server reports schemas that are not objects
 
 
 def offer_of(plugin: Plugin) -> dict[str, Any]:
-    """What it gives, as JSON has it."""
     return {
         "tools": [
             {"name": t.name, "description": t.description, "parameters": _plain(t.parameters), "seconds": t.seconds}
@@ -126,8 +125,8 @@ def main(name: str, end: socket.socket, memory: int) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, the plugin goes first
+        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel kills the plugin first
     try:
         main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:
-        os._exit(0)  # whatever threads the plugin left behind
+        os._exit(0)  # ends threads of the plugin, too

@@ -1,8 +1,8 @@
-"""The errors of plugins. Each message is one line that names the plugin.
+"""Plugin errors. Each message is one line that names the plugin.
 
 NotsoError
-└── PluginError          a plugin is not there, failed, or was switched off
-    └── PluginRefusalError    it says that what was asked cannot be done; it goes on
+└── PluginError          a plugin is missing, failed, or was switched off
+    └── PluginRefusalError    the plugin refused a request, and keeps running
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from notso.smollm3 import NotsoError
 
 
 class PluginError(NotsoError):
-    """A plugin is not there, failed, or was switched off. `plugin` is its name."""
+    """A plugin is missing, failed, or was switched off."""
 
     def __init__(self, message: str, *, plugin: str) -> None:
         super().__init__(message)
@@ -19,4 +19,4 @@ class PluginError(NotsoError):
 
 
 class PluginRefusalError(PluginError):
-    """It cannot do what was asked, and says why."""
+    """The plugin refused a request, with a reason."""

@@ -1,7 +1,4 @@
-"""Which plugins are installed, and loading one: the only place that runs what another distribution says to import.
-
-A listing reads names only. `load` runs the plugin's code, and is called in the plugin's own process alone.
-"""
+"""Installed plugins, and loading one: the only place that imports what a distribution names."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from importlib.metadata import EntryPoint, entry_points
 from notso.plugins.values import Plugin
 
 GROUP = "notso.plugins"
-"""The entry-point group: a distribution's pyproject.toml names `NAME = "module:PLUGIN"` in it."""
+"""Entry-point group; pyproject.toml of a plugin has `NAME = "module:PLUGIN"` in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A plugin that could be switched on: its name, and the distribution and release that it came with."""
+    """An installed plugin and its distribution."""
 
     name: str
     distribution: str
@@ -24,7 +21,7 @@ class Installed:
 
 
 def installed() -> list[Installed]:
-    """All of them by name; none of their code runs."""
+    """List the installed plugins, without running their code."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     return [
         Installed(name, point.dist.name if point.dist else "", point.dist.version if point.dist else "")
@@ -33,8 +30,7 @@ def installed() -> list[Installed]:
 
 
 def load(name: str) -> Plugin:
-    """Import one and return what it gives. Raises LookupError: there is none of that name; TypeError: it gives no
-    Plugin; and whatever its code raises."""
+    """Import a plugin, in its own process. Raises LookupError, TypeError, and whatever its code raises."""
     point: EntryPoint | None = next(iter(entry_points(group=GROUP, name=name)), None)
     if point is None:
         raise LookupError(f"no plugin {name} is installed")

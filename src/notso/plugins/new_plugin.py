@@ -1,4 +1,4 @@
-"""Writes a new plugin to begin with: a project of its own, with one of everything and a test that passes."""
+"""Template of a new plugin: a project with one of everything and a passing test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEMPLATE = Path(__file__).parent / "template"
 
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
-    """Write it into `folder`, which must not exist, and return the files. Raises PluginError or OSError."""
+    """Create `folder` and return the files. Raises PluginError or OSError."""
     if not NAME.fullmatch(name) or name.endswith("-"):
         raise PluginError(
             f"a plugin's name has up to 32 small letters, digits and dashes, not {name[:40]!r}", plugin=name

@@ -1,4 +1,4 @@
-"""What a plugin's process says it gives, and what it answers, checked before anything else reads it."""
+"""Validation of a plugin's offer and of its answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-MAX_GIVEN = 32
-"""Of one kind, of one plugin."""
+MAX_GIVEN = 32  # of each kind, per plugin
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_TEXT_CHARACTERS = 10_000
 MAX_ANSWER_CHARACTERS = 1 << 20
@@ -21,8 +20,7 @@ Offer = dict[str, Any]
 
 
 def checked_offer(given: Any) -> tuple[Offer, list[str]]:
-    """The entries of an offer that can be used, and for each that was left out a sentence. Raises ValueError for what
-    is no offer at all: an entry is one function's, and costs the others nothing."""
+    """Return the valid entries, and why others are invalid. Raises ValueError."""
     if not isinstance(given, dict):
         raise ValueError("no offer")
     offer: Offer = {"signs_in": given.get("signs_in") is True}
@@ -35,6 +33,7 @@ def checked_offer(given: Any) -> tuple[Offer, list[str]]:
         for number, row in enumerate(rows, start=1):
             problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of a kind"
             if problem:
+                # An invalid entry does not disable the others.
                 left_out.append(f"{_WORDS[kind]} {number} was left out: {problem}")
             else:
                 offer[kind].append(row)
@@ -42,7 +41,6 @@ def checked_offer(given: Any) -> tuple[Offer, list[str]]:
 
 
 def is_answer(kind: str, given: Any) -> bool:
-    """Whether that can be the result of a call of this kind."""
     return _ANSWERS[kind](given)
 
 

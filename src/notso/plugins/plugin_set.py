@@ -1,4 +1,4 @@
-"""The plugins that were switched on: what each gives, and how it is."""
+"""The enabled plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 class Plugins:
-    """Raises PluginError for a name that is not installed, or named twice."""
+    """The enabled plugins. Raises PluginError for missing or repeated names."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         known = {each.name for each in installed()} if names else set()
@@ -28,26 +28,23 @@ class Plugins:
         self.processes = tuple(PluginProcess(name) for name in names)
 
     def start(self) -> None:
-        """Start all; nobody waits for that."""
         for process in self.processes:
             process.start()
 
     def wait(self) -> None:
-        """Until each is on or off."""
+        """Wait until each is on or off."""
         for process in self.processes:
             process.wait()
 
     def close(self) -> None:
-        """End all."""
         for process in self.processes:
             process.close()
 
     def find(self, name: str) -> PluginProcess | None:
-        """The plugin of that name."""
         return next((process for process in self.processes if process.name == name), None)
 
     def given(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """What the plugins that are on give of a kind ("tools", "pages"), each with its plugin, the first of a name."""
+        """Yield the rows of a kind with their plugins; the first of a name wins."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:
@@ -57,7 +54,7 @@ class Plugins:
                     yield process, row
 
     def logits_processor(self, name: str) -> RowFunction | None:
-        """The one of that name, as the engine calls it: tokens, int32, and logits, float32, as bytes, to logits."""
+        """Return a function of tokens (int32) and logits (float32), as bytes."""
         for process, row in self.given("logits_processors"):
             if row["name"] == name:
                 return lambda tokens, logits: process.change_row(name, tokens, logits)

@@ -1,8 +1,7 @@
-"""The process of one plugin as the server sees it: calls with deadlines, and an end to it when it breaks one.
+"""A plugin's process, from the server's side: calls with deadlines, and a kill when one is missed.
 
-Only a process can be ended from outside: a thread that loops in C, or in Python, runs as long as the server does. The
-price is its start and the way there and back of each call (docs/plugins.md has figures); no thread of the server waits
-longer than a call's deadline.
+Only a process can be ended from outside; a looping thread could not. The cost is a start, and a round trip for each
+call (figures in docs/plugins.md). No thread of the server waits beyond a call's deadline.
 """
 
 from __future__ import annotations
@@ -29,17 +28,13 @@ from notso.plugins.offers import checked_offer, is_answer
 
 State = Literal["starting", "on", "off"]
 
-START_SECONDS = 60.0
-"""For importing what it needs."""
-SEND_SECONDS = 2.0
-"""For its process to take a call: it always does, unless it is stuck."""
-ROW_SECONDS = 2.0
-"""For a row of logits, while which every answer waits."""
+START_SECONDS = 60.0  # to import its libraries
+SEND_SECONDS = 2.0  # to accept a call; only a stuck process takes longer
+ROW_SECONDS = 2.0  # for a row of logits, during which all answers wait
+# Slow rows delay all answers even within ROW_SECONDS: this much time at once, and this share of it, is allowed.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
-"""Rows that take long without ever being late hold up everybody: so long at once, and such a share of time, is let."""
 MAX_CALLS = 64
-MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
-"""What is printed goes to the log, that many lines of it; who prints more bytes than that prints without end."""
+MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20  # more bytes switch the plugin off; more lines are not logged
 SECRETS = ("DATABASE_URL", "VALKEY_URL")
 SERVER_ENDS = "the server ends"
 _log = logging.getLogger("notso.plugins")
@@ -55,7 +50,7 @@ class _Call:
 
 
 class PluginProcess:
-    """One plugin that was switched on. Methods may be called from any thread, and none waits beyond its deadline."""
+    """One enabled plugin. Thread-safe; methods keep their deadlines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,7 +60,7 @@ class PluginProcess:
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
         self.left_out: list[str] = []
-        """A sentence for each part of its offer that cannot be used."""
+        """A sentence for each invalid part of its offer."""
         self._lock = threading.Lock()  # over state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
@@ -76,7 +71,7 @@ class PluginProcess:
         self._waited, self._counted = 0.0, time.monotonic()
 
     def start(self) -> None:
-        """Start it, anew if it was switched off. Nobody waits for it to be ready."""
+        """Start or restart it, without waiting."""
         with self._lock:
             if self.state != "off":
                 return
@@ -111,12 +106,13 @@ class PluginProcess:
             ).start()
 
     def wait(self, seconds: float = START_SECONDS) -> None:
-        """Until it is on or off."""
+        """Wait until it is on or off."""
         self._ready.wait(seconds)
 
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
-        """Begin a call: its result comes, or PluginRefusalError or PluginError; `what` names it there. One that has
-        not answered after `seconds` is switched off. Raises PluginError at once where it is off, or has too much to do.
+        """Begin a call; the future raises PluginRefusalError or PluginError.
+
+        Without an answer after `seconds` the plugin is switched off. Raises PluginError if off or busy.
         """
         try:
             number = next(self._numbers)
@@ -144,7 +140,6 @@ class PluginProcess:
         return future
 
     def call(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
-        """`ask`, and wait for the result."""
         future = self.ask(kind, given, what, seconds)
         try:
             return future.result(seconds + SEND_SECONDS)
@@ -153,8 +148,7 @@ class PluginProcess:
             raise PluginError(f"the plugin {self.name} was switched off: {self.failure}", plugin=self.name) from None
 
     def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
-        """What the processor `name` makes of a row of logits, float32 (V,) as bytes, behind tokens, int32 (L,) as
-        bytes. Raises PluginError."""
+        """Process logits, float32 (V,), after tokens, int32 (L,), as bytes. Raises PluginError."""
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
             raise PluginError(f"the plugin {self.name} cannot be given so many tokens", plugin=self.name)
         what = f"logits processor {name}"
@@ -180,8 +174,7 @@ class PluginProcess:
             self.switch_off(f"{what} holds up every answer")
 
     def switch_off(self, why: str, of: socket.socket | None = None) -> None:
-        """End its process and what it started, and fail its calls, for this reason. `of`: only if that is its socket
-        still."""
+        """Kill its processes and fail its calls; with `of`, only while that is its socket."""
         with self._lock:
             if self.state == "off" or (of is not None and of is not self._end):
                 return
@@ -192,7 +185,7 @@ class PluginProcess:
             _log.warning("the plugin %s is switched off: %s", self.name, why)
         if process is not None:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # it leads its session, so it cannot have left the group
+                os.killpg(process.pid, signal.SIGKILL)  # a session leader cannot leave its group
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         for call in calls:
@@ -202,7 +195,6 @@ class PluginProcess:
         self._ready.set()
 
     def close(self) -> None:
-        """End it, with the server."""
         with self._lock:
             process, was = self._process, self.state
         if was != "off":
@@ -214,7 +206,7 @@ class PluginProcess:
     def _why_not(self) -> str:
         return "not ready yet" if self.state == "starting" else f"switched off: {self.failure}"
 
-    # In its thread
+    # ---- in the listening thread
 
     def _listen(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
         why, printed = "its process has ended", _Printed(self)
@@ -271,10 +263,9 @@ class PluginProcess:
         return ""
 
     def _take(self, packet: Any) -> str:
-        """What a packet means; why the plugin goes off by it, or ''. Nothing raises after a call was taken off the list
-        of those that `switch_off` ends."""
         if not isinstance(packet, dict):
             raise ValueError("no packet")
+        # Returns why the plugin must be switched off, or ''.
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
@@ -295,6 +286,7 @@ class PluginProcess:
                 return "it answered what it was not asked"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
                 return _one_line(f"{call.what} gave a result of another type")
+            # Nothing may raise from here on: `switch_off` no longer fails this call.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_of(packet, call)
@@ -309,15 +301,13 @@ class PluginProcess:
 
 
 class _Printed:
-    """What comes through its standard streams."""
-
     def __init__(self, process: PluginProcess) -> None:
         self._process = process
         self._bytes = 0
         self._rest = b""
 
     def take(self, text: bytes) -> bool:
-        """Log what is new of it; False for too much."""
+        """Log new lines; False after too many bytes."""
         self._bytes += len(text)
         *lines, self._rest = (self._rest + text)[-4096:].split(b"\n")
         for line in lines:
@@ -342,14 +332,13 @@ def _one_line(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The server's own, without its secrets and choices; NOTSO_PLUGIN_... is how plugins are configured."""
     return {
         name: value
         for name, value in os.environ.items()
+        # The server's settings and secrets are withheld; NOTSO_PLUGIN_* configures plugins.
         if name not in SECRETS and (not name.startswith("NOTSO_") or name.startswith("NOTSO_PLUGIN_"))
     } | {"PYTHONUNBUFFERED": "1"}
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names in a part of an offer."""
     return [str(row["name"]) for row in rows]

@@ -1,4 +1,4 @@
-"""What a plugin gives: plain values with functions in them. All of it runs in the plugin's own process."""
+"""Values of the plugin API. Their functions run in the plugin's own process."""
 
 from __future__ import annotations
 
@@ -13,57 +13,55 @@ if TYPE_CHECKING:
     Rows = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 
+# Any other exception switches the plugin off.
 class Refused(Exception):
-    """What was asked cannot be done; whoever asked reads the sentence. Any other error of a plugin switches it off."""
+    """Refuses a request, with a message for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalledIn:
-    """Where a tool is called: whose chat, which one, and the texts of the files that belong to it, by their names."""
+    """The chat in which a tool is called."""
 
     owner: str
     chat_id: str
-    attachments: Mapping[str, str] = field(default_factory=dict)
+    attachments: Mapping[str, str] = field(default_factory=dict)  # file name -> text
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that the model may call once a person has switched it on. `parameters` is the JSON schema of the
-    arguments; `run` gives the text that the model reads. After `seconds` (at most 60) the plugin counts as hanging."""
+    """A tool that the model may call once the user has enabled it."""
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
-    run: Callable[[Mapping[str, Any], CalledIn], str]
-    seconds: float = 10.0
+    parameters: Mapping[str, Any]  # JSON schema of the arguments
+    run: Callable[[Mapping[str, Any], CalledIn], str]  # returns text for the model
+    seconds: float = 10.0  # after which the plugin counts as hanging; at most 60
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessor:
-    """Changes the logits of one row before grammar, penalties and sampling. `process` is given the tokens of prompt and
-    answer so far, int32 (L,), and the logits, float32 (V,), which it may write to; it returns float32 (V,): finite, or
-    minus infinity for a token that must not come. It must follow from these two alone: then the same seed gives the
-    same answer."""
+    """Changes logits before grammar, penalties and sampling."""
 
     name: str
     does: str
+    # (tokens of prompt and answer, int32 (L,); logits, float32 (V,), may be modified) -> float32 (V,), finite or
+    # -inf. It must depend on these only, so that a seed reproduces its answer.
     process: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command of the page. `run` is given what was typed behind the name and returns what is shown."""
+    """A command of the page."""
 
     name: str
     usage: str
     does: str
-    run: Callable[[str], str]
+    run: Callable[[str], str]  # text after the name -> text to show
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """What a page is asked: GET or POST, the address below the plugin's own, what stands behind '?', what a form sent,
-    and whose page it is."""
+    """A request below the plugin's address, by GET or POST."""
 
     method: str
     path: str
@@ -74,7 +72,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """What is shown: at most 1 MiB. A content policy holds for it: no scripts, no other hosts."""
+    """A response of at most 1 MiB, without scripts and other hosts."""
 
     body: str
     media_type: str = "text/html"
@@ -83,27 +81,27 @@ class PageResponse:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page at /plugins/NAME/PATH. `title` is what links to it from the settings."""
+    """A page at /plugins/NAME/PATH."""
 
     path: str
-    title: str
+    title: str  # of its link in the settings
     show: Callable[[PageRequest], PageResponse | str]
 
 
 @dataclass(frozen=True, slots=True)
 class SignInRequest:
-    """What a request shows of who sent it. `headers` by lower-case names; `address` is the other end's."""
+    """A request to authenticate."""
 
-    address: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    address: str  # of the peer
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """All that one gives. `sign_in` names who sent a request (None: it does not know)."""
+    """Everything that a plugin provides."""
 
     tools: tuple[Tool, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
     slash_commands: tuple[SlashCommand, ...] = ()
     pages: tuple[Page, ...] = ()
-    sign_in: Callable[[SignInRequest], str | None] | None = None
+    sign_in: Callable[[SignInRequest], str | None] | None = None  # returns the user's name, None: unknown

@@ -1,4 +1,4 @@
-"""How server and plugin process talk: packets of JSON over a socket, and memory that both see for a row of logits."""
+"""Protocol between server and plugin: JSON packets over a socket, shared memory for logits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 
-MAX_CALL_BYTES = 64 * 1024 * 1024  # a tool with all attachments of a chat
-MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the largest page, if all of it must be escaped
-ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)
-"""Of an offer: all other answers are a text or three."""
+MAX_CALL_BYTES = 64 * 1024 * 1024  # a tool call with all attachments of a chat
+MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the largest page, with every character escaped
+ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # for offers; other answers are up to three texts
 MAX_VOCAB = 262_144
 MAX_TOKENS = 262_144
 ROW_BYTES = 4 * MAX_VOCAB
@@ -24,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
-    """A packet as it travels. Raises ValueError: it is too large, or no JSON."""
+    """Serialize a packet. Raises ValueError."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
     if len(body) > most_bytes:
         raise ValueError("more than a packet holds")
@@ -32,7 +31,7 @@ def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
 
 
 class Unpacker:
-    """Packets from bytes as they come, of at most so many bytes; `limits`: what each may be made of."""
+    """Parses packets from a stream, within size and `limits`."""
 
     def __init__(self, most_bytes: int = MAX_CALL_BYTES, limits: JsonLimits | None = None) -> None:
         self._bytes = bytearray()
@@ -40,7 +39,7 @@ class Unpacker:
         self._limits = limits
 
     def feed(self, data: bytes) -> list[Any]:
-        """The packets that are whole now. Raises ValueError for what is none."""
+        """Return the packets completed by `data`. Raises ValueError."""
         self._bytes += data
         packets = []
         while len(self._bytes) >= _LENGTH.size:
@@ -62,13 +61,13 @@ class Unpacker:
 
 
 def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
-    """Packets that came; None: the other side has gone."""
+    """Receive packets; None: the peer is gone."""
     data = end.recv(1 << 16)
     return unpacker.feed(data) if data else None
 
 
 def shared_file() -> int:
-    """A descriptor of memory without a name, zeros, that a child process may be given."""
+    """Return a descriptor of anonymous zeroed memory."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("notso-plugin")
     else:
@@ -79,5 +78,4 @@ def shared_file() -> int:
 
 
 def mapped(descriptor: int) -> mmap.mmap:
-    """That memory."""
     return mmap.mmap(descriptor, SHARED_BYTES)

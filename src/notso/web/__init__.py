@@ -1,1 +1,1 @@
-"""Floor 3: people, requests, sessions, rendering. It knows the model only through `notso.smollm3`'s public names."""
+"""Web layer: pages, APIs, sessions and rendering. It uses only the public names of `notso.smollm3`."""

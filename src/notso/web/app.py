@@ -1,10 +1,13 @@
-"""The application: its layers, its routes, and what lives as long as it does."""
+"""The application: middleware, routes, lifespan and periodic maintenance."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -19,17 +22,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.plugins.plugin_set import Plugins
+from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
-from notso.web.api.completions import routes as text_completions
+from notso.web.api.completions import fields as text_completions
 from notso.web.api.engine import routes as engine_routes
-from notso.web.api.llama_cpp import routes as llama_cpp
+from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
 from notso.web.api.ollama import models as ollama_models
-from notso.web.api.ollama import not_offered as ollama_not_offered
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.server import adapters, models, openapi, server_facts, tokens
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
@@ -47,8 +50,7 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.choices import access_store_of, store_of, tracing_of
-from notso.web.edge.access import TruePeer, owner_of
+from notso.web.edge.access import LOCAL_OWNER, TruePeer, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
@@ -66,13 +68,16 @@ from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.sign_in.ways import SignInWays, sign_in_ways
+from notso.web.store.access import AccessStore
 from notso.web.store.leases import Leases
+from notso.web.store.opening import access_store_at, store_at
+from notso.web.store.protocol import ChatStore, Conversation
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.plugin_tools import PluginTools
 from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
-from notso.web.upkeep import give_back, purge
-from notso.web.values.errors import QuotaError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import NotsoError, QuotaError, StorageDamagedError, StorageError, StorageFullError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
@@ -80,10 +85,89 @@ from notso.web.values.wording import words
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
+    from notso.web.tracing import Tracing
+
+
+_log = logging.getLogger("notso.web")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def store_of(settings: Settings) -> ChatStore:
+    """Return the conversation store. Raise SettingsError if the database's extra is not installed."""
+    store = store_at(settings.directory, settings.database_url)
+    store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
+    return store
+
+
+def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
+    """Return the store of keys and usage; None for a single local user."""
+    # With a shared database, any server may add a key at any time.
+    is_shared = settings.database_url is not None
+    is_wanted = is_shared or settings.many_use_it or SQLiteAccessStore.exists(settings.directory)
+    return access_store_at(settings.directory, settings.database_url, store) if is_wanted else None
+
+
+def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
+    """Return tracing if the OTEL_* variables configure it."""
+    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
+        environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
+    )
+    # Nothing is imported otherwise. A missing extra is only logged: such variables are often set for many programs at
+    # once.
+    if is_off or not any(environment.get(name) for name in _ENDPOINTS):
+        return None
+    try:
+        from notso.web.tracing import Tracing, mark_logs
+    except ImportError:
+        _log.warning("traces were asked for, but the extra otel is missing: pip install 'notso-smollm3-bot[otel]'")
+        return None
+    mark_logs()
+    return Tracing()
+
+
+TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
+UNDO_SECONDS = 15.0  # the page offers undo for 10 s
+PURGE_SECONDS = 10.0
+GIVE_BACK_SECONDS = 60.0
+
+
+async def purge(shared: Shared, turns: Turns) -> None:
+    """Periodically delete trashed chats for good, once they cannot be restored."""
+    # The engine's caches come first, so that a failure there is retried.
+    store, host = shared.store, shared.engine
+    unforgotten: dict[Conversation, None] = {}  # caches to clear once an engine is loaded
+    while True:
+        with contextlib.suppress(NotsoError):
+            now = time.monotonic()
+            await _throw_away_lapsed(shared, turns)
+            unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
+            if unforgotten and not host.loaded():
+                host.want(host.default)
+            for each in list(unforgotten) if host.loaded() else ():
+                await host.clear_cache(each.owner, each.first_message_id)
+                del unforgotten[each]
+            await store.purge(UNDO_SECONDS, now)
+        await asyncio.sleep(PURGE_SECONDS)
+
+
+async def _throw_away_lapsed(shared: Shared, turns: Turns) -> None:
+    before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
+    for owner, chat_id in await shared.store.lapsed(before_ms):
+        turns.stop_chat(owner, chat_id)
+        await shared.store.trash_chat(owner, chat_id)
+
+
+async def give_back() -> None:
+    """Periodically return freed memory to the system."""
+    # The C library keeps an arena per thread, each as large as its largest use. Trimming takes a millisecond.
+    while True:
+        await asyncio.sleep(GIVE_BACK_SECONDS)
+        await asyncio.to_thread(give_back_freed)
+
 
 logger = logging.getLogger("notso.web")
 
-PAGE_THREADS = 2  # for templates alone: no page waits for the Markdown of another chat
+PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -91,7 +175,7 @@ _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one application is made of."""
+    """Components of one application."""
 
     shared: Shared
     chat: ChatServices
@@ -108,10 +192,10 @@ def create_app(
     model_registry: ModelRegistry | None = None,
     plugins: Plugins | None = None,
 ) -> FastAPI:
-    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
-    `model_registry` loads the others that a person may switch to; `plugins` are those that were switched on.
+    """Create the web application.
 
-    Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
+    `engine_source` loads the engine in its own thread after startup. Startup raises StorageError if the data directory
+    is busy, unreadable or newer.
     """
     settings = settings or Settings()
     parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
@@ -166,8 +250,8 @@ def create_app(
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
-        health.router,
-        monitoring.router,
+        server_facts.health_router,
+        server_facts.router,
         models.router,
         chat_completions.router,
         text_completions.router,
@@ -177,12 +261,9 @@ def create_app(
         stored_responses.router,
         ollama.router,
         ollama_models.router,
-        ollama_not_offered.router,
         tokens.router,
         adapters.router,
-        server_facts.router,
         openapi.router,
-        not_offered.router,
         entry.router,
         sign_in.router,
         sign_in.sessions,
@@ -206,14 +287,12 @@ def create_app(
 
 
 async def begin_stopping(parts: Parts) -> None:
-    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved.
-
-    Where there is a proxy that asks /health, it hears first that this server is going.
-    """
+    """Drain for shutdown; return when everything is saved."""
+    # A proxy that polls /health sees this first.
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = True
-    parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
+    parts.chat.turns.interrupt_all(asking_only=True)  # an answer from the user would come too late
     try:
         await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:
@@ -247,7 +326,7 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    counters = counters_at(settings.valkey_url)  # of keys; addresses, of which there may be very many, have their own
+    counters = counters_at(settings.valkey_url)  # for keys; addresses, which may be many, have their own
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.quotas = ways.accounts
     shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
@@ -299,7 +378,7 @@ async def _shut_down(parts: Parts) -> None:
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:
-    """An error in place (for htmx), on the chat's page with the text kept, or on a page of its own."""
+    # Shown in place (htmx), on the chat's page with the draft, or on an error page.
     problem = _problem(error)
     problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
@@ -308,7 +387,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     services = chat_services(request)
     if is_api(request.scope):
         sentence = words["error_key"] if problem.status == 401 else problem.sentence
-        response: Response = PlainTextResponse(sentence, problem.status)  # which ApiEdge puts into its own form
+        response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it
     elif problem.status == 401:
         response = await _ask_for_key(request)
     elif is_fragment(request):
@@ -332,7 +411,6 @@ async def _show_problem(request: Request, error: Exception) -> Response:
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
-    """None where there is no such chat, or it cannot be read either."""
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
     try:
@@ -353,7 +431,7 @@ async def _ask_for_key(request: Request) -> Response:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
+    return Response(status_code=400)  # not received: the client is gone
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
-"""Work that cannot be interrupted, in a process of its own that may use so much CPU time and memory and no files.
+"""Uninterruptible work in a child process with limited CPU time and memory, without files.
 
-A call into a library holds its thread, and often the interpreter, until it returns; only a process can be ended. The
-child's program imports what it needs, calls `serve_one`, and ends: it answers one request.
+A library call blocks its thread, and often the interpreter, until it returns; only a process can be killed. The child's
+program imports what it needs, calls `serve_one` and exits after one request.
 """
 
 from __future__ import annotations
@@ -16,34 +16,37 @@ NICE = 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may cost: CPU seconds beyond the child's start, bytes of address space, seconds until it is
-    killed, bytes of its answer."""
+    """Limits of one request."""
 
-    cpu_s: int
-    memory_bytes: int
-    wall_s: float
+    cpu_s: int  # CPU seconds after the child's imports
+    memory_bytes: int  # address space
+    wall_s: float  # deadline in seconds, then the child is killed
     answer_bytes: int
 
 
 class ConfinedWorkError(Exception):
-    """The child went over a limit, failed, or could not be started."""
+    """The child exceeded a limit, failed, or could not be started."""
 
 
 async def confined(program: str, request: bytes, limits: Limits) -> bytes:
-    """Return what a child makes of a request. It is killed at the deadline, and when this is cancelled.
+    """Run a request in a child and return its output. Raise ConfinedWorkError.
 
-    program: Python source that calls `serve_one` with the same limits. Raises ConfinedWorkError.
+    `program` is Python source that calls `serve_one` with the same limits. The child is killed at the deadline or on
+    cancellation.
     """
-    import asyncio  # not in the child: it would be most of its start
+    import asyncio  # not at module level: it would dominate the child's startup time
 
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-c", program),
+            sys.executable,
+            "-I",
+            "-c",
+            program,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
-            start_new_session=True,  # a key pressed in the terminal is not for it
+            start_new_session=True,  # no signals from the terminal's keyboard
         )
     except OSError as error:
         raise ConfinedWorkError(f"no process can be started: {error.strerror}") from error
@@ -63,7 +66,7 @@ async def confined(program: str, request: bytes, limits: Limits) -> bytes:
 
 
 def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
-    """Answer the request on stdin, within limits. To be called by the child's program, when all is imported."""
+    """Answer the request on stdin. The child calls this after its imports."""
     _limit_this_process(limits)
     answer = work(sys.stdin.buffer.read())
     if len(answer) > limits.answer_bytes:

@@ -1,4 +1,4 @@
-"""Listening, and going away without losing anything."""
+"""Server startup, socket setup and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from notso.web.values.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 SWITCH_SECONDS = 0.0005
-"""How long a thread that computes keeps the interpreter from one that waits for it. Python's own 5 ms, paid at each
-step of a request, were most of what an honest page waited for beside work that was meant to be slow."""
+"""Thread switch interval. With Python's default of 5 ms, paid at each step of a request, ordinary pages spent most of
+their time waiting beside slow computation."""
 DATE_SECONDS = 1.0
 LAST_RESORT_SECONDS = 4.5
-"""So long after answers had their time, the process ends though something hangs: what was acknowledged is on disk. With
-the tracebacks it is gone within 5 s."""
+"""Time after the drain period before the process is killed if something hangs. Acknowledged data is on disk; including
+tracebacks, the process is gone within 5 s."""
 
 
 def serve(
@@ -47,12 +47,11 @@ def serve(
     plugins: Plugins | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; returns after everything is saved.
+    """Serve until SIGINT or SIGTERM; return after everything is saved.
 
-    `model_registry` loads the other models that the page offers; `plugins` are switched on. `on_ready` gets the
-    address of the page once it answers (the engine may still load), in the server's thread.
-    A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
-    Raises AddressInUseError, StorageError.
+    `on_ready` receives the page's address once it responds, in the server's thread; the engine may still be loading.
+    The first signal drains running answers for `drain_seconds`, a second one ends them. Raises AddressInUseError or
+    StorageError.
     """
     keep_few_heaps()
     with contextlib.ExitStack() as listening:
@@ -67,7 +66,7 @@ def serve(
 
 
 def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
-    """A bound socket, on `port` or the settings' own; `option` chooses it. Raises AddressInUseError."""
+    """Return a bound socket. Raise AddressInUseError naming `option`."""
     port = settings.port if port is None else port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -94,19 +93,14 @@ def listen(settings: Settings, port: int | None = None, option: str = "--port") 
 
 
 def address_of(listener: socket.socket, settings: Settings) -> str:
-    """The address a browser on this machine opens."""
+    """Return the page's address for a browser on this machine."""
     port = listener.getsockname()[1]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "[::]") else settings.host.strip("[]")
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 class ChatServer(uvicorn.Server):
-    """uvicorn, but told to stop it first answers 503 for a while, so that running answers can end; and while nothing
-    happens it sleeps.
-
-    `end_in` has the process end after some seconds, whatever hangs: with its threads' tracebacks, by a thread that
-    needs no interpreter.
-    """
+    """uvicorn server that drains before stopping and does not poll."""
 
     def __init__(
         self,
@@ -116,6 +110,7 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
+        # Kills the process after some seconds, printing tracebacks, from a thread that does not need the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -142,7 +137,6 @@ class ChatServer(uvicorn.Server):
         self._stopping: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until told to stop, watched."""
         if self._watchdog is not None:
             self._watchdog.start()
         try:
@@ -153,7 +147,7 @@ class ChatServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        # Opened here already, so that a busy or damaged directory is our own error and no traceback of uvicorn's.
+        # Opened before the application starts: a busy or damaged directory is reported without uvicorn's traceback.
         shared = self._notso_app.state.parts.shared
         await shared.store.open()
         try:
@@ -162,19 +156,19 @@ class ChatServer(uvicorn.Server):
         except BaseException:
             await shared.store.close()
             raise
-        await super().startup([])  # it would accept without end, and write down each failure
+        await super().startup([])  # without sockets: uvicorn would accept without limit and log every failure
         self._door.open(sockets or [], self._connection)
         if self._on_ready is not None:
             self._on_ready(self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._door.close()
-        self._notso_app.state.parts.chat.feed.close()  # those streams have no end of their own
+        self._notso_app.state.parts.chat.feed.close()  # feed streams do not end by themselves
         await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
-        """uvicorn's looks ten times a second whether it is to stop; this one is told. The headers' date, which is made
-        at each look, has to be right while somebody is connected."""
+        # uvicorn polls ten times a second for a stop request; this waits for an event. The Date header, made at each
+        # tick, must be current while clients are connected.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._rest_seconds)
@@ -186,7 +180,7 @@ class ChatServer(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether to stop at once; may be set by any thread and by a signal."""
+        """Whether to stop at once. May be set by any thread or a signal."""
         return self._should_exit
 
     @should_exit.setter
@@ -199,7 +193,7 @@ class ChatServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._news.set)
 
     def _connection(self) -> ClientConnection:
-        if not self.server_state.connections:  # nobody was here, and so the date is that of the last look
+        if not self.server_state.connections:  # the loop slept, so the Date header is outdated
             date = formatdate(time.time(), usegmt=True).encode()
             self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
             self._news.set()
@@ -213,12 +207,12 @@ class ChatServer(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""
+        # The second signal ends the server at once: acknowledged data is already on disk.
         settings = self._notso_app.state.parts.shared.settings
         if self._stop_requested:
             self.end_in(LAST_RESORT_SECONDS)
             self.should_exit = self.force_exit = True
-            logging.getLogger("uvicorn.error").disabled = True  # it would show where that cut it off
+            logging.getLogger("uvicorn.error").disabled = True  # suppress tracebacks of canceled tasks
         else:
             self.end_in(settings.leave_seconds + settings.drain_seconds + LAST_RESORT_SECONDS)
         self._stop_requested = True

@@ -1,4 +1,4 @@
-"""What pages and APIs have in common: where things are kept, what answers, and how long this server goes on."""
+"""Services shared by the pages and the APIs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,19 @@ from notso.web.values.settings import Settings
 
 @dataclass(slots=True)
 class Shared:
-    """Made once per application. `requests` is the way into the engine. `stopping` is set when the server was told to
-    end: it answers, but admits nothing new; before that it may be `leaving`. `plugins` are those that were switched on.
-    Without a `model_registry` there is one model only. `accounts` count what is used, where many use the server.
-    `exchange` is how it speaks with other servers over the same store. `large_work` is what large bodies and prompts
-    wait in, `forms` the same for what is typed into pages: it does not wait for the work of programs. `leases` tell
-    whether the database of conversations answers, where it is shared.
-    """
+    """Shared services, created once per application."""
 
     settings: Settings
     store: ChatStore
     engine: EngineHost
-    requests: RunningRequests
-    plugins: Plugins = field(default_factory=Plugins)
-    model_registry: ModelRegistry | None = None
-    accounts: Accounts | None = None
-    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
-    leases: Leases | None = None
+    requests: RunningRequests  # the entrance to the engine
+    plugins: Plugins = field(default_factory=Plugins)  # enabled plugins
+    model_registry: ModelRegistry | None = None  # None: one model only
+    accounts: Accounts | None = None  # usage accounting; None for a single user
+    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))  # queue for large bodies and prompts
+    leases: Leases | None = None  # reports failures of a shared database
+    # Queue for page forms, independent of API work.
     forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
-    exchange: Exchange = field(default_factory=Alone)
-    leaving: bool = False
-    stopping: bool = False
+    exchange: Exchange = field(default_factory=Alone)  # to other servers over the same database
+    leaving: bool = False  # /health fails, requests are still admitted
+    stopping: bool = False  # no new requests are admitted

@@ -1,7 +1,7 @@
-"""Traces for an operator, by OpenTelemetry's SDK (the extra `otel`): requests, turns, and what the engine did for each.
+"""OpenTelemetry tracing (extra `otel`) of requests, turns and engine work.
 
-FastAPI makes the span of a request and sends all spans where the standard variables OTEL_* say. This is not imported
-unless they name a place. No span holds what anybody wrote, who asked, or the address of a chat.
+FastAPI creates request spans and exports all spans as the OTEL_* variables configure. The module is imported only if
+they name an endpoint. Spans contain no user text, user names or chat addresses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- FastAPI asks for it later, and only warns
+import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- FastAPI imports it later, and only warns
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import context, trace
 from opentelemetry.context import Context
@@ -25,29 +25,29 @@ from notso.web.turns.turns import Turns
 
 NAME = "notso"
 PRIVATE = ("url.path", "url.query")
-"""They name chats, and hold what is searched for; the route of a request says enough."""
+"""Attributes with chat ids and search terms; the route suffices."""
 REDACTED = "REDACTED"
 
 
 class Tracing:
-    """It is told of turns and requests to the model, in the context that these belong to."""
+    """Creates spans for turns and generations in their contexts."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        """`provider`: one that a test reads, instead of what the variables say."""
+        # Tests pass a provider; otherwise the variables configure one.
         self._is_configured = provider is not None
         self._provider = provider or TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(_Discreet())
         self._tracer = self._provider.get_tracer(NAME)
 
     def watch(self, requests: RunningRequests, turns: Turns) -> None:
-        """Be told by them."""
+        """Subscribe to requests and turns."""
         requests.at_end.append(self.generation_ended)
         turns.at_start.append(self.turn_begins)
         turns.at_end.append(self.turn_ended)
 
     @property
     def config(self) -> TelemetryConfig:
-        """For FastAPI."""
+        """FastAPI's telemetry configuration."""
         return {
             "tracer_provider": self._provider,
             "auto_configure": not self._is_configured,
@@ -57,12 +57,11 @@ class Tracing:
         }
 
     def turn_begins(self, turn: Turn) -> None:
-        """What the current context runs from here on belongs to the turn."""
+        # Work of the current context from here on belongs to the turn.
         span = self._tracer.start_span("turn")
         context.attach(trace.set_span_in_context(span))
 
     def turn_ended(self, turn: Turn, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """In the context in which it began."""
         span = trace.get_current_span()
         span.set_attributes({"notso.turn.state": turn.message.state, **_counts(usage)})
         if finish_reason is not None:
@@ -72,7 +71,7 @@ class Tracing:
         span.end()
 
     def generation_ended(self, owner: str, usage: Usage | None) -> None:
-        """Laid out backwards from its end, by what the engine measured."""
+        # Spans are laid out backwards from the end, by the engine's measurements.
         end = time.time_ns()
         lasted = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         if usage is not None:
@@ -91,8 +90,7 @@ class Tracing:
 
 
 class _Discreet(SpanProcessor):
-    """Takes from a span what could tell of people, as it begins."""
-
+    # Removes private attributes when a span starts.
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         for name in PRIVATE:
             if span.attributes is not None and name in span.attributes:
@@ -100,7 +98,7 @@ class _Discreet(SpanProcessor):
 
 
 def mark_logs() -> None:
-    """From now on a record of the log has the `trace_id` and `span_id` of that in which it was written, if any."""
+    """Add `trace_id` and `span_id` to log records within a span."""
     make = logging.getLogRecordFactory()
 
     def made(*arguments: Any, **named: Any) -> logging.LogRecord:

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from notso.smollm3 import Engine, Message, RequestOptions
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 
 CONTEXT = 256
 FAR_TOO_MANY = 1_000_000

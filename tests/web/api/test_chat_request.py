@@ -19,8 +19,7 @@ from notso.smollm3 import (
     TemplateError,
     ToolName,
 )
-from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields
-from notso.web.api.chat_completions.request import ChatRequest, parse_chat_request
+from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields, ChatRequest, parse_chat_request
 from notso.web.api.request_fields.strict_json import MAX_DEPTH, parse_object
 from notso.web.edge.api_error import ApiError, api_error_of
 

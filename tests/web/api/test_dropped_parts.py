@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS
-from notso.web.api.shared.ignored import IGNORED
+from notso.web.api.shared.api_request import IGNORED
 from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]

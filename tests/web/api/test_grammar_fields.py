@@ -11,12 +11,11 @@ import openai
 import pytest
 
 from notso.smollm3 import Engine, Grammar, RequestOptions, ToolName
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.responses.request import parse_response_request
-from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.ignored import IGNORED, MAX_NAMES, ignored_headers
+from notso.web.api.shared.api_request import IGNORED, MAX_NAMES, ApiRequest, ignored_headers
 from notso.web.edge.api_error import ApiError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

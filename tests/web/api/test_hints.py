@@ -10,11 +10,11 @@ import openai
 import pytest
 from openai.types.responses.response_includable import ResponseIncludable
 
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
-from notso.web.api.ollama.request import parse_chat as parse_ollama_chat
-from notso.web.api.request_fields.hints import MAX_HINTS, refuse_hints
+from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
+from notso.web.api.request_fields.fields import MAX_HINTS, refuse_hints
 from notso.web.api.responses.request import parse_response_request
 from notso.web.edge.api_error import ApiError
 from notso.web.testing.scripted_engine import ScriptedEngine, say

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from notso.web.api.chat_completions.stream import ChatSerializer
-from notso.web.api.completions.stream import TextSerializer
-from notso.web.api.llama_cpp.stream import NativeSerializer
+from notso.web.api.completions.fields import TextSerializer
+from notso.web.api.llama_cpp.request import NativeSerializer
 from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.ollama.stream import OllamaSerializer
 from notso.web.api.responses.stream import ResponseSerializer

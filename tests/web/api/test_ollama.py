@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ModelInfo, ToolCall
-from notso.web.api.ollama.names import plain_name
+from notso.web.api.ollama.models import plain_name
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]

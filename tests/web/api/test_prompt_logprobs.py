@@ -11,8 +11,7 @@ import pytest
 
 from notso.smollm3 import Engine, Event, TokenLogprob
 from notso.smollm3.sampling.sampler import log_probabilities
-from notso.web.api.completions.fields import parse_text_request
-from notso.web.api.completions.stream import TextSerializer
+from notso.web.api.completions.fields import TextSerializer, parse_text_request
 from notso.web.api.shared.completion import Completion
 
 URL = "/v1/completions"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import SamplingParams
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
-from notso.web.api.ollama.options import OptionFields, sampling_of
+from notso.web.api.ollama.fields import OptionFields, sampling_of
 from notso.web.edge.api_error import ApiError
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall, ToolName
-from notso.web.api.shared.ignored import IGNORED
-from notso.web.store.sql import responses as store
+from notso.web.api.shared.api_request import IGNORED
+from notso.web.store.sql import store
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
 

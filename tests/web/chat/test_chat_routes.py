@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from notso.smollm3 import Event, Message
-from notso.web import upkeep
+from notso.web import app
 from notso.web.chat import views
 from notso.web.chat.chat_list import by_day
 from notso.web.chat.suggestions import REQUEST, questions_in
@@ -91,8 +91,8 @@ def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
 
 
 def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "UNDO_SECONDS", 1e-6)
-    monkeypatch.setattr(upkeep, "PURGE_SECONDS", 0.05)
+    monkeypatch.setattr(app, "UNDO_SECONDS", 1e-6)
+    monkeypatch.setattr(app, "PURGE_SECONDS", 0.05)
     engine = ScriptedEngine()
     server = start(engine).ready()
     asked = server.ask("secret walrus")
@@ -111,8 +111,8 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
 
 def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is said in it afterwards is not forgotten with what was said before."""
-    monkeypatch.setattr(upkeep, "UNDO_SECONDS", 1e-6)
-    monkeypatch.setattr(upkeep, "PURGE_SECONDS", 0.05)
+    monkeypatch.setattr(app, "UNDO_SECONDS", 1e-6)
+    monkeypatch.setattr(app, "PURGE_SECONDS", 0.05)
     engine = ScriptedEngine()
     server = start(engine).ready()
     asked = server.ask("secret walrus")

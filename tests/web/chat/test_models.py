@@ -17,7 +17,7 @@ from notso.smollm3 import EngineStats, MemoryBudget, ModelFileError, ModelInfo, 
 from notso.smollm3.hub import registry
 from notso.web.chat.routes import models as models_routes
 from notso.web.chat.templates import human_duration
-from notso.web.engine.facts import ModelFacts
+from notso.web.engine.model_names import ModelFacts
 from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.wording import words

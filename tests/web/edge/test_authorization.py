@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from notso.web import upkeep
+from notso.web import app
 from notso.web.edge.access import COOKIE, OPERATORS_ONLY, Caller, _digest, _Session
 from notso.web.engine.port import Event, Progress, ToolCall
 from notso.web.sign_in.key_book import KeyBook
@@ -389,7 +389,7 @@ def _is_right(entry: Entry, who: str, status: int) -> bool:
 
 @pytest.fixture
 def world(start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(upkeep, "UNDO_SECONDS", 3600.0)
+    monkeypatch.setattr(app, "UNDO_SECONDS", 3600.0)
     made = World(start, tmp_path / "data")
     yield made
     made.release.set()

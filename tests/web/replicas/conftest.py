@@ -10,7 +10,7 @@ import pytest
 from valkey_server import MISSING, PROGRAM, ValkeyServer
 
 from notso.web import app
-from notso.web.replicas import valkey_counters, valkey_exchange
+from notso.web.replicas import valkey_exchange
 from notso.web.store.sqlite.store import SQLiteStore
 
 
@@ -44,7 +44,7 @@ def valkey_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyS
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, the server is there until it is stopped."""
     monkeypatch.setattr(valkey_exchange, "ANSWER_SECONDS", 60.0)
-    monkeypatch.setattr(valkey_counters, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(valkey_exchange, "COUNTER_ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture

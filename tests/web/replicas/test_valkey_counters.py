@@ -9,7 +9,7 @@ from limits import RateLimitItemPerMinute
 from valkey_server import ValkeyServer
 
 from notso.web.edge.rate_limit import REQUESTS, WRONG_KEYS
-from notso.web.replicas.valkey_counters import ValkeyCounters
+from notso.web.replicas.valkey_exchange import ValkeyCounters
 
 SIXTY = RateLimitItemPerMinute(60)
 

@@ -11,11 +11,10 @@ from limits import RateLimitItemPerMinute
 from valkey_server import ValkeyServer
 from web.store.database_proxy import database_proxy
 
-from notso.web.replicas import valkey_counters, valkey_exchange
+from notso.web.replicas import valkey_exchange
 from notso.web.replicas.exchange import Alone, Body
 from notso.web.replicas.joining import exchange_at
-from notso.web.replicas.valkey_counters import ValkeyCounters
-from notso.web.replicas.valkey_exchange import ValkeyExchange
+from notso.web.replicas.valkey_exchange import ValkeyCounters, ValkeyExchange
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 
@@ -239,8 +238,8 @@ def test_it_ends_also_where_the_client_loses_a_cancellation(
 
 def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and answers nothing: who asks goes on alone, and closing does not wait for it."""
-    for module in (valkey_exchange, valkey_counters):
-        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(valkey_exchange, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(valkey_exchange, "COUNTER_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(valkey_exchange, "BLOCK_SECONDS", 0.1)
 
     async def play() -> None:

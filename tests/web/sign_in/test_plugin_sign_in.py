@@ -11,7 +11,7 @@ from plugins.installed_plugins import install
 
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import PluginProcess
-from notso.web.sign_in.plugin_sign_in import PluginSignIn
+from notso.web.sign_in.ways import PluginSignIn
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
@@ -49,7 +49,7 @@ def test_a_person_has_chats_of_their_own(server: Any) -> None:
 def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notso.web.sign_in.plugin_sign_in.SIGN_IN_SECONDS", 0.3)
+    monkeypatch.setattr("notso.web.sign_in.ways.SIGN_IN_SECONDS", 0.3)
     assert server.client.get("/v1/models", headers={"X-Badge": "hang"}).status_code == 401
     assert server.shared.plugins.find("doorman").failure == "signing in took longer than 0.3 s"
     assert server.client.get("/v1/models", headers={"X-Badge": "wave"}).status_code == 401

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 
 from notso.web.edge.access import Caller
-from notso.web.sign_in.proxy_sign_in import ProxyHeader
+from notso.web.sign_in.ways import ProxyHeader
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.sign_in import ProxySignIn, SignInSettings
 

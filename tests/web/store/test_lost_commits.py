@@ -16,9 +16,8 @@ from web.store.test_sqlite_store import run
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store
 from notso.web.store.sqlite.connection import fold
-from notso.web.store.sqlite.damage import damage_of
+from notso.web.store.sqlite.damage import commits_acknowledged, damage_of
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.store.sqlite.witness import commits_acknowledged
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id

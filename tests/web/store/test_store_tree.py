@@ -24,7 +24,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql import store as store_module
-from notso.web.store.sql import trash, tree_writes
+from notso.web.store.sql import tree_writes
 from notso.web.store.tree import branch, line_to, shown_path
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_generation_id, new_id
@@ -98,18 +98,18 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         chat = a_chat("Walruses")
         await finished(store, a_turn(chat, "about walruses"), "tusks", chat)
         await store.set_settings(OWNER, chat.id, {"seed": 1})
-        trash = await store.trash_chat(OWNER, chat.id)
-        assert trash is not None
+        tree_writes = await store.trash_chat(OWNER, chat.id)
+        assert tree_writes is not None
         assert await store.chats(OWNER) == [] and await store.chat(OWNER, chat.id) is None
         assert await store.search(OWNER, "walruses", 9) == []
         assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnRefused)
-        assert await store.restore("other", trash) is None
-        assert await store.restore(OWNER, trash) == chat.id
+        assert await store.restore("other", tree_writes) is None
+        assert await store.restore(OWNER, tree_writes) == chat.id
         assert await shown(store, chat) == ["about walruses", "tusks"]
-        trash = await store.trash_messages(OWNER, chat.id, reset=True)
+        tree_writes = await store.trash_messages(OWNER, chat.id, reset=True)
         assert await shown(store, chat) == [] and await store.search(OWNER, "tusks", 9) == []
         assert (await store.chats(OWNER))[0].settings == {}
-        assert await store.restore(OWNER, trash or "") == chat.id
+        assert await store.restore(OWNER, tree_writes or "") == chat.id
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
         first = (await store.messages(OWNER, chat.id))[0].id
@@ -118,11 +118,11 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.thrown_away(0) == [Conversation(OWNER, first)]
         await finished(store, a_turn(chat, "about seals"), "whiskers")
         assert await store.thrown_away(0) == [Conversation(OWNER, first)], "what is said afterwards stays"
-        trash = await store.trash_chat(OWNER, chat.id)
+        tree_writes = await store.trash_chat(OWNER, chat.id)
         assert len(await store.thrown_away(0)) == 2
         assert await store.purge(60) == 0, "it is still young"
         assert await store.purge(0) == 2
-        assert await store.restore(OWNER, trash or "") is None
+        assert await store.restore(OWNER, tree_writes or "") is None
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
             (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
@@ -135,10 +135,10 @@ def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(kept: Kept) ->
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat, "old"), "old answer", chat)
-        trash = await store.trash_messages(OWNER, chat.id, reset=False)
+        tree_writes = await store.trash_messages(OWNER, chat.id, reset=False)
         await finished(store, a_turn(chat, "new"), "new answer")
         assert await shown(store, chat) == ["new", "new answer"]
-        assert await store.restore(OWNER, trash or "") == chat.id
+        assert await store.restore(OWNER, tree_writes or "") == chat.id
         assert await shown(store, chat) == ["old", "old answer"]
         assert len(await store.messages(OWNER, chat.id)) == 4
 
@@ -149,9 +149,9 @@ def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat, "old"), chat)
-        trash = await store.trash_messages(OWNER, chat.id, reset=False)
+        tree_writes = await store.trash_messages(OWNER, chat.id, reset=False)
         await store.add_turn(OWNER, a_turn(chat, "new"))
-        assert await store.restore(OWNER, trash or "") == chat.id
+        assert await store.restore(OWNER, tree_writes or "") == chat.id
         unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
         assert len(unfinished) == 1, "the one that was asked for since"
 
@@ -434,8 +434,8 @@ def test_what_is_stored_slowly_is_hidden_anew_and_undone_when_it_was_purged(
     chats = large_chats()
     monkeypatch.setattr(store_module, "RENEW_SECONDS", -1.0)
     names: list[str] = []
-    renew = trash.renew
-    monkeypatch.setattr(trash, "renew", lambda *all, **named: names.append(renew(*all, **named)) or names[-1])
+    renew = tree_writes.renew
+    monkeypatch.setattr(tree_writes, "renew", lambda *all, **named: names.append(renew(*all, **named)) or names[-1])
 
     async def work(store: Any) -> None:
         await store.add_chats(OWNER, chats)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field, ValidationError
 
-from notso.web.api.chat_completions.request import parse_chat_request
-from notso.web.api.request_fields import field_reader
-from notso.web.api.request_fields.hints import MAX_HINTS
-from notso.web.api.shared.ignored import MAX_NAMES, ignored_headers
+from notso.web.api.chat_completions.fields import parse_chat_request
+from notso.web.api.request_fields import fields
+from notso.web.api.request_fields.fields import MAX_HINTS
+from notso.web.api.shared.api_request import MAX_NAMES, ignored_headers
 from notso.web.chat.files.imports import read_chats
 from notso.web.edge.api_error import ApiError
 from notso.web.values.problems import Problem
@@ -63,13 +63,13 @@ ASKED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("body", ASKED, ids=range(len(ASKED)))
 def test_no_body_has_more_faults_than_can_be_counted(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    collected = field_reader._refusal
+    collected = fields._refusal
 
     def noted(error: ValidationError, *rest: Any) -> ApiError:
         counts.append(error.error_count())
         return collected(error, *rest)
 
-    monkeypatch.setattr(field_reader, "_refusal", noted)
+    monkeypatch.setattr(fields, "_refusal", noted)
     with pytest.raises(ApiError):
         parse_chat_request(body)
     assert counts and counts[0] < 1100

@@ -1,4 +1,4 @@
-"""The thread that owns the model: it takes requests in, runs one step after another, and hands events out."""
+"""The thread that owns the model: accept requests, run one step after another, emit events; its statistics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -18,9 +18,7 @@ import numpy.typing as npt
 from notso.qtensor import DeviceLostError
 from notso.smollm3.engine.background import BackgroundWork
 from notso.smollm3.engine.block_mover import BlockMover
-from notso.smollm3.engine.progress import notify_places, notify_progress, progress
 from notso.smollm3.engine.request import Request
-from notso.smollm3.engine.stats import StepTotals
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
 from notso.smollm3.kv.offload import KVOffload
@@ -32,8 +30,58 @@ from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk, Plan
-from notso.smollm3.values.events import Event, FinishReason
+from notso.smollm3.values.events import Event, FinishReason, Progress
 from notso.smollm3.values.model_info import EngineStats
+
+NEAR_PLACES = 16
+"""Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
+
+PROGRESS_S = 0.25
+"""A prompt's readers hear of it so often."""
+
+
+def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
+    """Tell who waits of a new place."""
+    for place, sequence in enumerate(queue, start=1):
+        request = requests[sequence]
+        if request.started_at:
+            continue  # it lost its place for a while; its readers are past hearing of queues
+        if request.place != place and (place <= NEAR_PLACES or not request.place):
+            request.place = place
+            request.generation.write([Event("queued", place=place)])
+
+
+def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
+    """Tell a prompt's readers that `done` of its tokens are read, if they have not heard for a while."""
+    if not request.read and now - request.notified >= PROGRESS_S:
+        request.notified = now
+        request.generation.write([progress(request, done, s_per_token)])
+
+
+def progress(request: Request, done: int, s_per_token: float) -> Event:
+    """`done` tokens are read, at `s_per_token` (0: nobody knows)."""
+    how_far = Progress(
+        done_tokens=min(done, request.prompt_tokens),
+        total_tokens=request.prompt_tokens,
+        cached_tokens=request.sequence.cached,
+        tokens_per_s=1 / s_per_token if s_per_token else 0.0,
+    )
+    return Event("progress", progress=how_far)
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Fields of `EngineStats`, counted in place: every answer of every step counts, and copies would be felt."""
+
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")

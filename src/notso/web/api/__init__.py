@@ -1,1 +1,1 @@
-"""Routes for programs rather than people."""
+"""HTTP APIs for programs: OpenAI, Anthropic, Ollama, llama.cpp and vLLM compatible."""

@@ -1,7 +1,4 @@
-"""The list of chats: the heading of each by the day it was last used, and the marks that follow what is being answered.
-
-Marks are told as they change, and an answer that ends while nobody looks leaves its chat unread.
-"""
+"""Chat list of the sidebar: headings by day of last use, and unread and activity marks."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from notso.web.values.wording import words
 
 
 def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, list[Chat]]]:
-    """(heading, chats) in the order the chats come; pinned ones have a heading of their own."""
+    """Return (heading, chats) groups in list order; pinned chats have their own heading."""
     today = today or date.today()
     groups: dict[str, list[Chat]] = {}
     for chat in chats:
@@ -31,7 +28,7 @@ def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, 
 def _heading(chat: Chat, today: date) -> str:
     if chat.pinned:
         return words["day_pinned"]
-    used = min(chat.updated_ms / 1000, time.time())  # a clock that stood wrong may have written any time at all
+    used = min(chat.updated_ms / 1000, time.time())  # a wrong clock may have stored a future time
     days = (today - datetime.fromtimestamp(used).date()).days
     if days <= 0:
         return words["day_today"]
@@ -41,7 +38,7 @@ def _heading(chat: Chat, today: date) -> str:
 
 
 class ListMarks:
-    """Listens to turns. Everything here runs on the event loop."""
+    """Announces changed marks to open tabs. Runs on the event loop."""
 
     def __init__(self, turns: Turns, store: ChatStore, feed: Feed) -> None:
         self._store = store
@@ -54,6 +51,7 @@ class ListMarks:
         self._feed.announce(turn.request.options.owner or "", turn.message.chat_id, "", turns=False)
 
     def _ended(self, turn: Turn) -> None:
+        # An answer that ended without a reader leaves its chat unread.
         if turn.log.is_read or turn.interrupted:
             return self._told(turn)
         task = asyncio.create_task(self._mark_unread(turn))

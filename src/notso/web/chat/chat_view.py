@@ -1,4 +1,4 @@
-"""A chat as one request sees it: read once, and handed down to all that needs to know something of it."""
+"""Read-only views of a chat, read once per request and passed to everything that needs them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 NEWEST_MESSAGES = 40
-"""What a page of a chat begins with; older ones come as they are scrolled to."""
+"""Messages on a chat page at first; older ones load on scrolling."""
 USUAL_MOST_CHARACTERS = 1 << 23
-"""Of a prompt where no model is loaded: 65,536 tokens of 128 bytes."""
+"""Prompt limit while no model is loaded: 65,536 tokens of 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownView:
-    """A chat as a page shows it: the end of its shown branch, with `earlier` messages above that."""
+    """A chat as a page shows it, below `earlier` hidden messages."""
 
     chat: Chat
     defaults: Mapping[str, SettingValue]
@@ -30,46 +30,42 @@ class ShownView:
 
     @property
     def settings(self) -> ChatSettings:
-        """What counts in the chat."""
         return settings_from(self.defaults, self.chat.settings)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, its owner's default settings and the end of one of its branches: as much as a prompt can be made of.
+    """A chat, its owner's defaults and the end of one branch: the source of a prompt.
 
-    `first_id` is the branch's first message, and names it for the engine: so an emptied chat goes on as another
-    conversation. `above` messages were not read, because a summary stands for them
-    (`summarized`) or because no prompt has room for them. `revision` says how much a page that is shown this has heard
-    of other tabs' doings.
+    `above` messages were not read: a summary replaces them (`summarized`) or no prompt has room. `revision` is
+    the feed position that the view includes.
     """
 
     chat: Chat
     defaults: Mapping[str, SettingValue]
     revision: str
     line: tuple[StoredMessage, ...] = ()
+    # Not the chat's id: an emptied chat continues as another conversation.
     first_id: str | None = None
     above: int = 0
     summarized: bool = False
 
     @property
     def settings(self) -> ChatSettings:
-        """What counts in the chat."""
         return settings_from(self.defaults, self.chat.settings)
 
     @property
     def left_out(self) -> int:
-        """How many messages no prompt has room for, and no summary stands for."""
+        """Number of messages that neither fit nor are summarized."""
         return 0 if self.summarized else self.above
 
     def with_question(self, question: StoredMessage) -> ChatView:
-        """Return the branch with a question at its end."""
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
     def after(self, accepted: TurnAccepted) -> ChatView | None:
-        """Return the branch down to the question of a turn that was stored since. None where it must be read again:
-        something else was stored meanwhile, or a message above the turn was still being written."""
+        """Return the branch down to a stored turn's question; None: read it again."""
         question, line = accepted.user_message, self.line
+        # A message above the turn was still being written: its text is outdated here.
         if any(each.active for each in line):
             return None
         if line and line[-1].id == question.id:
@@ -78,14 +74,15 @@ class ChatView:
 
 
 def _most_characters(services: ChatServices) -> int:
-    """No prompt of more characters fits into the context of a model that is loaded, or usual."""
     known = [each.info.most_prompt_bytes for each in services.shared.engine.loaded() if each.info is not None]
     return max(known, default=0) or USUAL_MOST_CHARACTERS
 
 
 async def read_branch(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView:
-    """Read the branch that ends in the message `last` ('': nothing, None: the chosen branch), as much of it as a prompt
-    can be made of. Raises Problem 404, and 409 where the message is not in the chat."""
+    """Read as much of the branch ending in `last` ('': empty, None: the chosen one) as fits into a prompt.
+
+    Raises Problem 404, and 409 if the message is not in the chat.
+    """
     view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None:
         raise Problem(404, words["error_unknown_chat"])
@@ -95,15 +92,15 @@ async def read_branch(services: ChatServices, owner: str, chat_id: str, last: st
 
 
 async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView | None:
-    """The same, where there is a chat of that id; its line is empty where the message is not in it."""
+    """Like read_branch; None for an unknown chat, no line for a missing message."""
     if not is_id(chat_id):
         return None
-    revision = services.feed.revision  # before looking: what changes meanwhile is heard of
+    revision = services.feed.revision  # before reading, so that later changes are announced
     most = _most_characters(services)
     found = await services.shared.store.branch(owner, chat_id, last, most_characters=most)
     if found is None:
         return None
-    return ChatView(*(found.chat, found.defaults, revision), found.line, found.first_id, found.above, found.summarized)
+    return ChatView(found.chat, found.defaults, revision, found.line, found.first_id, found.above, found.summarized)
 
 
 async def read_turn(
@@ -114,21 +111,21 @@ async def read_turn(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """What a page shows of a chat with a turn that was just stored: the answer as it was then, for what was written
-    since comes by its stream. Raises Problem 404."""
+    """Read the page view of a newly stored turn. Raises Problem 404."""
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)
+    # The answer as it was stored: text written since then arrives by its stream.
     path = [replace(each, message=stored.get(each.message.id, each.message)) for each in view.path]
     return replace(view, path=path)
 
 
 async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
-    """What a page adds when a question was asked at the end of the branch that it shows: the turn alone."""
+    """Return the turn alone, for appending to a page."""
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):
-        shown = await read_turn(services, owner, accepted, limit=3)  # with the turn above, which links to it
+        shown = await read_turn(services, owner, accepted, limit=3)  # includes the turn above, which links to this one
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.defaults, path, 0, view.revision)
@@ -143,8 +140,7 @@ async def read_shown(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """What a page shows of a chat: its newest messages, on the branch that passes `through`, and from the message
-    `first` on where that is further up. Raises Problem 404."""
+    """Read the newest messages on the branch through `through`, or those from `first` on. Raises Problem 404."""
     view = await read_shown_if_any(services, owner, chat_id, through=through, first=first, limit=limit)
     if view is None:
         raise Problem(404, words["error_unknown_chat"])
@@ -160,7 +156,7 @@ async def read_shown_if_any(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView | None:
-    """The same, where there is a chat of that id."""
+    """Like read_shown; None for an unknown chat."""
     if not is_id(chat_id):
         return None
     revision = services.feed.revision
@@ -169,7 +165,7 @@ async def read_shown_if_any(
 
 
 async def read_above(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
-    """The messages above one that a page begins with, some of them. Raises Problem 404."""
+    """Read messages above one. Raises Problem 404."""
     revision = services.feed.revision
     known = is_id(chat_id) and is_id(message_id)
     found = await services.shared.store.shown_above(owner, chat_id, message_id, NEWEST_MESSAGES) if known else None
@@ -183,8 +179,8 @@ def _view_of(found: ShownChat, revision: str) -> ShownView:
 
 
 def _on_page(path: list[Shown], earlier: int) -> list[Shown]:
-    """Without a way to a question that is not on the page."""
     head = next((at for at, each in enumerate(path) if each.message.role == "user"), None)
     if earlier and head is not None:
+        # The previous question is not on the page, so there is nothing to link to.
         path[head] = replace(path[head], previous_user_message=None)
     return path

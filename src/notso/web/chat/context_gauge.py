@@ -1,5 +1,4 @@
-"""What a chat fills of the context, and what sending the draft would cost; and the draft is read before it is sent.
-Takes time: not on the event loop."""
+"""Context usage of a chat and the prefill cost of its draft. Blocking: do not call on the event loop."""
 
 from __future__ import annotations
 
@@ -30,8 +29,11 @@ WARN_PERCENT, BAD_PERCENT = 70, 90
 
 @dataclass(frozen=True, slots=True)
 class ContextGauge:
-    """Tokens. `parts` says what takes the room; `prefill_tokens` of them would have to be read now, in about
-    `seconds`. `at_least`: it was too long to be counted, and `used` is a part of it."""
+    """Context usage in tokens, by part.
+
+    `prefill_tokens` are not cached and take about `seconds`. `at_least`: the prompt was too long to count, and
+    `used` is a lower bound.
+    """
 
     used: int
     total: int
@@ -41,22 +43,20 @@ class ContextGauge:
     seconds: float | None
     when_full: WhenFull
     dropped: tuple[str, ...] = ()
-    """What the chat template leaves out of the conversation, by name."""
+    """Names of the parts that the chat template omits."""
     at_least: bool = False
 
     @property
     def percent(self) -> int:
-        """How full it is."""
         return min(100, -(-100 * self.used // self.total)) if self.total else 0
 
     @property
     def level(self) -> Level:
-        """Its colour."""
         return "ok" if self.percent < WARN_PERCENT else "warn" if self.percent <= BAD_PERCENT else "bad"
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for at least a word of answer."""
+        # Room for at least one token of answer.
         return self.used < self.total
 
 
@@ -67,7 +67,7 @@ def measure(
     settings: ChatSettings,
     options: RequestOptions,
 ) -> ContextGauge:
-    """Measure a branch with a draft at its end, by the options of what would be asked. Raises ModelError."""
+    """Measure a branch with a draft at its end. Raises ModelError."""
 
     def count(messages: Sequence[Message]) -> int:
         return engine.count_tokens(messages, options)
@@ -80,6 +80,7 @@ def measure(
         parts = dict.fromkeys(PARTS, 0) | {"history": used}
         return ContextGauge(used, engine.info.context_tokens, parts, used, 0, None, settings.when_full, at_least=True)
     used = estimate.prompt_tokens
+    # Each part is the difference between two counts, because the template adds tokens around every message.
     without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
     without_draft = (*messages[:-1], Message("user", ""))
     alone = (Message("user", ""),)
@@ -134,12 +135,12 @@ def speculative_prefill(
     settings: ChatSettings,
     options: RequestOptions,
 ) -> None:
-    """Have the engine read what it would be asked if the draft were sent. What cannot be sent is left alone."""
+    """Prefill the prompt that sending the draft would produce."""
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+    # A draft that cannot be sent is not worth an error.
     with contextlib.suppress(ModelError):
         engine.speculative_prefill(messages, settings.sampling, options)
 
 
 def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:
-    """What stands in the composer, as the message it would become."""
     return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)

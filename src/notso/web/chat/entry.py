@@ -1,4 +1,4 @@
-"""Assets, by the digest of what they are."""
+"""Static assets, addressed by content digest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ router = APIRouter(dependencies=[Depends(public)])
 
 @router.get("/static/{path:path}")
 async def static_file(request: Request, services: Services, path: str) -> Response:
-    """A file by its content's digest and its name, from memory."""
+    """Serve an asset from memory."""
     asset = services.assets.find(path)
     if asset is None:
         return PlainTextResponse("Not found.\n", 404)
+    # The address holds the digest, so an asset never changes.
     headers = {"Cache-Control": FOREVER, "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(asset.packed, media_type=asset.media_type, headers=headers | {"Content-Encoding": "gzip"})

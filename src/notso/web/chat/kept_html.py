@@ -1,4 +1,4 @@
-"""The HTML of stored messages: made when an answer ends, or else once, when it is first shown, and kept with it."""
+"""Cache of rendered messages: HTML is made when an answer ends or first shown, and stored with it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from notso.web.values.errors import StorageError
 from notso.web.values.fair_queue import FairQueue
 
 PIECE_SECONDS = 0.1
-"""Messages are made in pieces of so long; the last one of a piece may take its whole budget."""
+"""Time of one batch of messages; its last message may use its whole budget."""
 WAIT_SECONDS = 5.0
-"""A page shows what is not made by then as plain text."""
+"""Messages not rendered by then are shown as plain text."""
 
 
 class KeptHtml:
-    """Gives messages their HTML. What was imported, edited, interrupted, or rendered by an older version is rendered
-    here once and saved; an answer that is being written has the HTML that its readers were sent.
-    """
+    """Supplies messages with HTML. Imported, edited, interrupted and outdated ones are rendered once and saved."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store
@@ -35,18 +33,18 @@ class KeptHtml:
         self._at_work: dict[str, asyncio.Task[list[StoredMessage]]] = {}
 
     async def path(self, owner: str, path: Sequence[Shown], *, user_messages: bool) -> list[Shown]:
-        """The same branch with HTML: of its answers, and with `user_messages` of these too."""
         wanted = [each.message for each in path if user_messages or each.message.role == "assistant"]
         made = {message.id: message for message in await self.messages(owner, wanted)}
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 
     async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """The same messages of one chat of the owner with HTML; without it where that took too long."""
+        """Return messages of one chat with HTML, unless that took too long."""
         stale = [message for message in messages if _is_stale(message)]
         made = await self._made(owner, stale) if stale else {}
         return [self._so_far(made.get(each.id, each)) for each in messages]
 
     def _so_far(self, message: StoredMessage) -> StoredMessage:
+        # A running answer has the HTML that its readers were sent.
         turn = self._turns.find(message.generation_id or "") if message.active else None
         if turn is None:
             return message
@@ -61,24 +59,25 @@ class KeptHtml:
             await asyncio.wait({work}, timeout=left)
             if work.done():
                 made |= {each.id: each for each in work.result()}
+                # A message edited while it was rendered must be rendered again.
                 stale = [each for each in stale if each.id not in made or made[each.id].content != each.content]
         return made
 
     def _begin(self, owner: str, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
-        """One piece for all readers of a chat, saved though they have all left."""
+        # One batch serves all readers of a chat, and is saved even if all of them left.
         work = self._at_work[chat_id] = asyncio.create_task(self._make(owner, stale))
         work.add_done_callback(lambda _: self._at_work.pop(chat_id))
         return work
 
     async def _make(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
         piece = await self._queue.run(owner, lambda: _piece(stale))
-        with contextlib.suppress(StorageError):  # then it is made anew
+        with contextlib.suppress(StorageError):  # not saved: rendered again at the next visit
             await self._store.keep_html(owner, piece)
         return piece
 
 
 def with_html(message: StoredMessage) -> StoredMessage:
-    """A message with its HTML, within the budget of one. Takes time: not on the loop."""
+    """Render a message within its budget. Blocking: not for the event loop."""
     budget = Budget()
     answer = CARD_MARK.join(render_markdown(part, budget=budget) for part in parts_of(message))
     reasoning = render_markdown(message.reasoning, budget=budget)

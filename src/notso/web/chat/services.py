@@ -1,4 +1,4 @@
-"""What the routes of the chat page share, made once per application."""
+"""Services that the chat routes share, one set per application."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from notso.web.values.fair_queue import FairQueue
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
-MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
+MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget for request bodies holds four
 
 
 @dataclass(slots=True)
 class ChatServices:
-    """Beside what is shared with the APIs, what pages are made of."""
+    """Services of the chat pages only."""
 
     shared: Shared
     turns: Turns
@@ -58,12 +58,10 @@ class ChatServices:
 
 
 def models_of(services: ChatServices) -> tuple[EngineHost, ModelRegistry | None]:
-    """Who has them loaded, and what there is."""
     return services.shared.engine, services.shared.model_registry
 
 
 def chat_services(request: Request) -> ChatServices:
-    """The application's, for routes."""
     return cast(ChatServices, request.app.state.chat)
 
 

@@ -1,6 +1,4 @@
-"""Three questions a person might ask next, made only while nothing else wants the engine, and dropped at the first sign
-that something does.
-"""
+"""Follow-up questions, generated only while the engine is idle and dropped when a request arrives."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
 
 
 class Suggestions:
-    """Makes suggestions, one chat at a time. Everything here runs on the event loop."""
+    """Generates suggestions, one chat at a time, on the event loop."""
 
     def __init__(self, requests: RunningRequests, turns: Turns) -> None:
         self._requests = requests
@@ -42,12 +40,11 @@ class Suggestions:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody needs the engine now."""
         loaded = [served.engine.stats() for served in self._requests.host.loaded() if served.engine is not None]
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
 
     def cancel(self) -> None:
-        """A person did something: let go."""
+        """Stop the current generation."""
         if self._running is not None:
             self._running.stop()
             self._running = None
@@ -62,9 +59,7 @@ class Suggestions:
         conversation: str | None = None,
         choice: ModelChoice = DEFAULT_MODEL,
     ) -> list[str]:
-        """Questions to follow the answer at the end of `line`; none where the engine is busy or had nothing good to
-        say. The tools are told of because the chat's cached prompt begins with them, and may not be called.
-        """
+        """Return questions to follow `line`; none while the engine is busy."""
         answer_id = line[-1].id
         if answer_id in self._made:
             return self._made[answer_id]
@@ -73,6 +68,7 @@ class Suggestions:
         messages = await asyncio.to_thread(
             prompt_messages, line, settings.system_prompt, keep_thinking=settings.keep_thinking
         )
+        # The tools are part of the prompt only to match the chat's cached prefix; calling them is disabled.
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice)
         if text is None:
             return []
@@ -97,7 +93,7 @@ class Suggestions:
             (*messages, Message("user", REQUEST)),
             params,
             RequestOptions(
-                thinking=chat.thinking,  # as in the chat itself, so that its cached prompt serves
+                thinking=chat.thinking,  # the same prompt prefix as the chat's, so it is cached
                 tools=tools,
                 tool_choice="none",
                 date=chat.prompt_date,
@@ -116,7 +112,7 @@ class Suggestions:
 
 
 def questions_in(text: str) -> list[str]:
-    """The lines that are questions; none when there are too few to be worth showing."""
+    """Return the lines that are questions, if they are enough."""
     found: list[str] = []
     for line in text.splitlines():
         question = _BULLET.sub("", line).strip().strip("\"'*_“”")

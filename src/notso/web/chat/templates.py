@@ -1,4 +1,4 @@
-"""Templates to HTML, in worker threads of their own, with autoescape always on."""
+"""Template rendering with autoescape, in worker threads."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from notso.web.values.shortcuts import SHORTCUTS
 from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import LANGUAGES, language, localised, number, words
 
+# Smaller pages fit into one packet uncompressed. Compressing secrets with other text is safe here (BREACH): SameSite
+# cookies (edge/access.py) keep other sites from choosing part of what is compressed.
 MIN_PACKED_BYTES = 1024
-"""Less fits into one packet as it is. That lengths tell of what is packed together harms nobody here: a stranger's page
-cannot ask in the owner's name (SameSite, edge/access.py), so no stranger chooses a part of what is measured."""
 
 PACKING_LEVEL = 5
 BRIEF_CHARACTERS = 80
@@ -41,7 +41,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
 class Pages:
-    """Renders templates; partials begin with an underscore and also serve as answers to htmx."""
+    """Renders templates; partials, which begin with an underscore, also answer htmx."""
 
     def __init__(self, assets: Assets, renderer: FairQueue, plugins: Plugins | None = None) -> None:
         view = PluginView(plugins or Plugins())
@@ -80,12 +80,9 @@ class Pages:
         )
 
     async def html(self, request: Request, template: str, **context: Any) -> bytes:
-        """The rendered template; it knows this request's nonce."""
         return await self._renderer.run(_whose(request), lambda: self._render(request, template, context))
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-        """The rendered template as an answer, compressed where the browser can."""
-
         def render() -> tuple[bytes, dict[str, str]]:
             html = self._render(request, template, context)
             if len(html) < MIN_PACKED_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
@@ -105,11 +102,11 @@ class Pages:
         return self._environment.get_template(template).render(context).encode()
 
     def close(self) -> None:
-        """Nothing more is rendered."""
+        """Stop the rendering threads."""
         self._renderer.close()
 
     def card(self, use: ToolUse) -> Card:
-        """A tool call as HTML. What model and tool wrote is escaped in it. Takes time: not on the loop."""
+        """Render a tool call. Blocking: not for the event loop."""
         whole, state, result = (
             self._environment.get_template(name).render(use=use)
             for name in ("_tool_card.html", "_tool_state.html", "_tool_result.html")
@@ -117,37 +114,34 @@ class Pages:
         return Card(whole, state, result)
 
     def answer_html(self, message: StoredMessage) -> Markup:
-        """A message's safe HTML with the cards of its tool calls: its text, plain, where it has no HTML yet.
-
-        Takes time: not on the loop.
-        """
+        """Return a message's safe HTML with tool cards, or its plain text. Blocking."""
         parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
         if len(parts) != len(message.tool_uses) + 1:
             note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
             parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
-        return Markup(with_labels(html + parts[-1]))  # it left our sanitiser, or was escaped by our template
+        return Markup(with_labels(html + parts[-1]))  # safe: from the sanitizer, or escaped by a template
 
 
 def _whose(request: Request) -> str:
-    """Whose turn a page takes: of who is not known, that of the other end."""
+    # Pages may be rendered before the caller is known: the peer address counts then.
     return owner_of(request) if hasattr(request.state, "caller") else f"from {peer_of(request)}"
 
 
 def is_fragment(request: Request) -> bool:
-    """Whether htmx asks, for a piece of a page rather than a whole one. The only reader of its headers."""
+    """Whether htmx asks for a part of a page."""
     return request.headers.get("hx-request") == "true" and request.headers.get("hx-request-type", "") != "full"
 
 
 def reasoning_html(message: StoredMessage) -> Markup:
-    """The thoughts' safe HTML: their text, plain, where they have no HTML yet."""
+    """Return the thoughts' safe HTML, or their plain text."""
     if message.renderer == RENDERER_VERSION:
-        return Markup(with_labels(message.reasoning_html))  # it left our sanitiser
+        return Markup(with_labels(message.reasoning_html))  # safe: from the sanitizer
     return Markup(render_plain(message.reasoning) if message.reasoning else "")
 
 
 def pretty_json(text: str) -> str:
-    """JSON over several lines, its letters as letters; what is none, as it is."""
+    """Indent JSON; other text is returned unchanged."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
     except (ValueError, RecursionError):
@@ -155,12 +149,12 @@ def pretty_json(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A name on one line, whatever it is made of."""
+    """Replace the invisible characters of a name."""
     return "".join(character if is_visible(character) else "�" for character in text)[:80]
 
 
 def tool_brief(use: ToolUse) -> str:
-    """What went in and what came out, on one line: '12345 * 789 → 9740205'."""
+    """'12345 * 789 → 9740205'."""
     try:
         values = list(json.loads(use.arguments).values())
     except (ValueError, RecursionError, AttributeError):
@@ -176,14 +170,13 @@ def _brief(text: str) -> str:
 
 
 def tool_duration(milliseconds: float) -> str:
-    """4.2 -> '4 ms', 1234.5 -> '1.2 s'."""
+    """1234.5 -> '1.2 s'."""
     if milliseconds < 100:
         return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
     return words["tool_duration"].format(seconds=number(milliseconds / 1000, 1))
 
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:
-    """A template's `icon("send")`: a drawing from the one sheet of them, for the eye only."""
     sheet = assets.url("icons.svg")
     return lambda name: Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>').format(sheet, name)
 
@@ -192,14 +185,14 @@ def human_size(count_bytes: int) -> str:
     """1915305312 -> '1.92 GB'."""
     size = float(count_bytes)
     for unit in ("bytes", "kB", "MB"):
-        if size < 999.5:  # what rounds to 1000 is one of the next unit
+        if size < 999.5:  # 999.5 would round to 1000
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{localised(f'{size:.3g}')} {unit}"
         size /= 1000
     return f"{localised(f'{size:.3g}')} GB"
 
 
 def human_duration(seconds: float) -> str:
-    """75 -> '1 min 15 s', 7500 -> '2 h 5 min'."""
+    """75 -> '1 min 15 s'."""
     whole = max(1, round(seconds))
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,4 +1,4 @@
-"""What the routes of the chat answer with: whole pages, the turns of a chat, one turn; and finding what they name."""
+"""Responses of the chat routes (pages, turns, one turn), and lookup of chats and messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.web.chat.chat_view import ChatView, ShownView
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
-from notso.web.engine.facts import model_facts
+from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
@@ -24,11 +24,11 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
-LISTED_CHATS, MOST_LISTED = 100, 1000
+LISTED_CHATS, MOST_LISTED = 100, 1000  # per step of the sidebar, and in all; the archive page shows the rest
 """Chats of the sidebar: at first and with each step, and at most. The page of all chats has the others."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
-"""How a question may begin, by the names of its words."""
+"""Names of the composer's templates."""
 
 Owner = Annotated[str, Depends(owner_of)]
 View = TypeVar("View", ChatView, ShownView)
@@ -45,11 +45,9 @@ async def chat_page(
     temporary: bool = False,
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """The whole page of a chat, or of none yet; with `problem`, what went wrong and the text it kept.
-
-    `draft` is what stands in the input; `temporary`: a new chat is to be one.
-    """
-    revision = view.revision if view is not None else services.feed.revision  # of before anything is looked up
+    """Render the page of a chat or of a new one, with `problem` and its draft."""
+    # Taken before anything is read, so that later changes are announced to the page.
+    revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
     path = await services.kept_html.path(
@@ -87,7 +85,7 @@ async def turns_view(
     *,
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """A chat's shown branch, for a page that shows the chat already; a page without scripts loads anew."""
+    """Render the shown branch; without htmx, redirect to the chat."""
     chat, raw = view.chat, view.settings.raw_user_messages
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
@@ -116,8 +114,9 @@ async def turn_view(
     finished: bool,
     after: str = "",
 ) -> Response:
-    """Some messages as they are now, with the composer's buttons to match. `finished`: their stream has ended;
-    `after`: what the page has heard of other tabs' doings.
+    """Render some messages and matching buttons. `finished`: their stream has ended.
+
+    `after` is the feed revision that the page has seen.
     """
     raw = view.settings.raw_user_messages
     return await services.pages.respond(
@@ -133,14 +132,13 @@ async def turn_view(
 
 
 def first_on(request: Request) -> str | None:
-    """The message that the page which asks begins with, where it says so."""
+    """Return the page's first message, if sent."""
     first = request.headers.get("x-from", "")
     return first if is_id(first) else None
 
 
 async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
-    """The newest chats of the sidebar, `count` of them where a page has asked for more, with their marks; and how many
-    others want to be looked at."""
+    """Return the sidebar's chats, their marks, and how many others are unread."""
     limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
     found = await services.shared.store.chat_list(owner, limit)
     marks: dict[str, str] = {each.id: "unread" for each in found.chats if each.unread} | dict(services.turns.marks)
@@ -154,25 +152,24 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
 
 
 def in_step_context(request: Request, revision: str) -> dict[str, Any]:
-    """What a page needs to hear of other tabs' doings from `revision` on."""
     return {"tab": tab_of(request), "revision": revision}
 
 
 def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
-    """Tell other tabs what this one did. It hears of that only if others did something since the chat was read."""
+    """Announce a change to other tabs and advance the view's revision."""
+    # If others changed something since the chat was read, this tab must be notified too.
     nothing_since = services.feed.revision == view.revision
     services.feed.announce(owner, view.chat.id, tab_of(request))
     return replace(view, revision=services.feed.revision) if nothing_since else view
 
 
 def _just_ended(path: list[Shown]) -> bool:
-    """Whether the page comes right after an answer that was too quick for a stream; old chats are only looked at."""
     now_ms = time.time_ns() // 1_000_000
+    # The answer ended before its page could attach to the stream; the page treats it as one that just finished.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
 def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
-    """What the composer needs to know, and what waits for a person: a call for permission, or a tool's question."""
     answering = next((shown.message for shown in path if shown.message.active), None)
     values = shown_values(chat.settings if chat is not None else {})
     return {
@@ -190,7 +187,6 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
 
 
 def status_context(services: ChatServices, view: ShownView | None = None) -> dict[str, Any]:
-    """What the status badge and the banner need to know; the chat may have a model of its own."""
     engine, download = services.shared.engine, services.downloads.current
     polling = engine.is_loading or (download is not None and download.active)
     return {
@@ -206,7 +202,7 @@ def status_context(services: ChatServices, view: ShownView | None = None) -> dic
 
 
 def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]:
-    """What stands behind the badge, besides the model: the last answer in figures, and what went wrong last."""
+    """Return the badge's details: last statistics and last failure."""
     messages = [shown.message for shown in path if shown.message.role == "assistant"]
     last = messages[-1] if messages else None
     stats: TurnStats | None = None
@@ -222,26 +218,24 @@ def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]
 
 
 def back(request: Request, address: str) -> Response:
-    """Nothing to show: a page without scripts goes back to where it was."""
     return Response(status_code=204) if is_fragment(request) else RedirectResponse(address, 303)
 
 
 def to_page(request: Request, address: str) -> Response:
-    """The browser goes to another page, whether htmx asked or the form itself."""
+    """Navigate the browser, from htmx or a form."""
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})
     return RedirectResponse(address, 303)
 
 
 def tab_of(request: Request) -> str:
-    """Which tab asks, so that it is not told of its own doing; '' where none says."""
+    """Return the requesting tab, or ''."""
     tab = request.headers.get("x-tab", "")
     return tab if is_id(tab) else ""
 
 
 def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
-    """The last message that the page shows, as its script or its form says: '' for none, None where neither says.
-    Raises Problem 400."""
+    """Return the page's last message ('': none, None: not sent). Raises Problem 400."""
     last = request.headers.get("x-last", (fields or {}).get("last"))
     if last and not is_id(last):
         raise Problem(400, words["error_form"])
@@ -249,7 +243,7 @@ def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str
 
 
 async def find_chat(services: ChatServices, owner: str, chat_id: str) -> Chat:
-    """A chat. Raises Problem 404."""
+    """Return a chat. Raises Problem 404."""
     chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat is None:
         raise Problem(404, words["error_unknown_chat"])
@@ -262,11 +256,11 @@ async def _named_chat(request: Request, services: Services, owner: Owner) -> Cha
 
 
 NamedChat = Annotated[Chat | None, Depends(_named_chat)]
-"""The chat that an address names; None of one that is about new chats. 404 where there is none of that name."""
+"""The chat in the path, or None for routes of new chats. Raises Problem 404."""
 
 
 async def find_message(services: ChatServices, owner: str, chat_id: str, message_id: str) -> StoredMessage:
-    """A message of a chat. Raises Problem 404."""
+    """Return a message of a chat. Raises Problem 404."""
     known = is_id(chat_id) and is_id(message_id)
     message = await services.shared.store.message(owner, chat_id, message_id) if known else None
     if message is None:
@@ -275,7 +269,7 @@ async def find_message(services: ChatServices, owner: str, chat_id: str, message
 
 
 async def find_generation(services: ChatServices, owner: str, generation_id: str) -> StoredMessage:
-    """The answer a generation writes or wrote. Raises Problem 404."""
+    """Return a generation's message. Raises Problem 404."""
     known = is_generation_id(generation_id)
     message = await services.shared.store.generation(owner, generation_id) if known else None
     if message is None:

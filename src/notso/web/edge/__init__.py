@@ -1,1 +1,1 @@
-"""Around every request: access, limits, security headers, assets, the form of errors."""
+"""Request boundary: access control, limits, security headers, static assets and error formats."""

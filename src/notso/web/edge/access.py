@@ -1,8 +1,8 @@
-"""Every route says who may use it, `public` or `guarded`; a test walks the table and fails on one that says nothing.
+"""Access control. Every route declares its audience with `public` or `guarded`; a test checks all routes.
 
-Without a key and without another way to sign in, the server listens on loopback only and a guarded route is open to
-whoever passed the Host and cross-site guards. Else a program shows a key as a bearer token or as `x-api-key`, whichever
-its client library sends, and a browser swaps it once for a random cookie; or a way to sign in knows who it is.
+Without a key or another sign-in method, the server listens on loopback only, and guarded routes are open to any request
+that passed the Host and cross-site guards. Otherwise a client sends a key as a bearer token or as `x-api-key`, and a
+browser exchanges it once for a random cookie or signs in by another method.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 COOKIE = "notso_session"
-"""With the port behind it, where a browser names one: cookies are those of a host, whatever its ports."""
+"""Cookie name; `cookie_name` appends the port, as browsers share a host's cookies between its ports."""
 MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
-"""Of one person, and of many."""
+"""Limits with a single user and with many."""
 KEY_PREFIX = "notso-"
-"""What a key that was given out begins with."""
+"""Prefix of issued keys."""
 SESSION_SECONDS = 30 * 86_400.0
-"""Then a browser shows the key again, however often it came: a stolen cookie does not last for ever."""
+"""Maximum lifetime, which bounds the use of a stolen cookie."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
-"""Not used for so long, a cookie was left behind on a machine or a backup of one."""
+"""Maximum idle time; an older cookie was left behind on a machine or in a backup."""
 SHARE_SECONDS = 3600.0
-"""Other servers are told so often that a cookie is in use."""
+"""Interval at which other replicas learn that a cookie is in use."""
 LOCAL_OWNER = "local"
 OPERATORS_ONLY = frozenset(
     {
@@ -43,19 +43,21 @@ OPERATORS_ONLY = frozenset(
         *("POST /plugins/{name}/start", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
     }
 )
-"""What concerns everybody. Where one person uses the server, that one is its operator."""
+"""Routes that affect all users. With a single user, that user is the operator."""
 WRONG_KEY = "notso.wrong_key"
-"""Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
+"""Scope key of requests that carried an invalid key; RateLimit counts them per address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `owner`: whose conversations these are; `name`: for people to read; `is_operator`: may see
-    what concerns everybody. Where it came with a key: that one's id, and its limits (0: none)."""
+    """Authenticated sender of a request.
 
-    owner: str
-    name: str
-    is_operator: bool = False
+    Limits belong to the key that was used; 0 means no limit.
+    """
+
+    owner: str  # owner of the conversations
+    name: str  # for display
+    is_operator: bool = False  # may use OPERATORS_ONLY routes
     key_id: str = ""
     requests_per_minute: int = 0
     tokens_per_day: int = 0
@@ -63,39 +65,39 @@ class Caller:
 
 
 LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
-"""Whoever is at this machine, or holds the server's own key."""
+"""The user at this machine, or a client with the server's own key."""
 NOBODY = Caller("nobody", "nobody")
 
 
 class SignIn(Protocol):
-    """A way to know who sent a request, besides the server's key."""
+    """Sign-in method besides the server's key."""
 
     async def __call__(self, request: Request) -> Caller | None:
-        """None: this way does not know. It takes bounded time and raises nothing."""
+        """Return the caller, None if unknown. Takes bounded time and raises nothing."""
 
 
 class Keys(Protocol):
-    """The keys that an operator has given out. Methods raise StorageError where that cannot be known."""
+    """Keys issued by an operator. Methods raise StorageError."""
 
     async def by_token(self, token: str) -> Caller | None:
-        """Whose key this is, if it counts."""
+        """Return the caller of a valid key."""
 
     async def by_id(self, key_id: str) -> Caller | None:
-        """The same, of one that was shown before."""
+        """Return the caller of a key by its id."""
 
 
 class Gate(Protocol):
-    """Decides whether a known caller may do this now, and notes what is to be noted."""
+    """Quota check for an authenticated caller."""
 
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Raises Problem (429), and StorageError where what was used cannot be looked up."""
+        """Count the request. Raise Problem (429) or StorageError."""
 
 
 PEER = "notso.peer"
 
 
 class TruePeer:
-    """Keeps the address of the other end, before a proxy's word for whom it speaks for takes its place."""
+    """Saves the peer's address before a proxy's X-Forwarded-For replaces it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -106,19 +108,19 @@ class TruePeer:
 
 
 def peer_of(request: Request) -> str:
-    """The address of the other end of the connection; '' where it has none."""
+    """Return the address of the connection's other end ('' if unknown)."""
     return str(request.scope.get(PEER, request.client.host if request.client else ""))
 
 
 def cookie_name(request: Request, name: str = COOKIE) -> str:
-    """As `notso_session_3000`: what it is called for the port that the browser asks at, so that two servers of one host
-    sign nobody out of each other. Servers behind one proxy are asked at one."""
+    """Append the request's port to a cookie name."""
+    # Two servers on one host must not overwrite each other's cookie; servers behind one proxy share its port.
     _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
     return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
 
 class NeedsKey(HTTPException):
-    """401: this route is guarded and the request showed no key."""
+    """401: a guarded route was requested without a key."""
 
     def __init__(self) -> None:
         super().__init__(401, headers={"WWW-Authenticate": "Bearer"})
@@ -126,12 +128,11 @@ class NeedsKey(HTTPException):
 
 @dataclass(slots=True)
 class _Session:
-    """When it began, was last used, and others were told so, in seconds of the wall clock: a machine that slept gets
-    older too."""
+    """Times are wall-clock seconds, so that time in suspension counts."""
 
     began: float
     used: float
-    shared: float
+    shared: float  # last written to the shared book
     caller: Caller
 
     def over(self, now: float) -> bool:
@@ -139,7 +140,7 @@ class _Session:
 
 
 class SessionBook(Protocol):
-    """Where servers over one store keep their browsers' sessions together."""
+    """Session storage shared by servers over one database."""
 
     async def remember(self, name: str, value: str, seconds: float) -> None: ...
 
@@ -153,8 +154,10 @@ class SessionBook(Protocol):
 
 
 class KeyRing:
-    """The server's key, kept as a hash, and the browsers that have shown it: to this server, or to another with the
-    same key that writes in the same `book`. `rules` say who may come in: who came in under others is asked again."""
+    """The server's key (as a hash), browser sessions, and sign-in methods.
+
+    Sessions in `book` are shared by servers with the same key. Changing `rules` invalidates sessions.
+    """
 
     def __init__(
         self,
@@ -176,31 +179,32 @@ class KeyRing:
         self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
         self._signing = _digest(f"{api_key} {rules}")
+        # entries are signed with the key
         self._book = book if api_key is not None else None  # what is written there is signed with the key
         if self._book is not None:
             self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
-        self._of_owners: dict[str, dict[bytes, None]] = {}  # the oldest first
+        self._of_owners: dict[str, dict[bytes, None]] = {}  # oldest first
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked who they are."""
+        """Whether requests need no authentication."""
         return self._digest is None and not self._asks_who
 
     def fits(self, key: str) -> bool:
-        """Compare in constant time."""
+        # In constant time.
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
-        """A cookie value for a browser of that caller. Past the limit, the oldest browser of the owner who has most is
-        forgotten."""
+        """Create a session and return its cookie value."""
         token = secrets.token_urlsafe(32)
         now = self._clock()
+        # Past the limit, the owner with the most sessions loses the oldest.
         await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
     async def end_session(self, token: str) -> None:
-        """This cookie value admits nobody any more."""
+        """Invalidate a cookie value, in all replicas."""
         digest = _digest(token)
         self._drop(digest)
         if self._book is not None:
@@ -208,7 +212,7 @@ class KeyRing:
             await self._book.forget(_named(digest))
 
     async def caller_with(self, key: str) -> Caller | None:
-        """Whose key this is."""
+        """Return the caller of a key."""
         if self.fits(key):
             return LOCAL
         if self._keys is None or not key.startswith(KEY_PREFIX):
@@ -216,16 +220,16 @@ class KeyRing:
         return await self._keys.by_token(key)
 
     async def caller(self, request: Request) -> Caller | None:
-        """Who sent this request; None for nobody who may pass. A key that is shown must be one that counts, unless
-        nobody is asked and it is not of ours: clients have to send something."""
+        """Return the authenticated sender, None if access is denied."""
         if shown := _keys_shown(request):
             caller = await self.caller_with(shown[0])
-            for key in shown[1:]:  # no more is looked up than shows that one of them does not count
+            for key in shown[1:]:  # stop at the first invalid key
                 if caller is None or await self.caller_with(key) != caller:
                     caller = None
                     break
             if caller is not None:
                 return caller
+            # An open server accepts any other key: client libraries require some key.
             if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
                 return None
         if self.open:
@@ -269,21 +273,20 @@ class KeyRing:
                 del self._of_owners[session.caller.owner]
 
     async def _share(self, digest: bytes, session: _Session) -> None:
-        """Write it in the book, signed with the key: who can write there makes none."""
+        # Signed, so that write access to the book does not suffice to create a session.
         if self._book is not None:
             left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
             text = json.dumps([session.began, *astuple(session.caller)])
             await self._book.remember(_named(digest), self._signature(digest, text) + text, left)
 
     async def _recalled(self, digest: bytes) -> _Session | None:
-        """One that another server began: it is in the book as long as it is good."""
         found = await self._book.recall(_named(digest)) if self._book is not None else None
         if found is None or not hmac.compare_digest(found[:64].encode(), self._signature(digest, found[64:]).encode()):
             return None
         began, *caller = json.loads(found[64:])
         try:
             known = Caller(*caller)
-        except TypeError:  # of another release, which knows more of callers
+        except TypeError:  # written by another release with other fields
             return None
         return self._add(digest, _Session(began, self._clock(), 0.0, known))
 
@@ -292,11 +295,11 @@ class KeyRing:
 
 
 async def public() -> None:
-    """Anyone who reaches the server may use this route: it shows and changes nothing of anybody's."""
+    """Mark a route that exposes no user's data."""
 
 
 async def guarded(request: Request) -> None:
-    """Only who is known, where anybody is asked."""
+    """Require an authenticated caller and check quotas."""
     ring: KeyRing = request.app.state.key_ring
     caller = await ring.caller(request)
     if caller is None:
@@ -311,7 +314,7 @@ async def guarded(request: Request) -> None:
 
 
 async def front_ends_only(request: Request) -> None:
-    """Only another server of ours, which shows the engine's key."""
+    """Require the engine's key, which only front ends have."""
     ring: KeyRing = request.app.state.engine_ring
     shown = _keys_shown(request)
     if not shown or not all(ring.fits(key) for key in shown):
@@ -320,24 +323,23 @@ async def front_ends_only(request: Request) -> None:
 
 
 def asked_of(request: Request) -> str:
-    """Method and route of a request, as `GET /chats/{chat_id}`."""
+    """Return method and route template, such as `GET /chats/{chat_id}`."""
     return f"{request.method} {getattr(request.scope.get('route'), 'path', '')}"
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sent a request that has passed `guarded`."""
+    """Return the caller of a request that passed `guarded`."""
     caller: Caller = getattr(request.state, "caller", NOBODY)
     return caller
 
 
 def owner_of(request: Request) -> str:
-    """Whose conversations this request may see."""
     return caller_of(request).owner
 
 
 def _keys_shown(request: Request) -> list[str]:
-    """Every key in the headers, once. Who shows two must hold both, so that no header can speak for another. What else
-    `Authorization` says is not for us: a proxy that asks for names and passwords passes on what it was told."""
+    # All distinct keys: every one must be valid, so that no header can override another. Other Authorization schemes
+    # are ignored; a proxy with Basic authentication forwards them.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

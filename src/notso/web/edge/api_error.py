@@ -1,4 +1,4 @@
-"""Errors on their way to a program: a status and the error object of its API, one line, no traceback, no echo."""
+"""API errors: a status and the API's error object, without traceback or echoed input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_PARAMS = {  # ours -> as the API spells it
+_PARAMS = {  # engine parameter -> field of the API
     "repetition_penalty": "repeat_penalty",
     "context_tokens": "messages",
     "grammar": "response_format",
@@ -34,8 +34,10 @@ _PARAMS = {  # ours -> as the API spells it
 
 
 class ApiError(Exception):
-    """Ends an API request. `param` names the field that is at fault, `code` the kind of fault; `details` are what
-    clients of Anthropic's look at."""
+    """Error response of an API request.
+
+    `param` is the invalid field; `details` is for Anthropic's clients.
+    """
 
     def __init__(
         self,
@@ -57,30 +59,30 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The answer's JSON body."""
+        """OpenAI error body."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
-        """The same as the Anthropic API has it."""
+        """Anthropic error body."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         details = {"details": dict(self.details)} if self.details is not None else {}
         return {"type": "error", "error": self.body["error"] | {"type": kind} | details}
 
     @property
     def ollama_body(self) -> dict[str, Any]:
-        """The same as Ollama has it: the sentence alone."""
+        """Ollama error body."""
         return {"error": self.message}
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """The answer's JSON body at that address."""
+        """Return the body in the format of the API at `path`."""
         if path.startswith(OLLAMA_PREFIX):
             return self.ollama_body
         return self.anthropic_body if path.startswith("/v1/messages") else self.body
 
     def called(self, names: Mapping[str, str]) -> ApiError:
-        """The same, the field called as another API calls it."""
+        """Rename the field in `param` and in the message."""
         if self.param is not None and self.param in names:
             self.message = _renamed(self.message, self.param, names[self.param])
             self.param = names[self.param]
@@ -88,7 +90,8 @@ class ApiError(Exception):
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    """What an error of the floors below is to a program: bad input is never a 5xx, for clients try those again."""
+    """Convert an exception to an ApiError."""
+    # Bad input must not become a 5xx: clients retry those.
     match error:
         case ApiError():
             return error
@@ -116,5 +119,4 @@ def api_error_of(error: BaseException) -> ApiError:
 
 
 def _renamed(message: str, name: str, other: str) -> str:
-    """A message that begins with a field's name, with another in its place."""
     return other + message.removeprefix(name) if message.startswith(f"{name} ") else message

@@ -1,4 +1,4 @@
-"""The files a page needs, read once, served from memory under a name that changes with their content."""
+"""Static files, read once and served from memory under content-addressed names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES = {
     ".woff2": "font/woff2",
     ".webmanifest": "application/manifest+json",
 }
-# How these name their neighbours: a style sheet its fonts, the manifest its icons.
+# Patterns of relative references: style sheets name fonts, the manifest names icons.
 _REFERENCES = {
     ".css": re.compile(rb"(?<=url\()[\w./-]+(?=\))"),
     ".webmanifest": re.compile(rb'(?<="src": ")[\w./-]+(?=")'),
@@ -29,7 +29,7 @@ _REFERENCES = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file. `packed` is its gzip form."""
+    """A static file and its gzip form."""
 
     body: bytes
     packed: bytes
@@ -37,12 +37,13 @@ class Asset:
 
 
 class Assets:
-    """All files under a directory, each at /static/<digest>/<name>; one that names another names it so too."""
+    """Files of a directory at /static/<digest>/<name>, with references rewritten."""
 
     def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
         self._by_path: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
         known = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
+        # Files with references come last, as they contain the digests of the others.
         for path in sorted(known, key=lambda path: path.suffix in _REFERENCES):
             name, body = path.relative_to(directory).as_posix(), path.read_bytes()
             if pattern := _REFERENCES.get(path.suffix):
@@ -52,14 +53,14 @@ class Assets:
             self._urls[name] = f"/static/{digest}/{name}"
 
     def _named(self, name: str, reference: bytes) -> bytes:
-        """Where the file is that `name` refers to by a relative path; what is not ours stays as written."""
+        # References to unknown files stay unchanged.
         neighbour = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
         return self._urls.get(neighbour, reference.decode()).encode()
 
     def url(self, name: str) -> str:
-        """Where a page finds the file. Raises KeyError for one that does not exist."""
+        """Return a file's URL. Raise KeyError if it does not exist."""
         return self._urls[name]
 
     def find(self, path: str) -> Asset | None:
-        """The file at `<digest>/<name>`."""
+        """Return the file at `<digest>/<name>`."""
         return self._by_path.get(path)

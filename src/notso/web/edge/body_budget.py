@@ -1,4 +1,4 @@
-"""How many bytes of requests there are at once, over all connections: a body is gathered here, or gives way."""
+"""Memory budget for request bodies over all connections."""
 
 from __future__ import annotations
 
@@ -14,50 +14,48 @@ from notso.smollm3 import available_memory
 
 MIB = 1 << 20
 MOST_BYTES = 64 * MIB
-"""Of all bodies that are being received or looked at: four imports of the largest size."""
+"""Limit for all bodies being received or parsed: four imports of maximum size."""
 
 SMALL_SHARE = 4
-"""A holder of no more than this part of it finds that part beyond, where others have taken all: one import."""
+"""A holder below this fraction of the budget may exceed it by the same amount when it is used up: one import."""
 
 COST = 12
-"""Bytes of memory that a byte of a body may take until it is answered: it is gathered, copied, parsed and stored. An
-import of 13 MiB takes nine times its bytes at its peak, and memory comes in pieces."""
+"""Memory per body byte until the response starts: the body is gathered, copied, parsed and stored. Measured: a 13 MiB
+import peaks at nine times its size; the rest is a margin for fragmentation."""
 
 LOOK_SECONDS = 0.1
-"""So old what was read of the process's memory may be."""
+"""Maximum age of a reading of available memory."""
 
 FREE_BYTES = 64 * 1024
-"""Of each body these do not count, so that an ordinary question finds room whatever else is sent. How many there are of
-them is bounded by the connections."""
+"""Part of each body that is not counted, so that ordinary requests always fit; the connection limit bounds the sum."""
 
 FAIR_SECONDS = 2.0
-"""So long a body may take for arriving while others wait for its room; the largest import takes a tenth of it here."""
+"""Time a body may take to arrive while others wait for its room; measured: the largest import takes a tenth of it."""
 
 
 def available_bytes() -> int:
-    """What the process may still allocate: the system, its control group and its own limits leave it that much."""
+    """Return the bytes the process may still allocate, limits of control group and process included."""
     return available_memory().available_bytes
 
 
-class RequestTooSlowError(Exception):
-    """The body did not arrive in time."""
+class RequestTooSlowError(Exception): ...
 
 
-class RequestTooLargeError(Exception):
-    """The body grew past the limit while it was read."""
+class RequestTooLargeError(Exception): ...
 
 
 class BodyGaveWayError(Exception):
-    """There is no room for the body among those of others, or not any more."""
+    """The body found no room, or was evicted."""
 
 
 class Arrival:
-    """One request's body: gathered in one piece, whatever the pieces it comes in."""
+    """One request's body, gathered into one piece."""
 
     def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
-        self.holder = holder  # whose it is, or, of who is not known, where it comes from
-        self.held = 0  # of what is gathered: what counts
-        self.since = 0.0  # when it began to count
+        # owner, or address if unauthenticated
+        self.holder = holder
+        self.held = 0  # bytes counted against the budget
+        self.since = 0.0  # when counting began
         self._budget = budget
         self._limit = limit
         self._deadline = deadline
@@ -66,9 +64,9 @@ class Arrival:
         self._gave_way = False
 
     async def gather(self, receive: Receive) -> Message:
-        """The body in one message, or the news that the client has gone.
+        """Return the body as one message, or the disconnect message.
 
-        Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError; then nothing is kept.
+        Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError, and frees the body.
         """
         try:
             async with self._timeout:
@@ -86,7 +84,7 @@ class Arrival:
             self._budget.arrived(self)
 
     def give_way(self) -> None:
-        """It is not waited for any longer; its room is free at once."""
+        """Evict this body."""
         self._gave_way = True
         self._gathered = io.BytesIO()
         if not self._timeout.expired():
@@ -105,9 +103,9 @@ class Arrival:
 
 
 class BodyBudget:
-    """What all bodies may hold together. When it is used up, whoever needs more waits for a moment, until others are
-    done with; then the bodies that have been arriving for longest give way, first those of who holds most. Who holds
-    little finds some room beyond. None of it is more than the process has memory for. Called on the loop.
+    """Budget for all bodies, bounded by available memory. Use on the event loop only.
+
+    When it is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted, largest holder first.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES, available: Callable[[], int] = available_bytes) -> None:
@@ -121,12 +119,13 @@ class BodyBudget:
         self._changed = asyncio.Event()
 
     async def hold(self, arrival: Arrival, size: int) -> None:
-        """Room for `size` bytes in all. Raises BodyGaveWayError if it is this one that gives way."""
+        """Reserve `size` bytes in total. Raise BodyGaveWayError if evicted."""
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
         if not self._has_room(arrival, size):
-            async with self._line:  # one at a time looks for room, so that a crowd costs no square of itself
+            # One at a time: with every waiter scanning all bodies, the cost would be quadratic.
+            async with self._line:
                 while not self._has_room(arrival, size):
                     await self._make_room(arrival)
         self.free -= size - arrival.held
@@ -135,7 +134,7 @@ class BodyBudget:
         arrival.held = size
 
     def most_of_one(self) -> int:
-        """How large one body may be by the memory that there is, were there no others."""
+        """Return the largest body that memory would allow without others."""
         return FREE_BYTES + max(0, self._room_in_memory() + self._held.total())
 
     def _has_room(self, arrival: Arrival, size: int) -> bool:
@@ -150,12 +149,12 @@ class BodyBudget:
         return self._memory
 
     def arrived(self, arrival: Arrival) -> None:
-        """It is whole, or is not waited for any longer: from here on it cannot give way."""
+        """Mark a body as complete; it can no longer be evicted."""
         self._arriving.pop(arrival, None)
         self._tell()
 
     def release(self, arrival: Arrival) -> None:
-        """Nobody needs it any more."""
+        """Free a body's room."""
         self._arriving.pop(arrival, None)
         self.free += arrival.held
         self._held[arrival.holder] -= arrival.held
@@ -168,7 +167,7 @@ class BodyBudget:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
-            leaves = max(late, key=lambda each: self._held[each.holder])  # of equals the first: the oldest
+            leaves = max(late, key=lambda each: self._held[each.holder])  # among equals the first, so the oldest
             leaves.give_way()
             if leaves is arrival:
                 raise BodyGaveWayError

@@ -1,4 +1,4 @@
-"""One client's connection: how long it may keep us waiting, and what is held for it. uvicorn waits for ever."""
+"""HTTP connection with header and send timeouts, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger = logging.getLogger("notso.web.connections")
 
 HEADER_SECONDS = 10.0
 MAX_BYTES_AHEAD = 16 * 1024
-"""Of further requests, sent while one is answered. Browsers and client libraries send none."""
+"""Limit for pipelined requests. Browsers and client libraries do not pipeline."""
 
 LANE_SECONDS = 1.0
 MAX_UNSENT_BYTES = 64 * 1024
-"""That the system holds beyond what is on its way: enough that a fast reader never waits for us."""
+"""Limit of unsent bytes in the kernel, high enough that a fast reader never waits."""
 
 READ_BYTES = 64 * 1024
-"""Taken from a connection in one go, a quarter of what asyncio takes: so much is held of a body that nobody reads yet,
-and so long does one of a hundred that send at once keep the loop from the others."""
+"""Bytes per read, a quarter of asyncio's default. Bounds what is held of an unread body, and how long one of many
+simultaneous senders occupies the loop."""
 
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"
@@ -42,15 +42,13 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """The connection a request came by; None once it has ended, or where another server runs the application."""
+    """Return a request's connection. None if it has ended or another server runs the application."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
 
 class Lane:
-    """Where requests wait that were sent ahead of an earlier one's answer: they are begun one at a time, whoever sends
-    them, so that no crowd of them comes before who asks and then reads. One that takes long lets the next begin.
-    """
+    """Queue of pipelined requests, started one at a time so that they do not delay ordinary ones."""
 
     def __init__(self) -> None:
         self._waiting: deque[ClientConnection] = deque()
@@ -58,12 +56,12 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self, connection: ClientConnection) -> None:
-        """Its `answer_next` is called when its turn has come."""
+        """Queue a connection; its `answer_next` is called in turn."""
         self._waiting.append(connection)
         self._go_on()
 
     def leave(self, connection: ClientConnection) -> None:
-        """Its request is answered, its reader takes nothing, or it is gone."""
+        """End a connection's turn."""
         if self._timer is not None and connection is self._at_work:
             self._timer.cancel()
             self._at_work = self._timer = None
@@ -74,16 +72,17 @@ class Lane:
             connection = self._waiting.popleft()
             if not connection.gone:
                 self._at_work = connection
+                # A request that takes longer lets the next one start.
                 self._timer = connection.loop.call_later(LANE_SECONDS, self.leave, connection)
                 connection.loop.call_soon(connection.answer_next)
 
 
 class ClientConnection(H11Protocol):
-    """uvicorn's protocol with two clocks, and a place at the door.
+    """uvicorn's protocol with two timeouts and a connection limit.
 
-    One runs from the connection, or from the first byte of a later request, until the headers are whole; bytes that
-    trickle in do not set it back. The other runs while anything written has not been taken, also after the end of the
-    response and while the connection is being closed; when it is over, the connection is cut and what it held is gone.
+    The header timeout runs from the connection, or from the first byte of a later request, until the headers are
+    complete; trickling bytes do not reset it. The send timeout runs while written data has not been read, also after
+    the response and during closing; then the connection is cut and its buffers are freed.
     """
 
     def __init__(
@@ -104,13 +103,13 @@ class ClientConnection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._has_sent_ahead = False
+        # Monotonic time since which the client reads nothing; None while it reads.
         self.unread_since: float | None = None
-        """When the client stopped taking what is written to it, by the monotonic clock; None while it takes all."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
-        transport.set_write_buffer_limits(high=0)  # so that whatever is not taken is heard of
+        transport.set_write_buffer_limits(high=0)  # so that any unread byte calls pause_writing
         self._bound_what_the_system_holds()
         if not self._door.enter(self, self.client[0] if self.client else ""):
             transport.write(REFUSAL)
@@ -127,7 +126,7 @@ class ClientConnection(H11Protocol):
             self._start_header_timer()
         else:
             self._stop_header_timer()
-            self._door.serves(self)  # if more of a body is to come, it waits from now on
+            self._door.serves(self)  # _note_turn reverts this if more of a body is to come
         self._note_turn()
 
     def on_response_complete(self) -> None:
@@ -135,17 +134,17 @@ class ClientConnection(H11Protocol):
         if self.gone or not self.conn.trailing_data[0]:
             super().on_response_complete()
         elif self.flow.write_paused:
-            self._has_sent_ahead = True  # no work is begun for who has not taken what was done
+            self._has_sent_ahead = True  # no new work for a client that has not read the last response
         else:
             self._lane.join(self)
         self._note_turn()
 
     def answer_next(self) -> None:
-        """Go on with the request that came while the one before it was answered."""
+        """Start the next pipelined request."""
         if not self.gone:
             super().on_response_complete()
             self._note_turn()
-        if self._waits_for_headers():  # only a part of it is there
+        if self._waits_for_headers():  # only part of it has arrived
             self._lane.leave(self)
 
     def pause_writing(self) -> None:
@@ -166,29 +165,28 @@ class ClientConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_send_timer()
-        self._unset_keepalive_if_required()  # uvicorn leaves it where the client was cut off
+        self._unset_keepalive_if_required()  # uvicorn leaves the timer running when the client is cut off
         self._door.leave(self)
         self._lane.leave(self)
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Cut the connection off. What was not taken is forgotten, by the system too."""
+        """Reset the connection; unread data is discarded, also by the kernel."""
         self._door.leave(self)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
 
     def _bound_what_the_system_holds(self) -> None:
-        """It takes megabytes for a client before we notice that they are not read, and tries for a quarter of an hour
-        to deliver what one that is gone will never take. Where it can be told, it is."""
+        # By default the kernel buffers megabytes before unread data is noticed, and tries for a quarter of an hour to
+        # deliver data to a client that is gone.
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            later_ms = int(2000 * self._send_seconds)  # than our own clock, which tells the client
+            later_ms = int(2000 * self._send_seconds)  # later than the send timeout, which notifies the client
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, later_ms)
 
     @property
     def gone(self) -> bool:
-        """Whether nothing more reaches the client."""
         return self.transport.is_closing()
 
     @property
@@ -196,14 +194,14 @@ class ClientConnection(H11Protocol):
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def _note_turn(self) -> None:
-        """Tell the door whose turn it is: the client's to send or to take something, or ours."""
+        # The door evicts only connections that wait for the client.
         if self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body:
             self._door.waits(self)
         else:
             self._door.serves(self)
 
     def _waits_for_headers(self) -> bool:
-        """Whether no request is being answered: uvicorn makes a cycle as soon as the headers are whole."""
+        # uvicorn creates a cycle once the headers are complete.
         return self.cycle is None or self.cycle.response_complete
 
     def _start_header_timer(self) -> None:

@@ -1,4 +1,4 @@
-"""Where connections come in: how many there may be, and who gives way when there is no more room."""
+"""Connection limiter: accepts connections, and evicts idle ones when full."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from typing import Protocol
 logger = logging.getLogger("notso.web.connections")
 
 MAX_CONNECTIONS = 1024
-"""Far more than people and programs of one machine's model need; what each can hold, some 100 KiB, is bearable."""
+"""Far above the need of one machine's model; a connection holds some 100 KiB."""
 RESERVED_DESCRIPTORS = 128
-"""For the database, its readers, model and cache files, downloads, tools' processes, and who is being let in."""
+"""For the database, its readers, model and cache files, downloads, tool processes, and connections being accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
-"""Of all connections. Behind a proxy, and on loopback, everybody has the same address: so it is most of them."""
-BACKLOG = 1024  # connections the system keeps for us until they are accepted
-COMING_IN_AT_ONCE = 32  # so that who is in comes to a word between, and none gives way before it could say one
+"""Maximum share of one address. It is large because behind a proxy, and on loopback, all clients share one."""
+BACKLOG = 1024  # connections the kernel queues until they are accepted
+COMING_IN_AT_ONCE = 32  # small, so that accepted connections are read in between and not evicted before they could send
 RETRY_SECONDS = 0.002
-"""How long who was let in has to say a word before half of those that said none give way. The shorter, the sooner come
-those outside: at 10 ms a visitor waited 500 ms behind 400 that say nothing. At 2 ms who sends 5 ms late is heard."""
-EPISODE_SECONDS = 60.0  # trouble with accepting is told once in so long
+"""Time for accepted connections to send before half of the silent ones are evicted. Shorter admits waiting clients
+sooner: at 10 ms a client waited 500 ms behind 400 silent ones. At 2 ms, one that sends after 5 ms is still served."""
+EPISODE_SECONDS = 60.0  # interval of warnings about failing accepts
 
 
 class Caller(Protocol):
-    """A connection, as the door sees it."""
+    """Connection as seen by the limiter."""
 
     def drop(self) -> None:
-        """End it now. It leaves."""
+        """Close the connection at once."""
 
 
 class Door:
-    """Accepts connections and counts them, in all and by address. Everything here runs on the event loop.
+    """Accepts and counts connections, in total and per address. Use on the event loop only.
 
-    Where there is no room for one more, the one whose client has kept us waiting longest gives way: for its headers,
-    its next request, its body, or for taking what was sent. One that waits for us is never cut off for another.
+    When full, it evicts the connection that has waited longest for its client: for headers, the next request, a body,
+    or reading. A connection that waits for the server is never evicted.
     """
 
     def __init__(self, most: int) -> None:
@@ -48,7 +48,7 @@ class Door:
         self._coming_at_once = min(COMING_IN_AT_ONCE, max(1, most // 4))
         self._inside: dict[Caller, str] = {}
         self._by_address: Counter[str] = Counter()
-        self._waiting: dict[Caller, None] = {}  # who keeps us waiting, longest first
+        self._waiting: dict[Caller, None] = {}  # connections that wait for their client, longest first
         self._listeners: Sequence[socket.socket] = ()
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._coming: set[asyncio.Task[object]] = set()
@@ -58,7 +58,7 @@ class Door:
         return len(self._inside)
 
     def enter(self, caller: Caller, host: str) -> bool:
-        """One more connection, which keeps us waiting at first. False: there is no room, and nobody gives way."""
+        """Admit a connection; False if none can be evicted for it."""
         address = network_of(host)
         crowded = self._by_address[address] >= self._most_of_one
         if (crowded or len(self._inside) >= self._most) and not self.make_room(address if crowded else None):
@@ -69,7 +69,7 @@ class Door:
         return True
 
     def make_room(self, address: str | None = None) -> bool:
-        """Whether one connection, of this address if one is named, has given way."""
+        """Evict one connection (of `address` if given); return whether one was found."""
         for caller in self._waiting:
             if address is None or self._inside[caller] == address:
                 caller.drop()
@@ -78,7 +78,7 @@ class Door:
         return False
 
     def leave(self, caller: Caller) -> None:
-        """It has ended, or is about to. Who has left already may leave again."""
+        """Remove a connection. Idempotent."""
         self._waiting.pop(caller, None)
         address = self._inside.pop(caller, None)
         if address is not None:
@@ -87,16 +87,16 @@ class Door:
                 del self._by_address[address]
 
     def waits(self, caller: Caller) -> None:
-        """Its client keeps us waiting, from now on or already."""
+        """Note that a connection waits for its client."""
         if caller in self._inside:
             self._waiting.setdefault(caller)
 
     def serves(self, caller: Caller) -> None:
-        """Its client waits for us."""
+        """Note that a connection waits for the server."""
         self._waiting.pop(caller, None)
 
     def open(self, listeners: Sequence[socket.socket], make: Callable[[], asyncio.Protocol]) -> None:
-        """Accept connections; `make` makes the protocol of each."""
+        """Accept connections with the protocol factory `make`."""
         self._listeners, self._make = listeners, make
         for listener in listeners:
             listener.setblocking(False)
@@ -104,7 +104,6 @@ class Door:
             self._watch(listener)
 
     def close(self) -> None:
-        """Accept no more."""
         for listener in self._listeners:
             if listener.fileno() >= 0:
                 asyncio.get_running_loop().remove_reader(listener)
@@ -121,9 +120,10 @@ class Door:
                 client, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor is left, or no memory
+            except OSError as error:  # out of descriptors or memory
                 self._tell_trouble(error)
-                for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):  # not who came just now
+                # At most half of the waiting ones: connections accepted just now get time to send.
+                for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):
                     self.make_room()
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_SECONDS, self._watch, listener)
@@ -146,8 +146,7 @@ class Door:
 
 
 def room_for_connections() -> int:
-    """How many connections there may be, by the descriptors this process may have; it takes as many as it is allowed
-    to and needs."""
+    """Return the connection limit, raising the limit of descriptors as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + RESERVED_DESCRIPTORS
     if 0 <= soft < wanted:
@@ -159,10 +158,10 @@ def room_for_connections() -> int:
 
 
 def network_of(host: str) -> str:
-    """Whom an address stands for: one household has a whole IPv6 network of addresses, so of those it is the first
-    half. "" where it is no address."""
+    """Return the network that an address counts for ('' if invalid)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
+    # A household has an IPv6 /64.
     return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else host

@@ -1,6 +1,6 @@
-"""What every answer to a program has: an id of its request, and errors as the OpenAI API writes them.
+"""Request ids, and translation of plain-text errors to JSON.
 
-The layers inside refuse in plain words, for whoever comes; here those become JSON for programs.
+The inner layers reject requests as plain text; this layer converts that to the error format of the API.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATHS = frozenset(
         "/openapi.json",
     }
 )
-"""Addresses for programs outside of it, where llama-server and vLLM have them."""
+"""API paths outside of the prefixes, as in llama-server and vLLM."""
 
 _CODES = {
     401: "invalid_api_key",
@@ -52,7 +52,7 @@ _CODES = {
 
 
 class ApiEdge:
-    """A pure ASGI layer, outside of those that refuse."""
+    """ASGI layer around those that reject requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,7 +62,7 @@ class ApiEdge:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{secrets.token_hex(12)}"
-        started: Message | None = None  # a refusal whose words are still to come
+        started: Message | None = None  # held back until the body of a plain-text error arrives
         said = b""
 
         async def send_as_api(message: Message) -> None:
@@ -70,7 +70,7 @@ class ApiEdge:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 if scope["path"].startswith("/v1/messages"):
-                    MutableHeaders(scope=message)["request-id"] = request_id  # as Anthropic's client looks for it
+                    MutableHeaders(scope=message)["request-id"] = request_id  # read by Anthropic's client
                 if message["status"] >= 400 and _is_plain(message):
                     started = message
                     return
@@ -87,12 +87,11 @@ class ApiEdge:
 
 
 def is_api(scope: Scope) -> bool:
-    """Whether a program asks, by the raw path."""
     return is_api_path(scope["path"])
 
 
 def is_api_path(path: str) -> bool:
-    """Whether that address is for programs."""
+    """Whether a path belongs to an API."""
     return f"{path}/".startswith(PREFIXES) or path in PATHS
 
 

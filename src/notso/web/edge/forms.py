@@ -1,4 +1,4 @@
-"""Reading forms: urlencoded only, strict about bytes, never on the event loop."""
+"""Form parsing: urlencoded only, strictly validated, off the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """The fields of a form, at most so many. Raises Problem: 415 for another content type, 400 for what is not text."""
+    """Return at most `most` form fields. Raise Problem: 415 for another type, 400 if malformed."""
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
@@ -26,7 +26,7 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
 
 
 def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """The fields of a form's body. Raises Problem (400)."""
+    """Parse a form's body. Raise Problem (400)."""
     if body.count(b"&") >= most or not body.isascii():
         raise Problem(400, words["error_form"])
     fields: dict[str, str] = {}
@@ -39,11 +39,11 @@ def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:
 
 
 def _text(quoted: bytes) -> str:
-    """Decoded piece by piece: the library takes a list entry for each escape, which would be many times the body."""
+    # Piece by piece: unquote_to_bytes takes a list entry per escape, many times the size of the body.
     pieces, at = [], 0
     while at < len(quoted):
         end = at + PIECE_BYTES
-        split = quoted.find(b"%", end - 2, end)  # an escape stays whole
+        split = quoted.find(b"%", end - 2, end)  # do not split an escape
         end = split if split > at else end
         pieces.append(unquote_to_bytes(quoted[at:end].replace(b"+", b" ")))
         at = end

@@ -1,4 +1,4 @@
-"""How much a client may send and how long it may keep us waiting: pure ASGI layers."""
+"""Limits on request size, response size and time, as ASGI layers."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ LARGER_BODIES = {
     "/import": 16 * 1024 * 1024,
     **{f"/engine/v1/{name}": 16 * 1024 * 1024 for name in ("submit", "prepare", "call")},  # whole conversations
 }
-"""Exact paths."""
+"""Limits by exact path."""
 BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024  # with the request line
 PIECE_BYTES = 64 * 1024
-"""Of a response, handed to the system at once: what a reader must take within the send time limit."""
+"""Bytes of a response per write: what a reader must take within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of all responses that are on their way in pieces: room for any page, and for a few exports of everything."""
-RETRY_SECONDS = 5  # told to who finds no room: by then the bodies that wait now have given way
+"""Limit of all responses being sent in pieces: enough for any page and a few full exports."""
+RETRY_SECONDS = 5  # Retry-After when out of room: the bodies waiting now are evicted by then
 
 
 class RequestLimits:
-    """431 for headers, 413 for a body, 415 for a packed one, 408 for one that does not arrive, 503 for one that finds
-    no room among those of others.
+    """Rejects oversized headers (431), oversized (413), compressed (415) or slow bodies (408), and those without room
+    (503).
 
-    Bytes are counted as they come, whatever is claimed, and the application gets them in one piece. A body counts until
-    its answer begins.
+    Received bytes count, whatever Content-Length claims. A body counts until its response begins.
     """
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
@@ -63,7 +62,7 @@ class RequestLimits:
 
         async def receive_whole() -> Message:
             nonlocal whole
-            if whole:  # what comes now is only the news that the client has gone
+            if whole:  # only the disconnect can follow
                 return await receive()
             whole = True
             caller = scope.get("state", {}).get("caller")
@@ -87,7 +86,7 @@ class RequestLimits:
         except BodyGaveWayError:
             text = "Too much is being sent to this server at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
-            if limit > MAX_BODY_BYTES:  # what is left of a smaller one is read, so that its sender can hear of this
+            if limit > MAX_BODY_BYTES:  # the rest of a smaller body is read, so that its sender sees the response
                 answer.headers["Connection"] = "close"
         finally:
             self._budget.release(arrival)
@@ -96,10 +95,10 @@ class RequestLimits:
 
 
 class InPieces:
-    """Hands a large body on in pieces, each when the one before it was taken, and bounds what all of them hold.
+    """Sends large bodies in pieces and bounds their total.
 
-    Past the bound those go whose readers have taken nothing for longest. A reader that takes what comes is never cut
-    off, whatever there is; how long one may take nothing at all is the connection's business.
+    Past the bound, connections that have not read for longest are dropped; one that keeps reading never is. The
+    connection's send timeout bounds a single stall.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -119,7 +118,7 @@ class InPieces:
                     more = message.get("more_body", False) or start + PIECE_BYTES < len(body)
                     self._keep_within()
                     await send({**message, "body": body[start : start + PIECE_BYTES], "more_body": more})
-                    await asyncio.sleep(0)  # a fast reader's body does not keep the others waiting
+                    await asyncio.sleep(0)  # a fast reader must not starve the others
             finally:
                 self._held.pop(connection, None)
 
@@ -136,7 +135,7 @@ class InPieces:
 
 
 class StrictHttp:
-    """Refuses what could be read in two ways, and closes the connection: nothing that follows on it is believed."""
+    """Rejects ambiguous requests and closes the connection, as its further bytes cannot be trusted."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -176,8 +175,8 @@ def _body_limit(scope: Scope) -> int:
 
 
 def _claimed_bytes(scope: Scope) -> int:
-    """The length a request claims; the largest there is for one that does not say."""
     lengths = header_values(scope, b"content-length")
+    # Chunked bodies count as the largest allowed.
     return int(lengths[0]) if lengths else (MAX_BODY_BYTES if header_values(scope, b"transfer-encoding") else 0)
 
 

@@ -1,4 +1,4 @@
-"""What clients can bring about as often as they like is logged a few times, then counted."""
+"""Log throttling: repeated records are counted instead of written."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 MOST = 20
 WINDOW_SECONDS = 60.0
-"""Twenty lines or tracebacks of one kind a minute show what is the matter; a log without end fills the disk."""
+"""Twenty records of a kind per minute suffice for diagnosis; unbounded logs fill the disk."""
 MAX_KINDS = 256
 CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
-"""Loggers, with those below them: nearly everything that is logged while a server runs follows from a request."""
+"""Loggers, with their children, that log in response to client requests."""
 
 
 class LogPace(logging.Filter):
-    """Lets so many records of one kind pass within a window; the first of the next says how many were left out."""
+    """Passes MOST records of a kind per window; the next window's first record has the number omitted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
+        # kind -> window start, count
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> when its window began, how many since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is written."""
         if record.name.split(".", 1)[0] not in CAUSED_BY_CLIENTS:
             return True
         now, kind = self._clock(), (record.name, str(record.msg))
@@ -39,8 +39,8 @@ class LogPace(logging.Filter):
 
 
 def pace_logs() -> None:
-    """Pace what these loggers, and those below them, write in this process. A filter of a logger does not see the
-    records of those below it, so the handlers have it."""
+    """Throttle these loggers and their children."""
+    # A logger's filter does not apply to records of its children, so the handlers get it.
     for name in ("", *CAUSED_BY_CLIENTS):
         for handler in logging.getLogger(name).handlers:
             if not any(isinstance(each, LogPace) for each in handler.filters):

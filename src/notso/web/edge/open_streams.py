@@ -1,4 +1,4 @@
-"""How many event streams each owner holds open, so that one cannot take them all."""
+"""Limit of open event streams per owner."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from notso.web.values.wording import words
 
 
 class OpenStreams:
-    """Counts streams by owner. Everything here runs on the event loop."""
+    """Counts streams by owner. Use on the event loop only."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: Counter[str] = Counter()
 
     def full(self, owner: str) -> bool:
-        """Whether the owner has as many as allowed."""
         return self._open[owner] >= self._most
 
     def opened(self, owner: str) -> None:
-        """One more. Raises Problem (429) where that would be one too many."""
+        """Count a stream. Raise Problem (429) at the limit."""
         if self.full(owner):
             raise Problem(429, words["error_streams"], retry_after_seconds=5)
         self._open[owner] += 1
 
     def closed(self, owner: str) -> None:
-        """One fewer."""
         self._open[owner] -= 1
         if self._open[owner] <= 0:
             del self._open[owner]
 
 
 class CountedStream(EventSourceResponse):
-    """A stream of events that counts from when it is made, before its first byte, until its reader is gone.
+    """Event stream counted from construction until the reader disconnects.
 
-    Raises Problem (429).
+    Raises Problem (429) at the limit.
     """
 
     def __init__(self, streams: OpenStreams, owner: str, events: AsyncIterator[bytes]) -> None:

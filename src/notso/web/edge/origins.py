@@ -1,4 +1,4 @@
-"""Pages of other origins that an operator lets use the API: by rule, never with a cookie, never the chat pages."""
+"""Cross-origin access to the API by operator's rule; never with cookies, never to the chat pages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from notso.web.edge.errors import is_api
 from notso.web.values.origin_rules import OriginRules
 
 ALLOWED = "notso.allowed_origin"
-"""Set in the scope of a request that a page of an allowed origin sends to the API."""
+"""Scope key of API requests from an allowed origin."""
 PREFLIGHT_SECONDS = 600
 _METHODS = "GET, POST, DELETE"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
 
 
 class CrossOriginAccess:
-    """Answers preflights of allowed origins, and lets their pages read the API's answers.
+    """Answers preflights of allowed origins and adds CORS headers.
 
-    Nothing is said of credentials, so that no browser shows such a page an answer to a request with a cookie; and a
-    cookie that comes nevertheless is not looked at. A program's key goes into a header.
+    Credentials are never allowed, so that browsers withhold responses to requests with cookies. API keys travel in a
+    header.
     """
 
     def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
@@ -45,11 +45,11 @@ class CrossOriginAccess:
                 MutableHeaders(scope=message).update(_readable_by(origin) | {"access-control-expose-headers": "*"})
             await send(message)
 
+        # A cookie sent nevertheless is dropped.
         headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
         await self._app({**scope, "headers": headers, ALLOWED: True}, receive, send_readable)
 
     def _allowed(self, scope: Scope) -> str | None:
-        """The one origin that the request names, if a rule allows it."""
         origins = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == b"origin"]
         return origins[0] if len(origins) == 1 and self._rules.allow(origins[0]) else None
 

@@ -1,4 +1,4 @@
-"""How many requests of programs one address may send in a minute: a pure ASGI layer around the `limits` library."""
+"""Request rate limit per address, an ASGI layer around the `limits` library."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from notso.web.edge.errors import is_api
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
-CLOCK_JUMP_SECONDS = 5  # set further than that, and counting begins anew: set back an hour, a minute would last as long
-ELSEWHERE = "elsewhere"  # what all addresses beyond those share
+CLOCK_JUMP_SECONDS = 5  # resets the counters: after setting the clock back an hour, a window would last that long
+ELSEWHERE = "elsewhere"  # shared by all addresses beyond MAX_ADDRESSES
 REQUESTS, WRONG_KEYS = "requests", "wrong keys"
 
 
 class Counters(Protocol):
-    """Counts what one address does within a minute."""
+    """Counters per address within one minute."""
 
     async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        """Whether one more would be within the limit."""
+        """Whether one more is within the limit."""
 
     async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        """Count one more where that is within the limit; whether it was."""
+        """Count one more if within the limit; return whether it was."""
 
     async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
-        """When the oldest that counts will be a minute old: seconds of the wall clock."""
+        """Return the wall-clock time in seconds when the oldest entry expires."""
 
 
 class OwnCounters:
-    """Of this process alone, in its memory."""
+    """Counters in this process's memory."""
 
     def __init__(self) -> None:
         self._storage = MemoryStorage()
@@ -62,11 +62,7 @@ class OwnCounters:
 
 
 class RateLimit:
-    """429 for more than `per_minute` POSTs to the API and sign-ins, with or without a key, from one address within any
-    minute; 0 is no limit. `Retry-After` is when the oldest of them is a minute old. What a person does at the page,
-    reading, and stopping an answer are never refused; but who has shown as many wrong keys within a minute is, whatever
-    the request that shows one more, so that none is found by trying. `counters` may be shared with other servers.
-    """
+    """Limits API POSTs and sign-ins to `per_minute` per address, with 429; 0 disables it."""
 
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
         self._app = app
@@ -78,6 +74,8 @@ class RateLimit:
         if limit is None or not (_counts(scope) or _shows_key(scope)):
             await self._app(scope, receive, send)
             return
+        # Pages, GET requests and stopping an answer are not limited. An address that sent too many invalid keys within
+        # a minute is rejected whenever it sends a key, which prevents guessing.
         who = network_of((scope.get("client") or ("",))[0]) or ELSEWHERE
         if _shows_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
             await (await self._refuse(limit, WRONG_KEYS, who))(scope, receive, send)
@@ -96,12 +94,12 @@ class RateLimit:
 
 
 def _ahead() -> float:
-    """The time of day, by which the library counts, against a clock that nobody sets."""
+    # `limits` counts by the wall clock; a change of this difference means that the clock was set.
     return time.time() - time.monotonic()
 
 
 def _counts(scope: Scope) -> bool:
-    if scope["path"].startswith("/login/"):  # the way to a provider and back, which is asked and told of it
+    if scope["path"].startswith("/login/"):  # each contacts the sign-in provider
         return True
     return scope["method"] == "POST" and (is_api(scope) or scope["path"] == "/login")
 

@@ -1,7 +1,7 @@
-"""Who may speak to this server: pure ASGI layers that look at a request before any route does.
+"""Host and cross-site checks and security headers, as ASGI layers.
 
-They decide by the raw `Host` header and `scope["path"]`, never by a URL put together from both: a slash or question
-mark in `Host` once made the two differ and opened guarded routes elsewhere.
+They use the raw `Host` header and `scope["path"]`, never a URL built from both: a slash or question mark in `Host`
+makes the two differ, which has opened guarded routes in other servers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from notso.web.edge.origins import ALLOWED
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COSTLY_READS = frozenset({"/backup", "/export", "/search"})
-"""Change nothing, but read all there is: no other site's page may set them off."""
+"""Safe methods with high cost; pages of other sites may not trigger them."""
 
 _HOST = re.compile(r"(\[[0-9a-f]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
 class HostGuard:
-    """421 unless `Host` names this server; that is what stops DNS rebinding."""
+    """421 unless `Host` names this server, against DNS rebinding."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         self._app = app
@@ -43,8 +43,7 @@ class HostGuard:
 
 
 class CrossSiteGuard:
-    """403 for a change asked for by another site's page, unless its origin is allowed. A program sends neither header:
-    the key decides there."""
+    """403 for changes by other sites' pages, unless the origin is allowed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,13 +64,14 @@ class CrossSiteGuard:
             return all(value in ("same-origin", "none") for value in fetch_site)
         origins = header_values(scope, b"origin")
         if not origins:
+            # A program sends neither header; its key decides.
             return True
         host = header_values(scope, b"host")[0].lower()
         return len(origins) == 1 and _origin_host(origins[0]) == host
 
 
 class SecurityHeaders:
-    """Adds the policy every answer carries, and makes the nonce that the page's own scripts and controls show."""
+    """Adds security headers and the nonce for the page's scripts."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,7 +99,7 @@ class SecurityHeaders:
 
 
 def content_security_policy(nonce: str) -> str:
-    """What a page of ours may load: itself, and nothing else."""
+    """Return the policy of a page: own resources only."""
     return (
         f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self'; img-src 'self'; font-src 'self'; "
         "connect-src 'self'; manifest-src 'self'; frame-src 'self'; form-action 'self'; "
@@ -108,12 +108,12 @@ def content_security_policy(nonce: str) -> str:
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """All values of a header (lower-case name), in order."""
+    """Return all values of a header (lower-case name), in order."""
     return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
 
 
 def _origin_host(origin: str) -> str | None:
-    """Host and port of an http(s) origin as `Host` would spell them, or None."""
+    # Result is spelled as in `Host`.
     try:
         parts = urlsplit(origin)
     except ValueError:

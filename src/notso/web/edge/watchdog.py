@@ -1,10 +1,10 @@
-"""Ends a server whose event loop answers no more, so that whatever supervises it can start another.
+"""Watchdog process that ends a server with an unresponsive event loop, so that a supervisor can restart it.
 
-A thread of Python cannot do that: work that holds the interpreter's lock (a regular expression, a C library) stops all
-of them, and signal handlers with them. So a child process asks the loop once a second, over pipes, and counts its own
-wake-ups that brought no answer. While the server is stopped (SIGSTOP, a debugger, a suspended machine) nothing counts.
+A Python thread cannot do that: code that holds the GIL (a regular expression, a C library) blocks all threads and
+signal handlers. So a child process pings the loop every second over pipes and counts its own wake-ups without a reply.
+While the server is stopped (SIGSTOP, a debugger, a suspended machine) nothing counts.
 
-This file is also the child's program, started by its path: it imports nothing of this package, and little else.
+This file is also the child's program, started by path: it imports nothing from this package and little else.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 1.0
 MISSED_TICKS = 30
-"""So many wake-ups in a row without an answer are the end."""
+"""Consecutive wake-ups without a reply before the server is ended."""
 DUMP_SIGNAL = signal.SIGUSR2
-DUMP_TICKS = 2  # for the tracebacks to be written
-ABORT_TICKS = 5  # for the process to end: a core of gigabytes may be written
+DUMP_TICKS = 2  # time to write the tracebacks
+ABORT_TICKS = 5  # time for the process to end: the core file may have gigabytes
 
 
 class Watchdog:
-    """Watches one event loop, on which its methods are called, until it is stopped.
+    """Watches one event loop. Call its methods on that loop.
 
-    tick_s, most: see `MISSED_TICKS`. Where no process can be started the server goes on unwatched, and its log says so.
+    If no process can be started, the server runs unwatched and logs it.
     """
 
     _loop: AbstractEventLoop
@@ -43,7 +43,6 @@ class Watchdog:
         self._asks = self._answers = -1
 
     def start(self) -> None:
-        """Start watching the running loop."""
         import asyncio
         import faulthandler
 
@@ -63,7 +62,7 @@ class Watchdog:
         self._loop.add_reader(self._asks, self._answer)
 
     def stop(self) -> None:
-        """Stop watching. To be called before the loop ends: from then on nobody answers."""
+        """Stop watching. Call before the loop ends, which would otherwise count as silence."""
         child, self._child = self._child, None
         if child is not None:
             self._loop.remove_reader(self._asks)
@@ -75,7 +74,7 @@ class Watchdog:
             if os.read(self._asks, 4096):
                 os.write(self._answers, b".")
                 return
-        except BlockingIOError:  # it has plenty to read
+        except BlockingIOError:  # the child has enough unread replies
             return
         except OSError:
             pass
@@ -89,14 +88,14 @@ class Watchdog:
 
 
 class Silence:
-    """How many wake-ups in a row brought no answer."""
+    """Counts consecutive wake-ups without a reply."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._missed = 0
 
     def is_over(self, answered: bool, is_stopped: bool) -> bool:
-        """Count one wake-up; return whether it was one too many."""
+        """Count one wake-up; return whether the limit is exceeded."""
         if answered:
             self._missed = 0
         elif not is_stopped:
@@ -105,7 +104,7 @@ class Silence:
 
 
 def watch(process: int, tick_s: float, most: int) -> None:
-    """Ask over stdout and hear answers on stdin until the server is gone, or end it."""
+    """Ping over stdout and read replies on stdin until the server exits or is ended."""
     silence = Silence(most)
     while True:
         _say(b".")
@@ -127,19 +126,18 @@ def watch(process: int, tick_s: float, most: int) -> None:
 
 
 def _say(text: bytes) -> None:
-    with contextlib.suppress(BlockingIOError):  # it has plenty to read
+    with contextlib.suppress(BlockingIOError):  # the server has enough unread pings
         os.write(1, text)
 
 
 def _rest(tick_s: float) -> bool:
-    """Sleep for a tick; return whether the server is still there: its end of the pipe closes with it."""
+    # The server's end of the pipe closes with it.
     poll = select.poll()
-    poll.register(0, 0)  # of a hang-up it tells all the same
+    poll.register(0, 0)  # a hang-up is reported without any event requested
     return not poll.poll(1000 * tick_s)
 
 
 def _is_stopped(process: int) -> bool:
-    """Return whether the process is stopped or traced, as far as the system tells."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - Path() is slower to load
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -149,6 +147,6 @@ def _is_stopped(process: int) -> bool:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a supervisor tells the whole group; the server says when it is over
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # supervisors signal the whole group; the server ends this process
     os.set_blocking(1, False)
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""Work that takes a core for a while, or much memory: one piece at a time, in a thread of its own."""
+"""Queue for CPU- or memory-intensive work: one item at a time, in its own thread."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ from notso.web.values.wording import words
 T = TypeVar("T")
 
 LARGE_BYTES = 64 * 1024
-"""A body or a prompt beyond this waits in the line; what is smaller takes milliseconds, and waits for nothing."""
+"""Larger bodies and prompts are queued; smaller ones take milliseconds and run at once."""
 
 MOST_WAITING = 64
-"""What waits is a body each, and bodies have a budget of their own: this bounds those that count little there."""
+"""Limit of waiting items. Their bodies count in the body budget, except for small ones, which this bounds."""
 
 SMALL_THREADS = 4
-"""Of each line, for small work: where a thread is held for long, no other line's work waits for it."""
+"""Threads for small work, per queue, so that a blocked thread does not delay other queues."""
 
 RETRY_SECONDS = 5
 
 
 class WorkLine:
-    """Owners take turns; who finds too many waiting is refused. Called on the loop.
-
-    The memory that such work takes is given back when it is done: the C library would keep it.
-    """
+    """Fair queue between owners with a length limit. Use on the event loop only."""
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
         self._queue = FairQueue(name, at_once)
@@ -41,30 +38,30 @@ class WorkLine:
 
     @property
     def waiting(self) -> int:
-        """How much waits."""
         return sum(self._queue.waiting.values())
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Waits for this owner's turn. Raises Problem (429) where too many wait already."""
+        """Wait for the owner's turn. Raise Problem (429) if the queue is full."""
         if not has_room(self._queue.waiting, owner, self._most_waiting):
             raise Problem(429, words["error_line"], retry_after_seconds=RETRY_SECONDS)
         async with self._queue.turn(owner):
             yield
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Do it in the thread; within a turn."""
+        """Run in the queue's thread, within a turn."""
+        # The C library would keep the freed memory.
         return await self._queue.work(lambda: _then_give_back(work))
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Do it: in a turn of its own if it is of a large text, else at once in one of a few threads."""
+        """Run large work in a turn of its own, small work at once."""
         if size <= LARGE_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):
             return await self.work(work)
 
     def close(self) -> None:
-        """What has not begun is not done any more."""
+        """Cancel work that has not begun."""
         self._queue.close()
         self._small.shutdown(wait=False, cancel_futures=True)
 

@@ -1,1 +1,1 @@
-"""The engine as the web sees it: its host, its models, its figures."""
+"""Engine integration: hosting, models, quotas and metrics."""

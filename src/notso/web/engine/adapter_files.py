@@ -1,4 +1,4 @@
-"""The adapter files in the operator's folder, and a path within it and nowhere else."""
+"""Adapter files in the operator's folder, and path checks that confine access to it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A GGUF file or a folder of PEFT's, by its path within the operator's folder, and what it may be called."""
+    """An adapter in the operator's folder."""
 
-    path: str
+    path: str  # GGUF file or PEFT folder, relative to the operator's folder
     name: str
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """What looks like an adapter in the folder, not below. Takes time; none where it cannot be read."""
+    """List adapters directly in the folder; empty if unreadable. Blocks on the disk."""
     if folder is None:
         return []
     try:
@@ -35,13 +35,13 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
 
 
 def name_of(path: Path) -> str:
-    """A name that requests can use, made of a file's."""
+    """Derive a name usable in requests from an adapter's path."""
     stem = path.stem if path.suffix == ".gguf" else path.name
     return _NO_NAME.sub("-", stem).strip("._-")[:64] or "adapter"
 
 
 def within(folder: Path, name: str) -> Path | None:
-    """A path within the folder, whatever links there are; None where it leads out, or is no path."""
+    """Resolve a path within the folder; None if it leads outside, also through links."""
     try:
         root, path = folder.resolve(), (folder / name).resolve()
     except (OSError, ValueError):

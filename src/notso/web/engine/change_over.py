@@ -1,4 +1,4 @@
-"""From the demo to the model that was fetched, by itself: the demo answers until the other is loaded."""
+"""Automatic switch from the demo to a downloaded model once that is loaded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from notso.web.values.errors import NotsoError
 
 logger = logging.getLogger("notso.web.engine")
 
+# The download's end waits this long for a busy loop, so that it is not shown as done before its model is loading.
 PATIENCE_SECONDS = 10.0
-"""How long the end of a download waits for a busy loop, so that nobody sees it done before its model is on the way."""
 
 
 def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
-    """What is to be called, in any thread, when `file` has arrived. Made on the event loop.
+    """Return a thread-safe callback for the arrival of `file`. Call on the event loop.
 
-    A default that somebody chose stays, and so does the demo where the file cannot be loaded.
+    A default chosen by the user stays, as does the demo if the file cannot be loaded.
     """
     loop = asyncio.get_running_loop()
 
@@ -33,7 +33,7 @@ def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFil
     def arrived() -> None:
         chosen = _successor(host, registry, file)
         if chosen is not None:
-            with contextlib.suppress(RuntimeError, TimeoutError):  # the server ends
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the server is shutting down
                 asyncio.run_coroutine_threadsafe(begin(chosen), loop).result(PATIENCE_SECONDS)
 
     return arrived

@@ -1,7 +1,7 @@
-"""Fetching a model while the server runs: one at a time, in a thread, seen from any tab, stopped and resumed.
+"""Model downloads while the server runs: one at a time, in a thread, resumable.
 
-It belongs to the server: closing the tab changes nothing. What has arrived stays on the disk, so that a stop, a failure
-or a restart of the server costs nothing but the time.
+A download belongs to the server: closing a tab does not end it. Received data stays on disk, so that a stop, a failure
+or a restart loses nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("notso.web.models")
 
 Phase = Literal["checking", "downloading", "stopping", "stopped", "failed", "done"]
 
-RATE_SECONDS = 5.0  # the rate shown is that of so many last seconds
+RATE_SECONDS = 5.0  # window of the displayed rate
 _SAMPLE_SECONDS = 0.25
 
 Pull = Callable[..., object]
@@ -28,7 +28,7 @@ Pull = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A download at one moment. Sizes in bytes; `bytes_per_s` and `seconds_left` are None until they can be told."""
+    """Snapshot of a download. Sizes in bytes; unknown rates are None."""
 
     file: KnownFile
     phase: Phase
@@ -38,23 +38,21 @@ class Download:
 
     @property
     def active(self) -> bool:
-        """Whether something still goes on."""
         return self.phase in ("checking", "downloading", "stopping")
 
     @property
     def percent(self) -> int:
-        """How much of the file is here; 100 only when all of it is."""
         return 100 * self.done_bytes // self.file.size_bytes
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate of the last seconds."""
+        """Estimate at the current rate."""
         left = self.file.size_bytes - self.done_bytes
         return left / self.bytes_per_s if self.bytes_per_s else None
 
 
 class Downloads:
-    """Starts, shows and stops downloads. Everything may be called from any thread and returns at once."""
+    """Starts, shows and stops downloads. Thread-safe and non-blocking."""
 
     def __init__(self, pull: Pull = pull) -> None:
         self._pull = pull
@@ -65,13 +63,13 @@ class Downloads:
 
     @property
     def current(self) -> Download | None:
-        """The one that runs, or ended last."""
+        """The running download, or the last one."""
         return self._current
 
     def start(self, file: KnownFile, arrived: Callable[[], None] = lambda: None) -> bool:
-        """Begin, or go on where it stopped. False while another one runs. `arrived` is called in the download's thread,
-        before it is said to be done."""
+        """Start or resume a download; False while another one runs."""
         with self._lock:
+            # `arrived` runs in the download's thread, before the phase becomes "done".
             if self._current is not None and self._current.active:
                 return self._current.file == file
             self._current = Download(file, "checking")
@@ -82,26 +80,25 @@ class Downloads:
             return True
 
     def stop(self) -> None:
-        """Ask it to end; what has arrived is kept."""
+        """Request a stop; received data is kept."""
         with self._lock:
             if self._current is not None and self._current.active:
                 self._stop_requested.set()
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
-        """The server goes away. What does not end in time ends with the process; the file can stand that."""
+        """Stop for shutdown, waiting `seconds`."""
+        # A download that does not end in time ends with the process, which leaves a resumable file.
         self.stop()
         if self._thread is not None:
             self._thread.join(seconds)
 
 
 class _Stop(Exception):
-    """Leaves the transfer from within."""
+    """Aborts the transfer from its callbacks."""
 
 
 class _Run:
-    """One download, in its thread."""
-
     def __init__(
         self, downloads: Downloads, file: KnownFile, stop_requested: threading.Event, arrived: Callable[[], None]
     ) -> None:
@@ -138,7 +135,7 @@ class _Run:
         if self._samples and now - self._samples[-1][0] < _SAMPLE_SECONDS and done < total:
             return
         if what != "downloading" or (self._samples and done < self._samples[-1][1]):
-            self._samples.clear()  # bytes read from the disk, or sent again, say nothing of the network
+            self._samples.clear()  # rereading the disk or resending says nothing about the network's rate
         self._samples.append((now, done))
         while now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()

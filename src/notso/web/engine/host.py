@@ -1,4 +1,4 @@
-"""Where engines live on this floor: the default one and those that requests name, loaded, exchanged and unloaded."""
+"""Engine host: loads, switches and unloads the default model and models named in requests."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ logger = logging.getLogger("notso.web.engine")
 
 T = TypeVar("T")
 
-SUBMIT_THREADS = 2  # they render templates and tokenise
+SUBMIT_THREADS = 2  # for template rendering and tokenization
 FOR_EVER = -1.0
 OTHERS_STAY_SECONDS = 300.0
-"""A model that is not the default stays so long without requests, unless the operator or a request says otherwise."""
+"""Default idle time before a model other than the default is unloaded."""
 
 
 class EngineHost:
-    """Owns all engines. What is said of the default one may be read anywhere; the rest is called on the loop.
+    """Owns all engines. Use on the event loop, except for the default model's properties.
 
-    A request `take`s the model that it names and gives it back at its end; meanwhile it stays loaded. Models are loaded
-    and closed one after another: beside each other where memory was planned for that, else when the requests of
-    another have ended, in the order in which they were asked for. keep_alive_s: how long a model stays without
-    requests, negative: for ever; None: the default one for ever, others for five minutes.
+    A request `take`s its model, which keeps it loaded, and gives it back at its end.
     """
 
+    # keep_alive_s: idle seconds before unloading, negative: never; None: never for the default model,
+    # OTHERS_STAY_SECONDS for others.
     def __init__(self, source: EngineSource, keep_alive_s: float | None = None) -> None:
         self.default = ServedModel("", source)
         self._models = {"": self.default}
@@ -43,6 +42,8 @@ class EngineHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._submitters = ThreadPoolExecutor(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_changed: list[Callable[[], None]] = []
+        # Loads and unloads run one after another in the order requested. A model is loaded beside others if memory was
+        # planned for that, otherwise after the requests of another one have ended.
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -51,60 +52,55 @@ class EngineHost:
 
     @property
     def state(self) -> EngineState:
-        """Of the default model."""
         return self.default.state
 
     @property
     def info(self) -> ModelInfo | None:
-        """Of the default model, also while it is unloaded."""
+        """Default model's info, also while unloaded."""
         return self.default.info if self.default.state in ("ready", "unloaded") else None
 
     @property
     def failure(self) -> str:
-        """Why the default model could not be loaded."""
+        """Why the default model failed to load."""
         return self.default.failure
 
     @property
     def engine(self) -> ChatEngine | None:
-        """The default one, while it is loaded."""
         return self.default.engine
 
     def stats(self) -> EngineStats | None:
-        """The default engine's numbers at this moment, where there is one."""
         engine = self.engine
         return engine.stats() if engine is not None else None
 
     # ---- all of them
 
     def models(self) -> Iterator[ServedModel]:
-        """Every one that was asked for since the start."""
+        """All models requested since the start."""
         return iter(list(self._models.values()))
 
     @property
     def is_loading(self) -> bool:
-        """Whether any of them is on its way."""
         return any(each.state == "loading" for each in self.models())
 
     def loaded(self) -> list[ServedModel]:
-        """Those that occupy memory."""
         return [each for each in self.models() if each.engine is not None]
 
     async def clear_cache(self, owner: str, conversation: str) -> None:
-        """Remove what any of them has cached of a conversation, in memory and on disk."""
+        """Delete a conversation's cache in all engines, in memory and on disk."""
         for each in self.loaded():
             if each.engine is not None:
                 await asyncio.to_thread(each.engine.clear_cache, owner, conversation)
 
     def model(self, key: str | None) -> ServedModel:
-        """The one that a request's model stands for; None: the default, whichever that is now."""
+        """Return a model by key; None is the current default."""
         return self.default if key is None else self._models[key]
 
     def known(self, path: Path) -> ServedModel | None:
-        """The one of that resolved path, if there is one."""
+        """Return the model at a resolved path."""
         return next((each for each in self.models() if each.path == path), None)
 
     def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:
-        """The one of that resolved path; it is loaded when a request takes it."""
+        """Register the model at a resolved path; requests load it."""
         served = self.known(path)
         if served is None:
             served = self._models[str(path)] = ServedModel(str(path), load, load_beside, name, path)
@@ -114,12 +110,13 @@ class EngineHost:
     # ---- loading and taking
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to load the default engine."""
+        """Start loading the default engine."""
         self._loop = loop
         self.want(self.default)
 
     def switch(self, to: EngineSource | ServedModel) -> None:
-        """Make another the default. What runs goes on to its end; what waits for the default waits for the new one."""
+        """Make another model the default; running requests continue."""
+        # Requests waiting for the default then wait for the new one.
         old = self.default
         if isinstance(to, ServedModel):
             self.default = to
@@ -127,7 +124,7 @@ class EngineHost:
             key = f"switched {len(self._models)}"
             self.default = self._models[key] = ServedModel(key, to)
         if old.state == "loading" and old is not self.default:
-            old.state = "unloaded"  # who named it asks for it again
+            old.state = "unloaded"  # requests that name it load it again
         if self.default.state == "failed":
             self.default.state = "unloaded"
         self.want(self.default)
@@ -136,7 +133,7 @@ class EngineHost:
         self._tell()
 
     def switch_when_loaded(self, served: ServedModel) -> None:
-        """Make it the default once it is loaded. Where it cannot be, or another was chosen meanwhile, that stays."""
+        """Make a model the default once loaded, unless loading fails or the default changes meanwhile."""
         old = self.default
 
         def look() -> None:
@@ -145,27 +142,30 @@ class EngineHost:
             elif self.default is old and served.state == "ready":
                 self.switch(served)
             elif self.default is old:
-                self.want(old)  # it may have made room
+                self.want(old)  # it may have been unloaded to make room
 
         self.want(served)
         look()
 
     def want(self, served: ServedModel) -> None:
-        """Have it loaded, unless it is, or failed."""
+        """Load a model unless it is loaded or failed."""
         if served.state == "unloaded":
             served.state, served.failure = "loading", ""
             self._in_turn(lambda: self._load(served))
 
     def try_again(self, key: str | None) -> None:
-        """A model that failed may be tried once more: its file, or the memory, may be another by now. Not the default
-        that never was: a person is asked about that."""
+        """Allow another attempt to load a failed model."""
+        # Its file or free memory may have changed by now.
         served = self.model(key)
+        # Except for a default that never loaded: the user decides about that.
         if served.state == "failed" and (served is not self.default or served.info is not None):
             served.state = "unloaded"
 
     def take(self, key: str | None) -> ServedModel | None:
-        """Hold a model loaded for a request; None while it is being loaded: look again `when_changed`. Raises
-        ModelError where it cannot be loaded."""
+        """Hold a model for a request. None while it loads: retry on `when_changed`.
+
+        Raises ModelError if it cannot be loaded.
+        """
         served = self.model(key)
         if served.state in ("failed", "stopped"):
             raise ModelError(served.failure or "the server is stopping")
@@ -180,7 +180,7 @@ class EngineHost:
         return served
 
     def give_back(self, served: ServedModel) -> None:
-        """A request that took it has ended."""
+        """Release a model taken by a request."""
         served.users -= 1
         if not served.users:
             served.idle_since = self._now()
@@ -188,13 +188,12 @@ class EngineHost:
             self._tell()
 
     def keep(self, served: ServedModel, seconds: float) -> None:
-        """It stays so long after its last request, negative: for ever. Until the next request takes it, which says
-        otherwise or nothing."""
+        """Set the idle time until the next request, negative: unlimited."""
         served.keep_alive_s = seconds
         self._count_down(served)
 
     def stays_s(self, served: ServedModel) -> float:
-        """How long it stays without requests; negative: for ever."""
+        """Return the idle time before unloading; negative: unlimited."""
         if served.keep_alive_s is not None:
             return served.keep_alive_s
         if self._keep_alive_s is not None:
@@ -202,20 +201,20 @@ class EngineHost:
         return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
 
     async def settled(self) -> None:
-        """Return when the default model is known: it was loaded once, or could not be."""
+        """Wait until the default model was loaded once or failed."""
         while self.default.state == "loading" and self.default.info is None:
             await self._change()
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call it, once, when a model was loaded, closed, given back or failed."""
+        """Call once on the next load, unload, release or failure."""
         self._when_changed.append(callback)
 
     async def off_loop(self, work: Callable[[], None]) -> None:
-        """Run what asks the engine in one of a few threads of their own."""
+        """Run blocking engine calls in the submission threads."""
         await asyncio.get_running_loop().run_in_executor(self._submitters, work)
 
     def close(self) -> None:
-        """End all engines; `join` waits for them. What they were doing should have been stopped before."""
+        """Close all engines; stop their requests first. `join` waits for them."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"
@@ -229,7 +228,7 @@ class EngineHost:
         self._tell()
 
     def join(self, seconds: float) -> bool:
-        """Whether the engines ended in time. Called off the loop."""
+        """Wait for closing engines, off the loop. Return whether all ended in time."""
         for thread in list(self._threads):
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
@@ -250,7 +249,7 @@ class EngineHost:
         finally:
             for each in self.models():
                 each.leaving = False
-        if served.state != "loading":  # meanwhile another was asked for, or none
+        if served.state != "loading":  # superseded while loading
             if engine is not None:
                 await self._in_thread(engine.close)
         elif engine is None:
@@ -259,12 +258,12 @@ class EngineHost:
                 served.load.when_back(lambda: self._tell_back(served))
         else:
             served.opened(engine)
-            engine.when_lost(partial(self._tell_lost, served, served.loads))  # no engine refers to itself
+            engine.when_lost(partial(self._tell_lost, served, served.loads))  # avoids a reference cycle through engine
             self._count_down(served)
         self._tell()
 
     async def _loaded_engine(self, served: ServedModel) -> ChatEngine | None:
-        """Beside the others where that was planned for, else after as many of them were closed as need be."""
+        """Load beside other engines if planned, otherwise after closing some."""
         while served.state == "loading":
             others = [each for each in self.loaded() if each is not served]
             if not others:
@@ -279,12 +278,13 @@ class EngineHost:
         return None
 
     async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
-        """The one that was idle for longest, or the first whose requests have ended; until then they take no more."""
+        """Close the engine idle for longest, or the first that becomes idle."""
         while wanted.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._close(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
+            # Meanwhile none of them takes requests.
             for each in others:
                 each.leaving = True
             await self._change()
@@ -294,7 +294,7 @@ class EngineHost:
         if engine is not None:
             await self._in_thread(engine.close)
             del engine
-            await self._in_thread(_give_back)  # before anybody measures what there is
+            await self._in_thread(_give_back)  # before available memory is measured again
         self._tell()
 
     async def _unload(self, served: ServedModel) -> None:
@@ -303,21 +303,19 @@ class EngineHost:
             await self._close(served)
 
     def _tell_back(self, served: ServedModel) -> None:
-        """In a thread of the source's."""
         self._on_loop(lambda: self._back(served))
 
     def _back(self, served: ServedModel) -> None:
-        """What failed may be tried again."""
         if served.state == "failed":
             served.state = "unloaded"
             self.want(served)
 
     def _tell_lost(self, served: ServedModel, load: int) -> None:
-        """In the engine's thread."""
+        # Called in the engine's thread.
         self._on_loop(lambda: self._lost(served, load))
 
     def _lost(self, served: ServedModel, load: int) -> None:
-        """Its GPU failed: the same model is loaded again, by the CPU. Or it is elsewhere, and is asked for again."""
+        # After a GPU failure the model is reloaded on the CPU; a remote engine is connected again.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine answers no more; it is loaded again")
             self._in_turn(partial(self._in_thread, served.engine.close))
@@ -325,7 +323,6 @@ class EngineHost:
             self.want(served)
 
     def _count_down(self, served: ServedModel) -> None:
-        """To its end, where nobody uses it."""
         if served.expires is not None:
             served.expires.cancel()
             served.expires = None
@@ -365,11 +362,11 @@ class EngineHost:
             task.add_done_callback(self._tasks.discard)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """In a thread that keeps nobody from leaving: loading may take its time."""
+        # A daemon thread does not delay shutdown, as the executor's threads would.
         future: asyncio.Future[T] = cast(asyncio.AbstractEventLoop, self._loop).create_future()
 
         def done(result: T | None, error: BaseException | None) -> None:
-            if future.done():  # nobody waits any more
+            if future.done():  # canceled
                 _close_if_engine(result)
             elif error is not None:
                 future.set_exception(error)
@@ -395,7 +392,6 @@ class EngineHost:
         thread.start()
 
     def _on_loop(self, callback: Callable[[], None]) -> bool:
-        """False where the loop has ended."""
         try:
             cast(asyncio.AbstractEventLoop, self._loop).call_soon_threadsafe(callback)
         except RuntimeError:
@@ -405,7 +401,7 @@ class EngineHost:
 
 
 def _give_back() -> None:
-    """What nothing refers to any more, and what the C library keeps of it."""
+    # Engines may be in reference cycles, and the C library keeps freed memory.
     gc.collect()
     give_back_freed()
 

@@ -1,6 +1,7 @@
-"""Numbers for an operator, in Prometheus's text form: vLLM's names with our prefix, so that dashboards convert by it.
+"""Prometheus metrics under vLLM's names with prefix `notso`, and under llama.cpp's names, so that dashboards can be
+reused.
 
-Labels come from fixed sets only: no address, name or text of anybody's.
+Labels come from fixed sets only: no addresses, names or user text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,43 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import FinishReason, Usage, process_memory
 from notso.web.engine.host import EngineHost
-from notso.web.engine.llama_cpp_metrics import LlamaCppMetrics
+
+
+class LlamaCppMetrics(Collector):
+    """Engine statistics under llama.cpp's names; empty while no model is loaded."""
+
+    def __init__(self, engine: EngineHost) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        if stats is None:
+            return
+        read = stats.prompt_tokens_total - stats.cached_tokens_total
+        yield _llama_cpp_counter("prompt_tokens", "Tokens of prompts that were read.", read)
+        yield _llama_cpp_counter(
+            "prompt_tokens_cached", "Tokens of prompts found in the cache.", stats.cached_tokens_total
+        )
+        yield _llama_cpp_counter("tokens_predicted", "Generated tokens.", stats.generated_tokens_total)
+        yield _llama_cpp_counter("spec_decode_num_draft_tokens", "Draft tokens.", stats.drafted_tokens_total)
+        yield _llama_cpp_counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
+        )
+        yield _llama_cpp_gauge(
+            "prompt_tokens_seconds", "Tokens of prompts read in a second.", stats.prefill_tokens_per_s
+        )
+        yield _llama_cpp_gauge("predicted_tokens_seconds", "Tokens generated in a second.", stats.decode_tokens_per_s)
+        yield _llama_cpp_gauge("requests_processing", "Requests in prefill or decode.", stats.running)
+        yield _llama_cpp_gauge("requests_deferred", "Requests that wait.", stats.waiting)
+
+
+def _llama_cpp_gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"llamacpp:{name}", help, value=value)
+
+
+def _llama_cpp_counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"llamacpp:{name}", help, value=value)
+
 
 FIRST_ESTIMATE_SECONDS = 10.0
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -25,7 +62,7 @@ _TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5,
 
 
 class Metrics:
-    """What was counted since the server began, and what the engine says of itself when asked."""
+    """Request counters and histograms, with engine statistics at collection time."""
 
     def __init__(self, engine: EngineHost) -> None:
         self._generations = 0
@@ -52,7 +89,7 @@ class Metrics:
         )
         self._cancelled = Counter("notso_request_cancelled", "Requests that were cancelled.", registry=registry)
         for reason in ("stop", "length", "tool_calls"):
-            self._success.labels(reason)  # there from the beginning, as 0
+            self._success.labels(reason)  # export zeros from the start
         self._http = Counter("notso_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
         self._http_seconds = Histogram(
             "notso_http_request_duration_seconds",
@@ -63,7 +100,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """An answer has ended; with nothing known of it, it failed and is counted nowhere here."""
+        """Record the end of an answer. Failed ones (None) are not counted."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":
@@ -84,21 +121,21 @@ class Metrics:
 
     @property
     def mean_generation_seconds(self) -> float:
-        """How long an answer took on average, waiting left out; a guess before the first."""
+        """Mean seconds per answer without queueing; an estimate before the first."""
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request has been answered. `route` is the template of its path, never the path."""
+        # `route` is the path template, never the path: labels come from fixed sets.
         self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it. It takes a moment: not on the event loop."""
+        """Return the text exposition. Call off the event loop."""
         return generate_latest(self._registry)
 
 
 class RequestMetrics:
-    """Counts requests: a pure ASGI layer, outside of those that refuse some."""
+    """ASGI layer that counts requests, outside of the layers that reject some."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -109,7 +146,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500  # unless an answer begins
+        status = 500  # unless a response starts
 
         async def send_noted(message: Message) -> None:
             nonlocal status
@@ -125,8 +162,6 @@ class RequestMetrics:
 
 
 class _Now(Collector):
-    """Asked anew each time somebody reads the metrics."""
-
     def __init__(self, engine: EngineHost) -> None:
         self._engine = engine
 

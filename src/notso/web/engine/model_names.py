@@ -1,29 +1,32 @@
-"""What models are called: the default one, what `notso list` names, and adapters of each."""
+"""Model names: resolution for requests and chats, adapters and listings."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from notso.smollm3 import ModelInfo, official_files
+from notso.smollm3 import EngineStats, ModelInfo, ProcessMemory, official_files, process_memory
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import Installed, ModelRegistry, take_inventory
+from notso.web.engine.port import ChatEngine
 from notso.web.engine.served_model import ServedModel
+from notso.web.values.problems import Problem
+from notso.web.values.wording import ordinal, words
 
 FAMILY = "smollm3"
-"""Whatever the default file is called, this names it, where nothing else is called that: it claims no size."""
+"""Fallback name of the default model, unless a file has that name; it claims no size."""
 LATEST = ":latest"
-"""A tag, to Ollama's clients, that means none."""
+"""Ollama clients' tag for the default version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What a name stands for: the key of a ServedModel, or None for the default, whichever that is by then; and an
-    adapter of it."""
+    """Model and adapter that a name resolves to."""
 
-    model: str | None = None
+    model: str | None = None  # key of a ServedModel; None: the default at the time of use
     adapter: str | None = None
 
 
@@ -31,17 +34,17 @@ DEFAULT_MODEL = ModelChoice()
 
 
 def model_id(info: ModelInfo) -> str:
-    """The model's name as the API has it: in lower case, without blanks."""
+    """Return the model's API name."""
     return "-".join(info.name.lower().split())
 
 
 def adapter_id(info: ModelInfo, adapter: str) -> str:
-    """What the model with an adapter is called in the API."""
+    """Return the API name of a model with an adapter."""
     return f"{model_id(info)}:{adapter.lower()}"
 
 
 def names_of(info: ModelInfo) -> frozenset[str]:
-    """Every name a request may call the default model by, in lower case."""
+    """Return all lower-case names of the default model."""
     path = Path(info.path)
     official = {file.name for file in official_files() if file.filename == path.name}
     names = {model_id(info), info.name, path.stem, *official, *(name.partition(":")[0] for name in official)}
@@ -49,29 +52,28 @@ def names_of(info: ModelInfo) -> frozenset[str]:
 
 
 def listed_names(installed: Installed) -> frozenset[str]:
-    """The names of an installed file, in lower case: as `notso list` has it, and its file's."""
+    """Return the lower-case names of an installed file: listed name and stem."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 
 
 def answering(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelInfo:
-    """The info of what answers, by the name that a program is told."""
+    """Return the answering model's info under the name reported to clients."""
     served = host.model(choice.model)
     name = info.name if served is host.default or not served.name else served.name
     return replace(info, name=name if choice.adapter is None else f"{name}:{choice.adapter}")
 
 
 def adapters_of(served: ServedModel) -> list[str]:
-    """The adapters it has, or had when it was unloaded."""
+    """Return the model's adapters; those it had, if unloaded."""
     if served.engine is not None:
         return list(served.engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
 
 
 async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
-    """What a name means, None where nothing is called that. The default model's names come first, then what is
-    installed, then the family's; an adapter is named alone, or behind its model and a colon, and stays with the model
-    that it has now. One that is called like a model does not answer for it."""
+    """Resolve the name of a model, adapter or `model:adapter`; None if unknown."""
+    # Precedence: default model, its adapters, installed files, family name. An adapter never hides a model.
     if wanted is None:
         return ModelChoice()
     name = wanted.lower()
@@ -84,6 +86,7 @@ async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str |
     if not colon or base == FAMILY or base in own:
         adapter = _spelt(last, adapters_of(host.default))
         if adapter is not None and name != FAMILY and not await _is_file(host, registry, name):
+            # The key keeps the adapter with its current model if the default changes.
             return ModelChoice(host.default.key, adapter)
     found = await _among_files(host, registry, name) if registry is not None else None
     return ModelChoice() if found is None and name == FAMILY else found
@@ -107,7 +110,7 @@ async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> 
     adapter = _spelt(last, adapters_of(served)) if served is not None else None
     if served is not None and adapter is not None:
         return ModelChoice(served.key, adapter)
-    for each in host.models():  # by the name that its file gives itself, as when it was the default
+    for each in host.models():  # by the name in the file's metadata, as while it was the default
         names = names_of(each.info) if each.info is not None else frozenset()
         if name in names:
             return ModelChoice(each.key)
@@ -118,7 +121,7 @@ async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> 
 
 
 def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed) -> ServedModel:
-    """The model of an installed file, which is loaded when a request takes it."""
+    """Register an installed file's model; requests load it."""
     path, beside = installed.path, registry.load_beside
     name = "-".join(installed.model.name.lower().split())
     return host.add(
@@ -130,15 +133,14 @@ def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed)
 
 
 def other_models(host: EngineHost, registry: ModelRegistry) -> list[Installed]:
-    """What is installed beside the default model, each file once; files of other architectures are left out. Looks on
-    the disk: not on the loop."""
+    """List installed SmolLM3 files except for the default model. Blocks on the disk."""
     inventory = take_inventory(None, registry.folder)
     default = host.default.path
     return [each for each in inventory.installed if each.model.is_smollm3 and each.model.path.resolve() != default]
 
 
 def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
-    """The first of that whole name, else of that name without its tag."""
+    # Full names match before names without tag.
     listed = list(installed)
     for each in listed:
         if name in listed_names(each) or name == each.key:
@@ -148,3 +150,71 @@ def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
 
 def _spelt(name: str, adapters: Iterable[str]) -> str | None:
     return next((adapter for adapter in adapters if adapter.lower() == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    info: ModelInfo  # static
+    stats: EngineStats  # current
+    memory: ProcessMemory
+
+    @property
+    def layers_without_rope(self) -> str:
+        """Layer numbers counted from 1, such as `every 4th (9 of 36)`."""
+        layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
+        steps = {after - before for before, after in itertools.pairwise(layers)}
+        named = ", ".join(map(str, layers))
+        if len(steps) == 1 and steps == {layers[0]}:
+            named = words["model_every"].format(nth=ordinal(layers[0]))
+        share = words["model_share"].format(count=len(layers), total=self.info.num_hidden_layers)
+        return f"{named} ({share})" if layers else ""
+
+    @property
+    def cache_percent(self) -> int:
+        """Share of the cache held by running answers and cached prompts."""
+        stats = self.stats
+        return 100 * (stats.kv_blocks_used + stats.kv_blocks_cached) // stats.kv_blocks if stats.kv_blocks else 0
+
+
+def model_facts(engine: EngineHost) -> ModelFacts | None:
+    """Return the default model's facts; None while not loaded."""
+    info, stats = engine.info, engine.stats()
+    if info is None or stats is None:
+        return None
+    return ModelFacts(info, stats, process_memory())
+
+
+async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
+    """Resolve a chat's model. Raise Problem if unknown or not loadable."""
+    choice = DEFAULT_MODEL
+    if name is not None:
+        await host.settled()
+        found = await choose(host, registry, name)
+        if found is None:
+            raise Problem(400, words["error_model_gone"].format(name=name))
+        choice = found
+    if host.model(choice.model) is host.default and host.state in ("failed", "stopped"):
+        raise Problem(503, words["error_not_loaded"].format(reason=host.failure))
+    return choice
+
+
+async def loaded_engine(
+    host: EngineHost, registry: ModelRegistry | None, name: str | None
+) -> tuple[ChatEngine | None, ModelChoice]:
+    """Return the named engine if loaded, and the choice; for work that does not justify loading."""
+    try:
+        choice = await chosen_model(host, registry, name)
+    except Problem:
+        return None, DEFAULT_MODEL
+    return host.model(choice.model).engine, choice
+
+
+async def choosable_names(host: EngineHost, registry: ModelRegistry | None) -> list[str]:
+    """List the default model, other installed models, and their adapters."""
+    names: list[str] = []
+    if host.info is not None:
+        names = [model_id(host.info), *(adapter_id(host.info, each) for each in adapters_of(host.default))]
+    for installed in await asyncio.to_thread(other_models, host, registry) if registry is not None else ():
+        served = served_file(host, registry, installed) if registry is not None else host.default
+        names += [served.name, *(f"{served.name}:{each.lower()}" for each in adapters_of(served))]
+    return names

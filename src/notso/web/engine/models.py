@@ -1,4 +1,4 @@
-"""The model files on this machine, as the page lists them: named by what cannot be guessed into a path."""
+"""Model files on this machine, identified by keys from which no path can be built."""
 
 from __future__ import annotations
 
@@ -20,73 +20,65 @@ from notso.smollm3 import (
 from notso.web.engine.port import ChatEngine
 
 ModelLoader = Callable[[Path | None], ChatEngine]
-"""Loads a model file, or the demo for None. May take its time, and raise ModelError."""
+"""Loads a model file, or the demo for None. Blocks; raises ModelError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
-"""The same beside engines that were planned to occupy so many bytes. Raises OutOfMemoryError where it would not fit
-as it would alone."""
+"""Loads beside engines planned to occupy this many bytes. Raises OutOfMemoryError if it would not fit as it would
+alone."""
 
 FileCheck = Callable[[Path | None], None]
-"""Looks at a file's headers. Raises NotsoError where it is no model that can be run."""
+"""Checks a file's headers. Raises NotsoError if the model cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
-    """How another model can be taken: who loads it, and the folder in which the first one lay, if it was named. Without
-    `load_beside` there is one at a time; `check` refuses a file before anything is closed for it."""
+    """How models are loaded."""
 
     load: ModelLoader
-    folder: Path | None = None
-    load_beside: BesideLoader | None = None
-    check: FileCheck | None = None
+    folder: Path | None = None  # of the initial model, if given by path
+    load_beside: BesideLoader | None = None  # None: one model at a time
+    check: FileCheck | None = None  # rejects a file before others are closed for it
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A file that can be switched to. `key` stands for it in forms: no path comes from a client."""
-
-    key: str
+    key: str  # used in forms, so that no path comes from a client
     model: LocalModel
     in_use: bool
 
     @property
     def path(self) -> Path | None:
-        """What to load; None is the demo."""
+        """Path to load; None is the demo."""
         return None if self.model.where == "built in" else self.model.path
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """An official file that is not here, and what it would take."""
-
     file: KnownFile
     plan: DownloadPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the page lists."""
-
     installed: tuple[Installed, ...]
     offered: tuple[Offered, ...]
     offline: bool
 
     def find(self, key: str) -> Installed | None:
-        """The model a form means."""
         return next((each for each in self.installed if each.key == key), None)
 
     def like(self, name: str) -> list[Installed]:
-        """The models a person may mean by a name or a part of one."""
+        """Find models by name or part of a name; exact matches win."""
         wanted = name.casefold().strip()
         found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == wanted] or found
 
 
 def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
-    """Look through the disk: the demo, the cache, and `folder`, where the model lay that the server began with."""
+    """Scan the demo, the cache and `folder`. Blocks on the disk."""
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
-        models.setdefault(model.path.resolve(), model)  # one file may be found twice
+        models.setdefault(model.path.resolve(), model)  # a file may be found through several folders
     in_use = Path(info.path).resolve() if info is not None and info.path else None
     installed = tuple(Installed(_key(model), model, path == in_use) for path, model in models.items())
     here = {each.model.name for each in installed if each.model.where == "cache"}

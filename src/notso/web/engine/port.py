@@ -1,4 +1,4 @@
-"""All that the web floor asks of an engine, so that a scripted one can stand in its place."""
+"""Engine interface used by the web layer; tests substitute a scripted engine."""
 
 from __future__ import annotations
 
@@ -75,54 +75,52 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the engine is asked: a conversation, how to choose tokens, the options, and which model: the key of a
-    ServedModel, None for the default one."""
+    """A conversation with its parameters."""
 
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     options: RequestOptions = field(default_factory=RequestOptions)
-    model: str | None = None
+    model: str | None = None  # key of a ServedModel; None: the default
 
 
 class Generation(Protocol):
-    """One answer as a replayable log of events. Everything may be called from any thread."""
+    """Replayable event log of one answer. Thread-safe."""
 
     @property
-    def finished(self) -> bool:
-        """Whether the last event is there."""
+    def finished(self) -> bool: ...
 
     def read(self, after: int = 0) -> list[Event]:
-        """The events number `after` and later that exist now; never blocks."""
+        """Return available events from number `after`. Never blocks."""
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """All of them, blocking between events; ends after the last."""
+        """Yield all events, blocking between them."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """`notify` is called from the engine's thread whenever something is new, and must not block."""
+        """Call `notify` from the engine's thread on every change; it must not block."""
 
     def stop(self) -> None:
-        """End with finish reason 'cancelled' within a step, wherever it is."""
+        """End with finish reason 'cancelled' within one step."""
 
     def answer_now(self) -> None:
-        """Close the thought for the model, so that the answer begins."""
+        """End the reasoning so that the answer begins."""
 
 
 class Adapters(Protocol):
-    """Adapters by name, loaded and removed while the engine answers."""
+    """Adapters by name, loaded and removed at runtime."""
 
     @property
     def infos(self) -> Mapping[str, AdapterInfo]:
-        """Those that there are now; never blocks."""
+        """Current adapters. Never blocks."""
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Read one. Raises NotsoError: the name is taken, the file cannot be used."""
+        """Load an adapter. Raise NotsoError if the name is taken or the file unusable."""
 
     def remove(self, name: str) -> None:
-        """No request may name it any more. Raises InvalidRequestError where none is called that."""
+        """Unload an adapter. Raise InvalidRequestError if unknown."""
 
 
 class ChatEngine(Protocol):
-    """Answers many questions at a time, by a thread of its own. Methods take their time: never on the event loop."""
+    """Generates answers in its own thread. Methods block: call off the event loop."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -133,58 +131,57 @@ class ChatEngine(Protocol):
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
+        """Queue a request. Raise ModelError if it does not fit, or if full or closed."""
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        """`submit` without its last step, which is what comes back: the prompt is written, and it fits."""
+        """Render and check the prompt; return the function that submits it."""
 
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """A person still types what is about to be submitted: when idle, read what is certain of it. Refuses what
-        `submit` refuses."""
+        """Prefill the stable part of a draft when idle. Raises like `submit`."""
 
-    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
-        """The prompt as text."""
+    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of a text; with `special` control tokens are known by their spelling."""
+        """Return token ids; `special` parses control tokens."""
 
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
+    def detokenize(self, ids: Sequence[int]) -> str: ...
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself."""
+        """Return the text of each token."""
 
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """Length of the whole rendered prompt."""
+        """Return the rendered prompt's length."""
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """What reading that prompt would cost now."""
+        """Estimate the prefill cost now."""
 
     def stats(self) -> EngineStats: ...
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
-        """Remove what is cached of a conversation and no other, in memory and on disk; without arguments: of all."""
+        """Delete a conversation's cache, in memory and on disk; all without arguments."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call it, from a thread of the engine's, when it can answer no more because its GPU failed. What was being
-        answered has ended with an error by then; loading it anew helps."""
+        """Call from an engine thread after a GPU failure.
+
+        Running answers have ended with an error by then; reloading helps.
+        """
 
     def close(self) -> None: ...
 
 
 EngineSource = Callable[[], ChatEngine]
-"""Loads the engine, in a thread of its own, so it may take its time. May raise ModelError."""
+"""Loads the engine in its own thread. May block and raise ModelError."""
 
 
 @runtime_checkable
 class ReturningSource(Protocol):
-    """An EngineSource of an engine that may be away for a while."""
+    """EngineSource of an engine that may be temporarily unavailable."""
 
     def __call__(self) -> ChatEngine: ...
 
     def when_back(self, callback: Callable[[], None]) -> None:
-        """Call it, once, from any thread, when loading that failed is worth trying again."""
+        """Call once, from any thread, when a retry may succeed."""

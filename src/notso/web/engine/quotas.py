@@ -1,4 +1,4 @@
-"""What stands in front of the engine where owners have quotas: how much a request may use is known before it begins."""
+"""Quota enforcement in front of the engine: a request's maximum use is reserved before it starts."""
 
 from __future__ import annotations
 
@@ -11,63 +11,62 @@ from notso.web.values.quotas import Reservation, Wanted
 
 
 class Quotas(Protocol):
-    """Keeps them. On the event loop."""
+    """Quota accounting. Use on the event loop."""
 
-    def has_quota(self, owner: str) -> bool:
-        """Whether there is one for that owner."""
+    def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Hold what these requests may use. Raises QuotaError, and StorageError where it cannot be known."""
+        """Reserve the requests' maximum use. Raise QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
-        """Whether a prompt of that length and a token of answer would still fit."""
+        """Return whether this prompt and one answer token fit."""
 
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None:
-        """A request has ended, and this is what it used."""
+        """Account a request's actual use."""
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Those requests never began."""
+        """Free reservations of requests that never started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One request as the engine gets it; `begin` submits it as `engine` has prepared it, once."""
+    """One engine request."""
 
     prompt: PromptInput
     params: SamplingParams
     options: RequestOptions
     engine: ChatEngine | None = None
-    begin: Callable[[], Generation] | None = None
+    begin: Callable[[], Generation] | None = None  # submits what `engine` has prepared, once
 
     def to(self, engine: ChatEngine) -> Generation:
-        """Submit it. May raise ModelError."""
+        """Submit. May raise ModelError."""
         if self.begin is not None and self.engine is engine:
             return self.begin()
         return engine.submit(self.prompt, self.params, self.options)
 
     def cut_to(self, answer_tokens: int) -> Submission:
-        """With at most so many tokens of answer (0: none was wanted); what was prepared does not serve then."""
+        """Limit the answer's tokens (0: no answer requested)."""
         most = self.params.max_tokens
         if not answer_tokens or (most is not None and most <= answer_tokens):
             return self
         least = min(self.params.min_tokens, answer_tokens)
         params = replace(self.params, max_tokens=answer_tokens, min_tokens=least)
+        # A prepared request has the old limit.
         return replace(self, params=params, engine=None, begin=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Submissions:
-    """All that one request asks of the engine, one after the other."""
+    """All engine requests of one API request."""
 
     each: tuple[Submission, ...]
 
     def __call__(self, engine: ChatEngine) -> Iterator[Generation]:
-        """Submit them. May raise ModelError."""
         return (each.to(engine) for each in self.each)
 
 
 def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
-    """What it may cost. Raises ModelError. Takes time: not on the loop."""
+    """Return the maximum use. Raise ModelError. Blocks."""
     prompt, options, context = submission.prompt, submission.options, engine.info.context_tokens
     if isinstance(prompt, str):
         length = len(engine.tokenize(prompt))
@@ -75,6 +74,6 @@ def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
         length = len(prompt)
     else:
         length = engine.count_tokens(cast(Sequence[Message], prompt), options)
-    length = min(length, context)  # of a longer one the oldest is dropped, or the engine refuses it
+    length = min(length, context)  # a longer prompt is trimmed or rejected by the engine
     room = max(1, context - length)
     return Wanted(length, 0 if options.prompt_only else min(submission.params.max_tokens or room, room))

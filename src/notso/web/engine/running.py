@@ -1,4 +1,4 @@
-"""The one way into the engine, for pages and programs: requests are admitted, asked, followed and stopped here."""
+"""Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from notso.web.values.fair_queue import has_room
 from notso.web.values.quotas import Reservation, Wanted
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
-"""Submits to an engine. It may take its time and raise ModelError. Submissions, where the owner may have a quota."""
+"""Submits to an engine; may block and raise ModelError. Must be Submissions if the owner may have a quota."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
 
 MOST_AT_ONCE = 32
-"""Events in a batch: others come between, where a late reader has much to catch up with."""
+"""Events per batch; other tasks run in between while a late reader catches up."""
 BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
 class Wakes:
-    """Calls the event loop from other threads. However many call before it comes round, it is woken once."""
+    """Coalesces wake-ups of the event loop from other threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._due: list[Callable[[], None]] = []
 
     def wake(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        """Have `callback` called on the loop. From any thread."""
+        """Call `callback` on the loop. Thread-safe."""
         with self._lock:
             self._due.append(callback)
             if len(self._due) > 1:
                 return
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
@@ -51,10 +51,9 @@ class Wakes:
 
 
 class RunningRequest:
-    """A request from its admission to its end: a generation for each of its `choices`. On the event loop.
+    """A request with one generation per choice. Use on the event loop.
 
-    `name` is what the answer is called, `owner` whose it is. `on_end` is told once of each generation's end. Who opens
-    it must `close` it in the end, whatever happens. Ends are told in the context in which it was opened or `adopted`.
+    `on_end` is called once per generation with a finish reason. The code that opens a request must `close` it.
     """
 
     def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
@@ -80,16 +79,15 @@ class RunningRequest:
 
     @property
     def finished(self) -> bool:
-        """Whether the last event of every choice is there."""
         return self._started and all(generation.finished for generation in self._generations)
 
     def adopt(self) -> None:
-        """It belongs to the current context from here on."""
+        """Attach the request to the current context."""
         self._context = contextvars.copy_context()
 
     @property
     def waiting(self) -> int:
-        """How many of its choices the engine has not taken up."""
+        """Number of choices the engine has not started."""
         for number, generation in enumerate(self._generations):
             if number not in self._taken_up and any(
                 event.kind not in BEFORE_THE_FIRST_STEP for event in generation.read()
@@ -98,10 +96,12 @@ class RunningRequest:
         return 0 if self._stopped else self._choices - len(self._taken_up)
 
     async def load(self, model: str | None = None) -> ChatEngine | None:
-        """The engine of a model (None: the default one), which stays loaded until this is closed; waits while it is
-        being loaded. None where this was stopped meanwhile. Raises ModelError where that model cannot answer."""
+        """Hold a model until `close`, waiting while it loads.
+
+        Returns None if stopped meanwhile. Raises ModelError if the model cannot answer.
+        """
         host = self._among.host
-        if self._served is not None and self._served.engine is None:  # its GPU failed
+        if self._served is not None and self._served.engine is None:  # lost by a GPU failure
             self._give_back()
         if self._served is None:
             host.try_again(model)
@@ -114,8 +114,10 @@ class RunningRequest:
         return self._served.engine if self._served is not None else None
 
     async def begin(self, ask: Ask, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
-        """Ask the engine of `model` (see `load`), by what runs that off the loop. Where it was stopped meanwhile, there
-        are no events. Raises what `ask` raises, ModelError where no model can answer, and what `reserve` raises."""
+        """Submit to the engine of `model`. No events follow if stopped meanwhile.
+
+        Raises what `ask`, `load` and `reserve` raise.
+        """
         try:
             off_loop = off_loop or self._among.host.off_loop
             engine = await self.load(model)
@@ -135,8 +137,10 @@ class RunningRequest:
             generation.subscribe(self._notify)
 
     async def reserve(self, engine: ChatEngine, ask: Ask, off_loop: OffLoop | None = None) -> Ask:
-        """Hold of the owner's quota what `ask` may use, until it was used or this is closed; what comes back asks for
-        no more than is held. Once for the same `ask`. Raises QuotaError, StorageError and ModelError."""
+        """Reserve quota for `ask` until `close`; return it limited to the reservation.
+
+        Idempotent for equal `ask`. Raises QuotaError, StorageError or ModelError.
+        """
         quotas = self._among.quotas
         if quotas is None or not quotas.has_quota(self.owner):
             return ask
@@ -165,11 +169,9 @@ class RunningRequest:
     async def events(
         self, *, pace_s: float = 0.0, silence_s: float | None = None
     ) -> AsyncIterator[tuple[int, list[Event]]]:
-        """(number of the choice, its next events), from the first to the last, once it has begun; no events where
-        nothing came for `silence_s`.
+        """Yield (choice number, next events) until the end; no events after `silence_s` of silence.
 
-        The first come at once, others together, no sooner than `pace_s` after those before. Any number of readers may
-        follow: each reads on where it left off, so a slow one costs nothing but itself.
+        Events are batched at `pace_s`. Any number of readers may follow independently.
         """
         news = asyncio.Event()
         self._readers.add(news)
@@ -178,7 +180,7 @@ class RunningRequest:
         try:
             while True:
                 news.clear()
-                self._wanted = True  # before reading: what comes after that is told
+                self._wanted = True  # before reading, so that later events wake this reader
                 ended = self.finished
                 if ended:
                     self._notify_ends()
@@ -203,22 +205,22 @@ class RunningRequest:
             self._readers.discard(news)
 
     def stop(self, *, by_asker: bool = False) -> None:
-        """End it wherever it is: whoever reads hears of the end. `by_asker`: what there is, is the answer."""
+        """End the request. With `by_asker`, the text so far is the answer."""
         self.stopped_by_asker = self.stopped_by_asker or by_asker
-        self._stopped = True  # first: what is submitted from here on stops itself
+        self._stopped = True  # first: generations submitted from here on stop themselves
         self._go_on()
         for generation in list(self._generations):
             if not generation.finished:
                 generation.stop()
 
     def answer_now(self) -> None:
-        """Close the thoughts, so that the answers begin."""
+        """End the reasoning of all choices."""
         self._hurried = True
         for generation in list(self._generations):
             generation.answer_now()
 
     def close(self) -> None:
-        """Nobody reads any more: end what has not ended. How it ends is still told."""
+        """Stop the request and release its model and unused quota. `on_end` is still called."""
         self._among.discard(self)
         self._wanted = True
         self.stop()
@@ -228,7 +230,6 @@ class RunningRequest:
         self._give_back()
 
     def _release_unbegun(self) -> None:
-        """What is held for choices that the engine never got."""
         begun = len(self._generations)
         unbegun, self._reserved = self._reserved[begun:], self._reserved[:begun]
         if unbegun and self._among.quotas is not None:
@@ -240,9 +241,8 @@ class RunningRequest:
             self._among.host.give_back(served)
 
     def _submit(self, engine: ChatEngine, ask: Ask) -> None:
-        """Off the loop."""
         for generation in ask(engine):
-            self._generations.append(generation)  # before looking: whoever stops looks here afterwards
+            self._generations.append(generation)  # before checking: `stop` sets the flags and then reads this list
             if self._hurried:
                 generation.answer_now()
             if self._stopped:
@@ -250,7 +250,7 @@ class RunningRequest:
                 return
 
     def _notify(self) -> None:
-        """In the engine's thread, after each write. Nobody is woken for what nobody waits for."""
+        # Called in the engine's thread after each write; skipped while no reader waits.
         if self._wanted:
             self._wanted = False
             self._among.wakes.wake(self._loop, self._wake)
@@ -260,7 +260,7 @@ class RunningRequest:
         for news in self._readers:
             news.set()
         if not self._readers and not self.finished:
-            self._wanted = True  # for the end
+            self._wanted = True  # for the end of the generation
 
     def _go_on(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -276,6 +276,7 @@ class RunningRequest:
                 if self._among.quotas is not None:
                     held = self._reserved[number] if number < len(self._reserved) else None
                     self._among.quotas.ended(self.owner, usage, held)
+                # In the context in which the request was opened or adopted.
                 for told in self._among.at_end:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
@@ -283,25 +284,24 @@ class RunningRequest:
 
 
 class RunningRequests:
-    """All of them, with the limit on how many may wait. On the event loop."""
+    """All open requests and the limit on waiting ones. Use on the event loop."""
 
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = Wakes()
-        self.at_end: list[Callable[[str, Usage | None], None]] = []  # told of each generation's owner and cost
-        self.quotas: Quotas | None = None  # asked before each begins, and told of its end
+        self.at_end: list[Callable[[str, Usage | None], None]] = []  # receives each generation's owner and usage
+        self.quotas: Quotas | None = None  # reserves before each request and accounts its end
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._one_less = asyncio.Event()
 
     @property
     def waiting(self) -> int:
-        """Answers that were asked for and that the engine has not taken up."""
+        """Requested answers the engine has not started."""
         return sum(self._waiting.values())
 
     @property
     def _waiting(self) -> Counter[str]:
-        """How many of each owner."""
         held = Counter[str]()
         for request, counts in self._open.items():
             if counts and (waiting := request.waiting):
@@ -311,7 +311,7 @@ class RunningRequests:
     def admit(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
     ) -> RunningRequest | None:
-        """One more, which counts from here on; None where as many wait as may, and this owner has its share of them."""
+        """Admit a request; None if the owner's share of the queue is full."""
         if not has_room(self._waiting, owner, self._most_waiting):
             return None
         return self.open(owner, name, choices=choices, on_end=on_end)
@@ -319,31 +319,32 @@ class RunningRequests:
     def open(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None, counts: bool = True
     ) -> RunningRequest:
-        """One more, of somebody who was admitted before, or, unless it `counts`, of nobody who waits for it."""
+        """Open a request without the admission check.
+
+        `counts`: it counts as waiting; False for background work.
+        """
         request = RunningRequest(self, name, owner, choices, on_end)
         self._open[request] = counts
         return request
 
     async def may_read(self, owner: str, prompt_tokens: int) -> bool:
-        """Whether so long a prompt may be read for that owner before it is asked for."""
+        """Whether the owner's quota permits a speculative prefill of this length."""
         return self.quotas is None or not self.quotas.has_quota(owner) or await self.quotas.allows(owner, prompt_tokens)
 
     def discard(self, request: RunningRequest) -> None:
-        """It has ended, one way or another."""
         self._open.pop(request, None)
         self._one_less.set()
 
     def find(self, name: str, owner: str) -> RunningRequest | None:
-        """The one of that name, if it is this owner's."""
+        """Return the owner's request of that name."""
         return next((each for each in self._open if each.name == name and each.owner == owner), None)
 
     def stop_all(self) -> None:
-        """The server is going away."""
         for request in list(self._open):
             request.stop()
 
     async def wait_for_all(self) -> None:
-        """Return when none is left."""
+        """Wait until all requests are closed."""
         while self._open:
             self._one_less.clear()
             await self._one_less.wait()
@@ -351,20 +352,18 @@ class RunningRequests:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request whose prompt an engine has written; `begin` submits it, once."""
-
     engine: ChatEngine
     request: Request
-    begin: Callable[[], Generation]
+    begin: Callable[[], Generation]  # submits it, once
 
 
 def prepare(engine: ChatEngine, request: Request) -> Prepared:
-    """Have the prompt written. Raises ModelError. Takes time: not on the loop."""
+    """Render the prompt. Raise ModelError. Blocks."""
     return Prepared(engine, request, engine.prepare(request.messages, request.params, request.options))
 
 
 def asks(request: Request, prepared: Prepared | None = None) -> Submissions:
-    """What submits one request; as it was prepared, where the engine and the request are still those."""
+    """Return the submission of a request; reuse `prepared` if it matches."""
     submission = Submission(request.messages, request.params, request.options)
     if prepared is not None and prepared.request == request:
         submission = replace(submission, engine=prepared.engine, begin=prepared.begin)

@@ -1,4 +1,4 @@
-"""One model that can answer here: how it is loaded, whether it is, and who uses it."""
+"""State of one model that can be loaded to answer requests."""
 
 from __future__ import annotations
 
@@ -17,59 +17,53 @@ logger = logging.getLogger("notso.web.engine")
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
-"""Loads an engine beside others, which were planned to occupy so many bytes. May raise ModelError: OutOfMemoryError
-where it would not fit as it would alone."""
+"""Loads beside engines planned to occupy this many bytes. Raises ModelError; OutOfMemoryError if it would not fit as it
+would alone."""
 
 
 @dataclass(eq=False, slots=True)
 class ServedModel:
-    """On the event loop, but for `state`, `info`, `failure` and `engine`, which may be read anywhere.
+    """A model and its loading state.
 
-    `key` stands for it in requests, `name` is what it is listed as ('' where it has the file's own name only). `info`
-    and `adapters` outlive the engine: it is unloaded, and comes back with what it had. `loads` counts how often it was
-    loaded, `users` are requests that hold it so; while it is `leaving`, it takes no more of them. `keep_alive_s` is how
-    long the last request wanted it to stay without any, negative: for ever; None leaves that to the server.
+    `state`, `info`, `failure` and `engine` may be read in any thread; use the rest on the event loop.
     """
 
-    key: str
+    key: str  # identifies the model in requests
     load: EngineSource
     load_beside: BesideSource | None = None
-    name: str = ""
+    name: str = ""  # as listed; '' if it only has the file's own name
     path: Path | None = None
     state: EngineState = "unloaded"
-    info: ModelInfo | None = None
+    info: ModelInfo | None = None  # kept while unloaded
     failure: str = ""
     engine: ChatEngine | None = None
-    adapters: tuple[AdapterSource, ...] | None = None
-    loads: int = 0
-    users: int = 0
-    leaving: bool = False
+    adapters: tuple[AdapterSource, ...] | None = None  # restored after unloading
+    loads: int = 0  # number of loads so far
+    users: int = 0  # requests that hold it loaded
+    leaving: bool = False  # takes no more requests
     idle_since: float = 0.0
-    keep_alive_s: float | None = None
+    keep_alive_s: float | None = None  # from the last request, negative: unlimited; None: server's default
     expires: asyncio.TimerHandle | None = None
 
     @property
     def planned_bytes(self) -> int:
-        """What it was planned to occupy when it was loaded."""
+        """Memory planned at loading."""
         if self.info is None:
             return 0
         return self.info.memory.needed_bytes if self.info.memory is not None else self.info.size_bytes
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a request could begin at once."""
         return self.engine is not None and not self.leaving
 
     def opened(self, engine: ChatEngine) -> None:
-        """It is loaded."""
         self.loads += 1
         self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"
         if self.info is not None and self.info.path:
             self.path = Path(self.info.path).resolve()
 
     def with_adapters(self, load: EngineSource) -> ChatEngine:
-        """Load it, with the adapters that it had when it was unloaded, and no others. One whose file has gone is left
-        out. Raises what `load` raises. In a thread."""
+        """Load the engine and restore its adapters. Blocks. Raises like `load`."""
         engine = load()
         if self.adapters is None:
             return engine
@@ -80,17 +74,18 @@ class ServedModel:
                     engine.adapters.remove(name)
                 else:
                     engine.adapters.add(wanted[name])
+            # An adapter file that is gone is skipped.
             except NotsoError as error:
                 logger.warning("adapter %s is not as it was before: %s", name, error)
         return engine
 
     def forget_adapter(self, name: str) -> None:
-        """It does not come back with the model."""
+        """Do not restore this adapter."""
         if self.adapters is not None:
             self.adapters = tuple(source for source in self.adapters if source.name != name)
 
     def closed(self) -> ChatEngine | None:
-        """It is not loaded any more: the engine that is to be closed, whose adapters are remembered."""
+        """Mark as unloaded; return the engine to close."""
         engine, self.engine = self.engine, None
         self.state, self.leaving = "unloaded", False
         if engine is not None:

@@ -1,4 +1,4 @@
-"""A short text from the engine for the page's own use: waited for, never urgent, and dropped on failure."""
+"""Short texts generated for the page's own use, at low priority; dropped on failure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from notso.web.values.errors import NotsoError
 async def whole_text(
     requests: RunningRequests, request: Request, seconds: float, started: Callable[[RunningRequest], None]
 ) -> str | None:
-    """All that is answered, or None where it was stopped, failed or took longer than `seconds`.
+    """Return the answer, or None if stopped, failed or slower than `seconds`.
 
-    `started` is given what it can be stopped by.
+    `started` receives the request, for stopping it.
     """
     running = requests.open(request.options.owner, counts=False)
     started(running)

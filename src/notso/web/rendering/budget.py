@@ -1,8 +1,7 @@
-"""What the HTML of one message may cost: seconds of its thread's own time, and characters.
+"""Rendering budget of one message: CPU seconds of its thread, and characters of HTML.
 
-Time is looked at where markup is read, at each position of a text and each block, so that nothing runs far past the
-end of its budget, whatever is written. It is the CPU time of the thread: a pause that others caused says nothing of
-the text.
+Deadlines are checked at every position of a text and every block, so that no input runs far past its budget. CPU time
+is used because a pause of the system says nothing about the text.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MESSAGE_SECONDS = 1.0  # 256 KiB of honest Markdown take 0.1 to 0.5 s
+MESSAGE_SECONDS = 1.0  # 256 KiB of ordinary Markdown take 0.1 to 0.5 s
 TICK_SECONDS = 0.05
-MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # honest text grows to the double, and code with colours to the fivefold
+MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # ordinary text doubles in size, highlighted code grows fivefold
 
 
 class OverBudgetError(Exception):
-    """It would cost more than it may; the text is shown plain instead."""
+    """Rendering exceeds its budget; the text is shown plain."""
 
 
 class Deadline:
-    """A moment in the time of the thread that made it."""
+    """A point in CPU time of the creating thread."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.thread_time() + seconds
@@ -29,22 +28,21 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the time is over."""
         return time.thread_time() > self._at
 
     def charge(self, seconds: float) -> None:
-        """Time that another process spent for it counts as the thread's."""
+        """Count time that another process spent."""
         self._at -= seconds
         self.charged += seconds
 
     def check(self) -> None:
-        """Raises OverBudgetError when the time is over."""
+        """Raise OverBudgetError if passed."""
         if time.thread_time() > self._at:
             raise OverBudgetError
 
 
 class Budget:
-    """What is left for one message. `is_noted`: its reader knows already that a part of it is shown plain."""
+    """Remaining budget of a message. `is_noted`: a note already explains the plain text."""
 
     def __init__(self, seconds: float = MESSAGE_SECONDS, characters: int = MAX_HTML_CHARACTERS) -> None:
         self.is_noted = False
@@ -53,12 +51,11 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left."""
         return self._seconds <= 0 or self._characters < 0
 
     @contextmanager
     def spending(self) -> Iterator[Deadline]:
-        """Work that is paid for. Raises OverBudgetError when nothing is left, or by the deadline's check."""
+        """Charge the block's time. Raises OverBudgetError if nothing is left."""
         if self.spent:
             raise OverBudgetError
         began, deadline = time.thread_time(), Deadline(self._seconds)
@@ -68,7 +65,7 @@ class Budget:
             self._seconds -= time.thread_time() - began + deadline.charged
 
     def take(self, html: str) -> str:
-        """The same HTML, paid for by its length. Raises OverBudgetError."""
+        """Charge the HTML's length. Raises OverBudgetError."""
         self._characters -= len(html)
         if self._characters < 0:
             raise OverBudgetError

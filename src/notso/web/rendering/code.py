@@ -1,4 +1,4 @@
-"""Colour for code: Pygments classes from a fixed set of languages, never inline styles."""
+"""Code blocks: highlighting with Pygments classes in a fixed set of languages, without inline styles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from notso.web.values.wording import table
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
 MAX_UNFOLDED_LINES = 40
 
+# Info string of a fence -> Pygments language
 LANGUAGES: dict[str, str] = {
     **{name: name for name in ("bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "json")},
     **{name: name for name in ("kotlin", "lua", "makefile", "php", "python", "ruby", "rust", "sql", "swift", "toml")},
@@ -20,26 +21,22 @@ LANGUAGES: dict[str, str] = {
     **{"c++": "cpp", "htm": "html", "js": "javascript", "py": "python", "python3": "python", "rb": "ruby"},
     **{"rs": "rust", "sh": "bash", "shell": "bash", "ts": "typescript", "yml": "yaml"},
 }
-"""What a person or model may write after the fence, and the language meant."""
 
 HIGHLIGHTER = Highlighter()
-_WORDS = table("en")  # kept HTML is made once for all readers: see labels.py
+_WORDS = table("en")  # cached HTML is in English for all readers: see labels.py
 
+# Every class that the highlighter can produce; the sanitizer allows them on spans.
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
-"""Every class the highlighter can write, and so every class the sanitiser lets through on a span."""
 
 
 def language_of(info: str) -> str:
-    """The known language named by a fence's info string, or ''."""
+    """Return the language of a fence's info string, or ''."""
     words = info.split(maxsplit=1)
     return LANGUAGES.get(words[0].lower(), "") if words else ""
 
 
 def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str:
-    """A whole code block as HTML: above it its language and what one can do with it, folded if long.
-
-    Raises OverBudgetError.
-    """
+    """Render a code block with label and buttons, folded if long. Raises OverBudgetError."""
     language = language_of(info)
     body = None
     if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:

@@ -1,8 +1,7 @@
-"""A program that colours code for another: a line of JSON in, a line of JSON out, until its input ends.
+"""Child process that highlights code: a line of JSON in, a line of JSON out, until its input ends.
 
-The lexers are regular expressions, and some take time in the square of a text's length or worse; one match cannot be
-interrupted, and holds the interpreter of the process it runs in. So they have a process of their own, which dies where
-a block takes too long: it sets itself a timer of its own processor time and leaves the signal to its default.
+Lexers are regular expressions, some of them quadratic or worse, and a single match can neither be interrupted nor
+releases the GIL. So they run in this process, which a CPU timer kills when a block takes too long.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 
 
 def main() -> None:
-    """Lines of {"code", "language", "seconds"} in, of {"html", "seconds"} out."""
+    """Read lines of {"code", "language", "seconds"}, write lines of {"html", "seconds"}."""
     formatter = HtmlFormatter(nowrap=True)
     for line in sys.stdin.buffer:
         asked = json.loads(line)
+        # SIGVTALRM is left at its default action, which ends the process.
         signal.setitimer(signal.ITIMER_VIRTUAL, asked["seconds"])
         began = time.process_time()
         html = highlight(asked["code"], _lexer(asked["language"]), formatter)

@@ -1,6 +1,6 @@
-"""Markup that is still being written: closed for the eye, so that no stars and brackets flicker while text streams.
+"""Temporary closing of incomplete Markdown, so that no marks flicker while text streams.
 
-Only the open tail passes through here. The final text never does, so a wrong guess is gone with the next update.
+Only the open tail passes through here. The final text never does, so the next update corrects a wrong guess.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PAIRS = ("~~", "**", "__", "*", "_")
 
 
 def complete(tail: str) -> str:
-    """`tail` with what its last paragraph left open closed, or taken away where nothing follows it yet."""
+    """Close the markup left open in the last paragraph, or drop it if nothing follows it yet."""
     if len(_FENCE.findall(tail)) % 2:
         return tail
     start = tail.rfind("\n\n") + 1
     head, last = tail[:start], tail[start:]
     if _OPEN_FORMULA.search(last):
-        return tail  # stars and brackets of a formula are its own
+        return tail  # marks in a formula are not Markdown
     last = _OPEN_HEADING.sub("", last)
     outside = _without_code(last)
     if code := _OPEN_CODE.search(outside):
@@ -36,9 +36,10 @@ def complete(tail: str) -> str:
 
 
 def _without_code(text: str) -> str:
-    """The text with its code spans blanked, letter for letter: from a run of ticks to the next that is as long."""
+    """Blank code spans, keeping the length."""
     runs = list(_TICKS.finditer(text))
     ends: list[int | None] = [None] * len(runs)
+    # A code span ends at the next run of backticks of the same length; found in one backward pass.
     seen: dict[int, int] = {}
     for number in reversed(range(len(runs))):
         length = len(runs[number][0])
@@ -55,7 +56,7 @@ def _without_code(text: str) -> str:
 
 
 def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
-    """Close one kind of emphasis. `outside` is `last` with its code spans blanked, letter for letter as long."""
+    # `outside` is `last` with blanked code spans, equally long.
     character = re.escape(mark[0])
     runs = list(re.finditer(rf"(?<![\\{character}]){character}{{{len(mark)}}}(?!{character})", outside))
     openers = [run for run in runs if not _between_blanks(outside, run)]
@@ -70,6 +71,6 @@ def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
 
 
 def _between_blanks(text: str, run: re.Match[str]) -> bool:
-    """A star with blanks around it, or a list's bullet, is no emphasis."""
+    # A list bullet, or a star between spaces, is no emphasis.
     before, after = text[: run.start()][-1:], text[run.end() : run.end() + 1]
     return (not before or before.isspace()) and after.isspace()

@@ -1,4 +1,4 @@
-"""Colours for code from a process of its own, which is started when first needed and again when it died."""
+"""Highlighting in a child process, started on first use and again after it died."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 
-BLOCK_SECONDS = 0.2  # 20,000 characters of honest code take 0.02 to 0.06 s
+BLOCK_SECONDS = 0.2  # 20,000 characters of ordinary code take 0.02 to 0.06 s
 
 _PROGRAM = "from notso.web.rendering.colours import main; main()"
 
 
 class Highlighter:
-    """One block at a time. Safe to use from several threads."""
+    """Highlights one block at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,8 +22,10 @@ class Highlighter:
         atexit.register(self.close)
 
     def html(self, code: str, language: str) -> tuple[str | None, float]:
-        """The code in spans with Pygments' classes, and the processor time that took, in seconds; None for a block
-        that takes more than `BLOCK_SECONDS`, and where no process can be had."""
+        """Return highlighted spans and CPU seconds.
+
+        The HTML is None if the block exceeds BLOCK_SECONDS or no process can be started.
+        """
         asked = {"code": code, "language": language, "seconds": BLOCK_SECONDS}
         with self._lock:
             try:
@@ -37,7 +39,7 @@ class Highlighter:
         return str(answer["html"]), float(answer["seconds"])
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Kill the process, if any."""
         with self._lock:
             self._end()
 
@@ -48,7 +50,7 @@ class Highlighter:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a key pressed in the terminal is not for it
+                start_new_session=True,  # Ctrl-C in the terminal must not reach it
             )
         process = self._process
         if process.stdin is None or process.stdout is None:

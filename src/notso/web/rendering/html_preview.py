@@ -1,7 +1,7 @@
-"""HTML and SVG that a model wrote, without scripts and whatever could speak to the network by itself.
+"""Preview of HTML and SVG written by a model, without scripts and anything that loads by itself.
 
-The sanitizer takes time in the square of how many elements are open at once, so it runs as a program of its own, whose
-CPU time is limited; this file is that program, too.
+The sanitizer takes time quadratic in the number of open elements, so it runs in a child process with limited CPU
+time. This file is also the child's program.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import nh3
 
 from notso.web.confined_child import Limits, confined, serve_one
 
+# Ordinary pages of 256 KiB take about 0.02 s.
 LIMITS = Limits(cpu_s=1, memory_bytes=512 * 2**20, wall_s=10.0, answer_bytes=8 * 2**20)
-"""Pages of 256 KiB as people write them take about 0.02 s."""
 
 _PROGRAM = "from notso.web.rendering.html_preview import main; main()"
 _SVG = {
@@ -47,7 +47,7 @@ _ATTRIBUTES = {
 
 
 def _kept(tag: str, attribute: str, value: str) -> str | None:
-    """Links lead to parts of the same drawing (#gradient) and nowhere else."""
+    # Links may only refer to parts of the same drawing (#gradient).
     return value if attribute != "href" or value.startswith("#") else None
 
 
@@ -64,10 +64,10 @@ _CLEANER = nh3.Cleaner(
 
 
 async def preview_html(text: str) -> str:
-    """Return what may be shown of a text. Raises ConfinedWorkError where it costs too much."""
+    """Sanitize HTML in a child process. Raises ConfinedWorkError beyond LIMITS."""
     return (await confined(_PROGRAM, text.encode(), LIMITS)).decode()
 
 
 def main() -> None:
-    """The child: a text on stdin, what may be shown of it on stdout."""
+    """Child process: sanitize stdin to stdout."""
     serve_one(lambda text: _CLEANER.clean(text.decode()).encode(), LIMITS)

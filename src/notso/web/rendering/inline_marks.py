@@ -1,7 +1,7 @@
-"""What people write in Markdown beyond CommonMark, within one line: bare addresses, notes, boxes of task lists.
+"""Inline extensions of CommonMark: bare URLs, footnote marks, task list boxes.
 
-Each is settled by its own line, so that a text that is still growing never changes a block that was shown. So a note
-leads nowhere: its mark is raised where it is meant and where it is explained.
+Each depends on its own line only, so that growing text never changes a block already shown. Therefore footnotes are
+not linked: their marks are only raised.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from markdown_it.rules_inline import StateInline
 
 _SCHEME = re.compile(r"(?:^|[^a-z0-9.+-])(https?)$", re.IGNORECASE)
 _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
-_AFTERWARDS = ".,:;!?'*_~…。，"
-"""Belongs to the sentence where an address ends with it."""
+_AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL these belong to the sentence
 
 _NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
 def enable_inline_marks(parser: MarkdownIt) -> None:
-    """Teach a parser bare addresses (as links), the token `note` and boxes at the beginning of list items."""
+    """Add bare URLs, the token `note` and task list boxes to a parser."""
     parser.inline.ruler.after("text", "bare_address", _bare_address)
     parser.inline.ruler.before("link", "note", _note)
     parser.core.ruler.after("inline", "boxes", _boxes)
 
 
 def note_html(label: str) -> str:
-    """The mark of a note."""
     return f"<sup>{escape(label)}</sup>"
 
 
 def _bare_address(state: StateInline, silent: bool) -> bool:
-    """`https://example.org`: found at its colon, where the plain text before it ends."""
+    # The text rule stops at the colon of https://..., with the scheme pending.
     if state.src[state.pos] != ":" or state.linkLevel > 0:
         return False
     scheme = _SCHEME.search(state.pending)
@@ -56,9 +54,9 @@ def _bare_address(state: StateInline, silent: bool) -> bool:
 
 
 def _without_end(address: str) -> str:
-    """Without what belongs to the sentence: its marks, and a bracket that was opened before the address."""
     while address:
         last = address[-1]
+        # A closing bracket stays if its opening one is in the address.
         if last not in _AFTERWARDS and not _closes_nothing(address):
             break
         address = address[:-1]
@@ -71,10 +69,10 @@ def _closes_nothing(address: str) -> bool:
 
 
 def _note(state: StateInline, silent: bool) -> bool:
-    """`[^1]`, and where it is explained `[^1]:` at the beginning of a line."""
     found = _NOTE.match(state.src, state.pos)
     if found is None:
         return False
+    # The definition `[^1]:` at the beginning of a line includes its colon.
     begins = not state.src[: state.pos].rpartition("\n")[2].strip()
     if not silent:
         state.push("note", "", 0).content = found[1]

@@ -1,4 +1,4 @@
-"""The labels of code blocks in another language: kept HTML, which is made once for all readers, has them in English."""
+"""Translation of code block labels: cached HTML is rendered once for all readers, in English."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _LABELS = {
 
 
 def with_labels(html: str) -> str:
-    """Sanitised HTML with its labels in the reader's language. No text can look like them: in it `<` is escaped."""
+    """Translate the labels in sanitized HTML."""
     if language.get() == "en":
         return html
     for name, word in _LABELS.items():
+        # Text cannot contain this, because `<` is escaped in it.
         button = f'<button class="{name}" type="button">'
         html = html.replace(f"{button}{table('en')[word]}</button>", f"{button}{words[word]}</button>")
     return html

@@ -1,8 +1,7 @@
-"""Markdown to safe HTML, one block after another.
+"""Markdown to safe HTML, block by block.
 
-Reference links are off: with them a line far below could change a block above, and a block already sent is never
-touched again. Images become links, because fetching an address can carry a conversation out. What costs
-more than its budget is plain text.
+Reference links are disabled, because a later line could change a block already sent. Images become links, because
+fetching an address can leak the conversation. Blocks beyond their budget become plain text.
 """
 
 from __future__ import annotations
@@ -28,28 +27,27 @@ from notso.web.rendering.math import enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
 
-RENDERER_VERSION = 6
-"""Raised whenever the same text would give other HTML, so that stored HTML is made anew."""
+RENDERER_VERSION = 6  # increase when the HTML of a text changes, so that stored HTML is rendered again
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
-MAX_NESTING = 32  # levels: a quotation is one, a list with its item two
+MAX_NESTING = 32  # levels: one for a quotation, two for a list and its item
 
 _LINE_END = re.compile(r"\r\n?")
-# The lines CommonMark counts: it does not end a line at U+2028, form feed and their like, as str.splitlines does.
+# Lines as CommonMark counts them; str.splitlines also splits at U+2028, form feeds and others.
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines [start, end) of a text hold one top-level block."""
+    """Lines [start, end) of one top-level block."""
 
     start: int
     end: int
 
 
 class _LongParagraphError(Exception):
-    """A paragraph is too long to be read for markup."""
+    pass
 
 
 class _Renderer(RendererHTML):
@@ -78,7 +76,7 @@ class _Renderer(RendererHTML):
         return render_plain(tokens[idx].content)
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return '<figure class="wide-table"><table>\n'  # what is too wide scrolls in its own box, and stays a table
+        return '<figure class="wide-table"><table>\n'  # a box that scrolls, so that the table keeps its layout
 
     def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return "</table></figure>\n"
@@ -96,7 +94,7 @@ class _Renderer(RendererHTML):
 
 
 def _keep_to_budget(state: StateBlock | StateInline, *_: object) -> bool:
-    """A rule that stands before all others and takes nothing: it is asked at each position."""
+    # Comes before all other rules, so it is called at every position; it never consumes anything.
     state.env["deadline"].check()
     return False
 
@@ -106,9 +104,9 @@ def _check_pairs(state: StateInline) -> None:
 
 
 def _too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """What stands deeper than we follow is plain text, to the end of the item or quotation that holds it."""
     if silent or state.level < MAX_NESTING:
         return False
+    # Deeper nesting is plain text, to the end of the containing item or quotation.
     line = start + 1
     while line < end and (state.isEmpty(line) or state.sCount[line] >= state.blkIndent):
         line += 1
@@ -125,7 +123,7 @@ def _refuse_long_paragraphs(state: StateCore) -> None:
 
 
 def _link(state: StateInline, silent: bool) -> bool:
-    return state.src.find("](", state.pos) >= 0 and link(state, silent)  # each lone bracket would be read to the end
+    return state.src.find("](", state.pos) >= 0 and link(state, silent)  # else every lone bracket is scanned to the end
 
 
 def _image(state: StateInline, silent: bool) -> bool:
@@ -133,7 +131,7 @@ def _image(state: StateInline, silent: bool) -> bool:
 
 
 def _parser() -> MarkdownIt:
-    # A list adds two levels: markdown-it would drop what is at its own limit, and all that follows it.
+    # Two more, as a list adds two levels: at its own limit markdown-it drops the content and all that follows.
     parser = MarkdownIt(
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )
@@ -156,9 +154,9 @@ _BLOCKS_ONLY = _parser().disable(["inline", "long_paragraphs"])
 
 
 def render_markdown(text: str, *, budget: Budget | None = None) -> str:
-    """Safe HTML of a text; what is past our limits comes back as plain paragraphs. Takes time: not on the loop.
+    """Render a text as safe HTML, within `budget` or that of a whole message.
 
-    `budget` is what is left for the message that the text is of, or all of one.
+    Parts beyond the limits become plain paragraphs. Blocking: not for the event loop.
     """
     budget = budget or Budget()
     if len(text) > MAX_MARKDOWN_CHARACTERS:
@@ -177,13 +175,13 @@ def render_markdown(text: str, *, budget: Budget | None = None) -> str:
 
 
 def render_block(text: str, budget: Budget) -> str:
-    """Safe HTML of one block. Raises OverBudgetError."""
+    """Render one block. Raises OverBudgetError."""
     with budget.spending() as deadline:
         return budget.take(render_within(text, deadline))
 
 
 def render_within(text: str, deadline: Deadline, *, colour: bool = True) -> str:
-    """Safe HTML of a text; plain where it holds too long a paragraph, or the sanitiser found a fault.
+    """Render a text; plain if a paragraph is too long or sanitizing fails.
 
     Raises OverBudgetError.
     """
@@ -194,24 +192,24 @@ def render_within(text: str, deadline: Deadline, *, colour: bool = True) -> str:
 
 
 def render_plain(text: str) -> str:
-    """Text as it is, escaped, its line breaks kept by the style sheet."""
+    """Escape a text; the style sheet keeps its line breaks."""
     return f'<p class="plain">{escape(text)}</p>\n'
 
 
 def render_unformatted(text: str, budget: Budget) -> str:
-    """Text whose layout would cost too much, plain; the first time for a message, with a line that says so."""
+    """Return plain text, the first time per message with a note."""
     note = "" if budget.is_noted else words["unformatted"]
     budget.is_noted = True
     return (f"<p><em>{escape(note)}</em></p>\n" if note else "") + render_plain(text)
 
 
 def split_lines(text: str) -> list[str]:
-    """The lines of a text whose line ends are all LF, each with its end."""
+    """Split at LF, keeping line ends."""
     return _LINE.findall(text)
 
 
 def top_level_blocks(text: str, deadline: Deadline) -> list[Block]:
-    """Where the top-level blocks of `text` stand, in lines. Raises OverBudgetError."""
+    """Locate the top-level blocks. Raises OverBudgetError."""
     tokens = _BLOCKS_ONLY.parse(text, {"deadline": deadline})
     return [
         Block(token.map[0], token.map[1]) for token in tokens if token.level == 0 and token.map and token.nesting >= 0

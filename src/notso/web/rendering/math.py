@@ -1,8 +1,8 @@
-"""TeX in Markdown: $x$, $$x$$, \\(x\\) and \\[x\\], found here, typeset by the page once a block is closed.
+r"""TeX in Markdown: $x$, $$x$$, \\(x\\) and \\[x\\], detected here and typeset by the page.
 
-A displayed formula begins with its line and ends with its own mark or, as in TeX, with a blank line. So the line that
-opens it settles it, and a text that is still growing never turns a block that was shown into another one. What is not
-closed, or too long to be typeset, stays the text it is; so does a lone dollar, which is a price.
+A displayed formula begins a line and ends with its own mark or, as in TeX, a blank line. Its first line therefore
+decides, and growing text never changes a block already shown. Formulas that are unclosed or too long stay text, as do
+lone dollar signs, which are prices.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
 MAX_FORMULA_CHARACTERS = 2_000
-MAX_INLINE_CHARACTERS = 1_000  # so that a thousand lone dollars are not each searched to the paragraph's end
+MAX_INLINE_CHARACTERS = 1_000  # limits the search after each of a thousand lone dollar signs
 
 _MARKS = {"$$": "$$", "\\[": "\\]"}
 
 
 def enable_math(parser: MarkdownIt) -> None:
-    """Teach a parser the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
+    """Add the tokens `formula` (block) and `formula_inline`, with TeX content, to a parser."""
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)
 
 
 def formula_html(tex: str, kind: str) -> str:
-    """A formula as the page's script finds it; without the script, the source is what is read."""
+    """Return the element that the page's script typesets; without it the source is shown."""
     tag = "div" if kind == "block" else "span"
     look = "inline" if kind == "inline" else "display"
     return f'<{tag} class="math {look}">{escape(tex.strip(), quote=False)}</{tag}>'
@@ -42,7 +42,7 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         return False
     body, found, after = first[2:].partition(closing)
     if found and (after.strip() or not body.strip()):
-        return False  # more follows on its line: a formula within a paragraph
+        return False  # text follows: an inline formula of a paragraph
     if silent:
         return True
     lines, line = [body], start + 1
@@ -85,10 +85,9 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    """Where `$x$` ends, or -1: at the next dollar or nowhere, since two prices and a formula are none together.
-
-    No blank may stand just inside the dollars, no letter or digit just outside them.
-    """
+    """Return the end of `$x$`, or -1."""
+    # Only the next dollar sign counts: text between two prices is no formula. No space just inside of the dollars, no
+    # letter or digit just outside.
     inside = source[start + 1 : start + 2]
     if not inside or inside.isspace() or source[:start][-1:].isalnum():
         return -1

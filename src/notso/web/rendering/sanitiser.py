@@ -1,4 +1,4 @@
-"""The last word on HTML made from model text. Nothing rewrites HTML after this."""
+"""HTML sanitizer, the last step for HTML made from model text: nothing may rewrite it afterwards."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CLEANER = nh3.Cleaner(
     link_rel="noopener noreferrer nofollow",
     set_tag_attribute_values={
         "a": {"target": "_blank"},
-        "button": {"type": "button"},  # the tools of a code block; Markdown itself can write none
-        "pre": {"tabindex": "0"},  # what scrolls must be reachable without a mouse
+        "button": {"type": "button"},  # of code blocks; Markdown cannot produce buttons
+        "pre": {"tabindex": "0"},  # scrollable elements must be reachable by keyboard
         "figure": {"tabindex": "0"},
     },
     allowed_classes={
@@ -38,16 +38,16 @@ _CLEANER = nh3.Cleaner(
     },
 )
 
-# htmx 4 rewrites `<hx-name ` in raw text before it parses, and obeys hx- attributes wherever it finds them.
+# htmx 4 rewrites `<hx-name ` in raw text before parsing, and obeys hx- attributes everywhere.
 _HTMX_TAG = re.compile(r"</?hx-", re.IGNORECASE)
 
 
 class UnsafeHTMLError(ValueError):
-    """Sanitised HTML still speaks to htmx. This is a bug of ours; the text is shown plain instead."""
+    """Sanitized HTML still contains htmx markup: a bug. The text is shown plain."""
 
 
 def sanitise(html: str) -> str:
-    """HTML holding only what the allow-list names. Raises UnsafeHTMLError."""
+    """Reduce HTML to the allow-list. Raises UnsafeHTMLError."""
     clean = _CLEANER.clean(html)
     if _HTMX_TAG.search(clean):
         raise UnsafeHTMLError("an htmx tag survived")

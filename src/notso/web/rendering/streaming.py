@@ -1,4 +1,4 @@
-"""Markdown that is still being written: finished blocks are rendered once, the open tail again and again."""
+"""Incremental Markdown: closed blocks are rendered once, the open tail at each update."""
 
 from __future__ import annotations
 
@@ -22,30 +22,27 @@ MAX_TAIL_CHARACTERS = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What changed: HTML of blocks that closed (append it, it never changes) and of the open tail (replace it)."""
+    """HTML of blocks that closed (append it) and of the open tail (replace it)."""
 
     closed: str
     tail: str
 
 
 class StreamingMarkdown:
-    """Feed it growing text; the closed pieces joined with the last tail are what render_markdown gives at the end.
-
-    A block is closed when a later one has begun on a complete line: from then on no text can change it. Closed blocks
-    are paid for by the message's budget. What is looked at again and again has a budget for each time, and a tail or
-    a search for blocks that was over it waits: for the block's end, or until there is twice as much to look at.
-    """
+    """Renderer of growing text; the result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
+        # Closed blocks are charged to the message. Repeated work (the tail, the search for blocks) has TICK_SECONDS
+        # each time; when over, it waits for the end of the block, or for twice as much text.
         self._budget = budget or Budget()
         self._text = ""
-        self._held = ""  # a carriage return at the end may be half of a line end
+        self._held = ""  # a trailing CR may be half of a line end
         self._closed_to = 0
         self._tail_is_slow = False
         self._enough_to_look = 0
 
     def feed(self, more: str) -> Rendered:
-        """Take more text. Takes time: not on the loop."""
+        """Append text. Blocking: not for the event loop."""
         more = self._held + more
         self._held = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
@@ -69,6 +66,7 @@ class StreamingMarkdown:
             self._enough_to_look = 2 * (complete - self._closed_to)
             return ""
         html, done = "", 0
+        # A block is closed once the next one has begun on a complete line: no later text can change it.
         for block, following in pairwise(blocks):
             if done and tick.passed:
                 break
@@ -84,7 +82,7 @@ class StreamingMarkdown:
         return html
 
     def _close_plain(self) -> str:
-        """Nothing is left to spend: whole paragraphs go out as they are."""
+        # The budget is spent: complete paragraphs are sent as plain text.
         end = self._text.rfind("\n\n", self._closed_to)
         text = self._text[self._closed_to : max(end, self._closed_to)].strip("\n")
         self._closed_to = max(end, self._closed_to)

@@ -1,1 +1,1 @@
-"""Several servers over one store: what they tell each other, and how a reader of one follows an answer of another."""
+"""Several servers over one database: messages between them, and answers followed across replicas."""

@@ -1,6 +1,6 @@
-"""What replicas, servers over one store, tell each other; all of it is short-lived and may be lost without harm.
+"""Communication between replicas (servers over one database). All messages are short-lived and may be lost.
 
-A server alone has nobody to tell: `Alone` is the default, and costs nothing.
+`Alone`, the default, is for a single server.
 """
 
 from __future__ import annotations
@@ -10,32 +10,33 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 Body = Mapping[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 Heard = Callable[[Body], None]
 Take = Callable[[Body], bool]
-"""Adds changes to a copy. False: changes before them are missing, and all of them are wanted anew."""
+"""Applies changes to a copy. Returns False if earlier ones are missing, which requests everything again."""
 
 
 class GrowingLog(Protocol):
-    """Something that changes in numbered steps on one replica, and of which others keep copies."""
+    """Log that grows in numbered steps on one replica; others keep copies."""
 
     at_change: Callable[[], None] | None
-    """Called after each change."""
 
     @property
     def number(self) -> int:
-        """Grows with every change."""
+        """Increases with every change."""
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing more will change."""
+    def finished(self) -> bool: ...
 
     def changes(self, after: int) -> Body:
-        """What changed after that number; -1 for everything."""
+        """Return the changes after a number; -1 for all."""
 
 
 class Exchange(Protocol):
-    """On the event loop. Nothing here waits for another machine, but for `claim` and what is remembered."""
+    """Message exchange. Use on the event loop.
+
+    Only `claim` and stored values wait for another machine.
+    """
 
     @property
     def is_shared(self) -> bool:
@@ -43,50 +44,50 @@ class Exchange(Protocol):
 
     @property
     def is_away(self) -> bool:
-        """Whether the others could not be reached when that was last tried."""
+        """Whether the last attempt to reach the others failed."""
 
     def tell(self, kind: str, **body: Any) -> None:
-        """Tell all others, now or when they can be reached again; of very much, the oldest is left out."""
+        """Send to all others, now or once reachable. The oldest of too many are dropped."""
 
     def hear(self, kind: str, heard: Heard) -> None:
-        """Have what others tell of that kind."""
+        """Subscribe to messages of a kind."""
 
     def after_a_gap(self, act: Callable[[], None]) -> None:
-        """Have `act` called when something may have been told that was not heard."""
+        """Call `act` when messages may have been missed."""
 
     def publish(self, name: str, log: GrowingLog) -> None:
-        """From here to its end, others can follow the log by that name; it takes the place of one they followed."""
+        """Publish a log under a name until its end."""
 
     def following(self, name: str, take: Take) -> AbstractContextManager[None]:
-        """While it lasts, `take` gets the changes of a published log, from the first on."""
+        """Receive a published log's changes from the start while the context is open."""
 
     async def claim(self, name: str, holder: str) -> str:
-        """Hold that name against the other replicas until it is released, or this one is gone. '', or who holds it.
-        Where they cannot be asked, it is held here alone."""
+        """Hold a name until `release` or the end of this replica.
 
-    def release(self, name: str) -> None:
-        """It is free for others."""
+        Returns '' or the present holder. If the others are unreachable, the name is held locally.
+        """
+
+    def release(self, name: str) -> None: ...
 
     async def is_held(self, name: str) -> bool:
-        """Whether a replica that is there holds that name; True also where that cannot be known."""
+        """Whether a live replica holds the name; True if unknown."""
 
     async def remember(self, name: str, value: str, seconds: float) -> None:
-        """Keep a value for all replicas; where they cannot be reached, it is not kept."""
+        """Store a value for all replicas, if reachable."""
 
     async def recall(self, name: str) -> str | None:
-        """The value, or None where there is none or nobody can be asked."""
+        """Return a stored value; None if missing or unreachable."""
 
-    async def forget(self, name: str) -> None:
-        """There is no such value."""
+    async def forget(self, name: str) -> None: ...
 
     def start(self) -> None: ...
 
     async def close(self) -> None:
-        """After a last try to send what is left."""
+        """Close after a last attempt to send."""
 
 
 class Alone:
-    """The exchange of a server without others."""
+    """Exchange of a single server."""
 
     is_shared = False
     is_away = False

@@ -1,4 +1,4 @@
-"""From an address to what replicas share: only here is the client of a Valkey server asked for."""
+"""Construction of the exchange and counters from a URL; the only module that imports the Valkey client, on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
-    """None: this server is alone. Raises SettingsError: the extra is missing, or the address is none."""
+    """Return the exchange; `Alone` for None. Raise SettingsError if the extra is missing or the URL invalid."""
     if url is None:
         return Alone()
     try:
@@ -26,18 +26,18 @@ def exchange_at(url: str | None) -> Exchange:
 
 
 def counters_at(url: str | None) -> Counters:
-    """What requests are counted with. Raises SettingsError."""
+    """Return the request counters. Raise SettingsError."""
     if url is None:
         return OwnCounters()
     try:
-        from notso.web.replicas.valkey_counters import ValkeyCounters
+        from notso.web.replicas.valkey_exchange import ValkeyCounters
     except ImportError as error:
         raise _missing() from error
     return ValkeyCounters(_with_port(url))
 
 
 def _with_port(url: str) -> str:
-    """The address with Valkey's own port where it names none: not every library that reads it knows that port."""
+    # Not every library knows Valkey's default port.
     parts = urlsplit(url)
     if parts.scheme == "unix" or not parts.hostname or parts.port is not None:
         return url

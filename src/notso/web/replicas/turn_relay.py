@@ -1,5 +1,4 @@
-"""Turns over several replicas: their logs are published, those of others copied for readers who come here, and what
-persons do reaches the replica that it concerns."""
+"""Turns over several replicas: publishes local logs, copies remote ones for readers, and forwards user actions."""
 
 from __future__ import annotations
 
@@ -19,23 +18,22 @@ from notso.web.values.errors import StorageError
 from notso.web.values.wording import words
 
 FIRST_SECONDS = 0.5
-"""A reader waits so long for what a copy begins with, so that it is not shown an empty answer first."""
+"""Wait for a copy's first content, to avoid showing an empty answer."""
 SILENT_SECONDS = 1.0
-"""When a copy has had no news for so long, the database is asked whether the turn has ended."""
+"""Silence after which the database is asked whether the turn has ended."""
 UNREAD_SECONDS = 5.0
-"""A copy that nobody reads is let go after so long; a reader whose connection broke finds it again."""
+"""Time before an unread copy is dropped; a reader that reconnects within it finds the copy."""
 
 
 @dataclass(eq=False)
 class _Copy:
-    """The log of a turn that another replica computes. `first` is set when it has begun, `look` when the database
-    should be asked at once."""
+    """Log of a turn running on another replica."""
 
     owner: str
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)
-    first: asyncio.Event = field(default_factory=asyncio.Event)
-    look: asyncio.Event = field(default_factory=asyncio.Event)
+    first: asyncio.Event = field(default_factory=asyncio.Event)  # set on the first content
+    look: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
     news: int = 0
 
     def take(self, body: Body) -> bool:
@@ -48,7 +46,10 @@ class _Copy:
 
 
 class TurnRelay:
-    """Everything here runs on the event loop. Where there are no others it does nothing."""
+    """Connects turns with other replicas. Use on the event loop.
+
+    It does nothing without other replicas.
+    """
 
     def __init__(self, exchange: Exchange, turns: Turns, feed: Feed, store: ChatStore) -> None:
         self._exchange = exchange
@@ -67,7 +68,7 @@ class TurnRelay:
             exchange.after_a_gap(self._after_a_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
-        """The log of an unfinished answer that another replica computes. None where there are no others."""
+        """Return the copied log of an unfinished remote answer; None for a single server."""
         if not self._exchange.is_shared:
             return None
         copy = self._copies.get(message.generation_id or "")
@@ -81,13 +82,12 @@ class TurnRelay:
         return copy.log
 
     def ended(self, orphan: Orphan) -> None:
-        """A turn was interrupted here because its replica is gone: whoever reads a copy of it should know."""
+        """Announce that a turn was interrupted because its replica is gone."""
         self._look(orphan.generation_id)
         self._exchange.tell("ended", generation=orphan.generation_id)
         self._feed.announce(orphan.owner, orphan.chat_id, "")
 
     async def close(self) -> None:
-        """Let go of all copies."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -96,7 +96,7 @@ class TurnRelay:
         self._exchange.publish(turn.id, turn.log)
 
     def _do(self, body: Body) -> None:
-        """What a person asked another replica for. Of what does not run here nothing more is said."""
+        # Another replica's user action. If the turn does not run here, it is ignored.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_chat_here(more[0], name)
@@ -118,7 +118,7 @@ class TurnRelay:
             copy.look.set()
 
     async def _keep(self, copy: _Copy) -> None:
-        """Follow it for as long as it is read, to the end that its replica tells, or that the database knows of."""
+        # Until the copy is unread for a while, or its replica or the database reports the end.
         unread_s = 0.0
         try:
             with self._exchange.following(copy.generation_id, copy.take):
@@ -141,10 +141,10 @@ class TurnRelay:
             message = await self._store.generation(copy.owner, copy.generation_id)
             if copy.log.finished or (message is not None and message.active):
                 return
-            if message is None:  # it was deleted, or is written on under another name
+            if message is None:  # deleted, or continued under another id
                 copy.log.finish("interrupted", words["phase_interrupted"])
                 return
-            if message.renderer and not message.tool_uses:  # where the last words of it never came
+            if message.renderer and not message.tool_uses:  # the copy may lack the end
                 copy.log.restate({"answer": message.answer_html, "reasoning": message.reasoning_html})
             copy.log.words = len(message.content.split())
             error = message.note if message.state == "failed" else None

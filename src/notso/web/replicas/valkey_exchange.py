@@ -1,8 +1,11 @@
-"""The exchange over a Valkey server: one stream that all replicas read, and one for each log that others may follow.
+"""Exchange over a Valkey server: one stream read by all replicas, and one per published log.
 
-Two connections wait on it: one sends whatever there is, in one round trip at a time; one reads all streams that are of
-interest here. While the server is away, what is to be told waits, logs are told whole once it is back, and everybody
-learns that something may have been missed. Nothing is asked of the server but memory: it may lose all it has.
+Two connections are used: one sends everything pending, one round trip at a time; the other reads all streams of
+interest. While the server is unreachable, messages wait; once it is back, logs are sent whole and replicas learn that
+messages may have been missed. The server may lose all its data.
+
+`ValkeyCounters` counts requests per address over all replicas, with the scripts of the `limits` library. While the
+server is unreachable, each replica counts for itself, so up to `replicas` times the limit gets through.
 """
 
 from __future__ import annotations
@@ -11,50 +14,55 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from valkey.asyncio import Valkey
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import RedisStorage
+from limits.aio.strategies import MovingWindowRateLimiter
+from valkey.asyncio import BlockingConnectionPool, Valkey
 from valkey.exceptions import ValkeyError
 
+from notso.web.edge.rate_limit import Counters, OwnCounters
 from notso.web.replicas.exchange import Body, GrowingLog, Heard, Take
 
 logger = logging.getLogger("notso.web.replicas")
 
 FAILURES = (ValkeyError, OSError, TimeoutError)
 ANSWER_SECONDS = 2.0
-"""A server that does not answer for so long is away."""
+"""Timeout after which the server counts as unreachable."""
 BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""What there is to tell waits so long for more, and for a question's own answer to be on its way."""
+"""Delay before sending, to batch messages and to let a request's own response leave first."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MOST_TOLD = 10_000
-"""Of what is told all replicas, on the server; and what waits for it while it is away."""
+"""Limit of broadcast messages on the server, and of those waiting for it."""
 MOST_FINISHED = 256
 KEEP_SECONDS = 900
 KEEP_FINISHED_SECONDS = 300
 CLAIM_SECONDS = 6
 RENEW_SECONDS = 2.0
 WHOLE_BYTES = 65_536
-"""Changes of a log are told one by one until they are as large as four times the whole and this; then it is told
-whole, and they are forgotten."""
+"""A log's changes are sent one by one until they exceed four times the whole log plus this; then the log is sent whole
+and replaces them."""
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 
 @dataclass(slots=True)
 class _Published:
-    """`sent` is the number that the server's stream ends with; -1 where it has to be told whole."""
+    """State of a published log."""
 
     log: GrowingLog
     key: str
-    sent: int = -1
+    sent: int = -1  # last number in the server's stream; -1: send the whole log
     whole_bytes: int = 0
     more_bytes: int = 0
 
@@ -64,15 +72,15 @@ class _Published:
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """`at` is the entry that it took last."""
-
     take: Take
-    at: tuple[int, int] = (0, 0)
+    at: tuple[int, int] = (0, 0)  # id of the last applied entry
 
 
 class ValkeyExchange:
-    """See the module. `url` names the server as its own tools do: valkey://[[user]:password@]host[:port][/database],
-    valkeys:// with TLS, unix:// for a socket; redis:// and rediss:// mean the same."""
+    """Exchange at a URL such as valkey://[[user]:password@]host[:port][/database].
+
+    valkeys:// uses TLS, unix:// a socket; redis:// and rediss:// are synonyms.
+    """
 
     is_shared = True
 
@@ -100,7 +108,7 @@ class ValkeyExchange:
 
     @property
     def is_away(self) -> bool:
-        """Whether the server did not answer when it was last spoken to."""
+        """Whether the last attempt to reach the server failed."""
         return self._away
 
     def tell(self, kind: str, **body: Any) -> None:
@@ -122,7 +130,7 @@ class ValkeyExchange:
     def following(self, name: str, take: Take) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(take)
         self._copies.setdefault(key, []).append(copy)
-        self._ring = True  # the reading connection waits, and must look at one stream more
+        self._ring = True  # the reading connection is blocked and must include another stream
         self._work.set()
         try:
             yield
@@ -174,7 +182,7 @@ class ValkeyExchange:
 
     async def close(self) -> None:
         pending = set(self._tasks)
-        while pending:  # Python 3.11's asyncio.wait_for, which the client uses, may lose a cancellation
+        while pending:  # the client uses asyncio.wait_for, which may lose a cancellation in Python 3.11
             for task in pending:
                 task.cancel()
             done, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
@@ -216,8 +224,7 @@ class ValkeyExchange:
                 self._is_back()
 
     async def _flush(self) -> None:
-        """Send all there is in one round trip. What fails stays, and may then be told twice: a copy takes no change
-        twice, and who is told to stop twice, stops."""
+        # Sent in one round trip. After a failure everything is sent again; receivers tolerate repetition.
         told, names, ring = len(self._told), list(self._changed), self._ring
         self._changed.clear()
         pipe = self._client.pipeline(transaction=False)
@@ -249,7 +256,7 @@ class ValkeyExchange:
         for _ in range(min(told, len(self._told))):
             self._told.popleft()
         for name, (each, number, size, whole), added in zip(names, sent, results[told::2], strict=False):
-            each.sent = number if added is not None else -1  # None: the server has lost what it had of it
+            each.sent = number if added is not None else -1  # None: the server has lost the log's stream
             each.whole_bytes, each.more_bytes = (size, 0) if whole else (each.whole_bytes, each.more_bytes + size)
             if each.sent < 0 or each.sent != each.log.number:
                 self._note_change(name)
@@ -257,7 +264,7 @@ class ValkeyExchange:
                 del self._published[name]
 
     def _drop_old(self) -> None:
-        """Of logs that have ended and could not be told, some are held on to: their readers have the database."""
+        # Bounds finished logs that could not be sent; their readers use the database.
         finished = [name for name, each in self._published.items() if each.log.finished]
         for name in finished[: max(0, len(finished) - MOST_FINISHED)]:
             del self._published[name]
@@ -274,13 +281,13 @@ class ValkeyExchange:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _read(self) -> None:
-        """Whatever has come to any stream of interest, or nothing within a second."""
         if self._at is None:
             last: list[Entry] = await self._reader.xrevrange(self._bus, count=1)
             self._at = last[0][0] if last else b"0-0"
         streams: dict[Any, Any] = {self._bus: self._at, self._bell: self._bell_at}
         for key, copies in self._copies.items():
             streams[key] = b"%d-%d" % min(each.at for each in copies)
+        # Returns after BLOCK_SECONDS without entries.
         found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
         if self._missed:
             self._missed = False
@@ -341,15 +348,69 @@ def _bodies(entries: list[Entry]) -> Iterator[Body]:
         try:
             body = json.loads(fields[b"json"])
         except (KeyError, ValueError):
-            continue  # of another program
+            continue  # written by another program
         if isinstance(body, dict):
             yield body
 
 
 def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
-    """What another replica says must not end the reading. A failure counts as taken: it would fail again."""
+    # A failure counts as applied, as it would repeat; it must not end the reading.
     try:
         return act(body) is not False
     except Exception:
         logger.exception("what another replica told could not be used")
         return True
+
+
+T = TypeVar("T")
+
+COUNTER_ANSWER_SECONDS = 1.0
+"""A request waits at most this long for being counted."""
+MOST_CONNECTIONS = 4
+COUNTER_RETRY_SECONDS = 1.0
+
+
+class ValkeyCounters:
+    """Request counters in Valkey, or local ones while it is unreachable. Use on the event loop."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._own: Counters = OwnCounters()
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MOST_CONNECTIONS,
+            timeout=COUNTER_ANSWER_SECONDS,
+            socket_timeout=COUNTER_ANSWER_SECONDS,
+            socket_connect_timeout=COUNTER_ANSWER_SECONDS,
+        )
+        storage = RedisStorage(url, implementation="valkey", key_prefix="notso:limit", connection_pool=pool)  # type: ignore[arg-type]
+        self._limiter = MovingWindowRateLimiter(storage)
+        self._away_until = float("-inf")
+        self._away = False
+
+    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        return await self._either(lambda each: each.test(limit, what, who))
+
+    async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        return await self._either(lambda each: each.hit(limit, what, who))
+
+    async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
+        async def asked(each: MovingWindowRateLimiter | Counters) -> float:
+            if isinstance(each, MovingWindowRateLimiter):
+                return (await each.get_window_stats(limit, what, who)).reset_time
+            return await each.free_at(limit, what, who)
+
+        return await self._either(asked)
+
+    async def _either(self, ask: Callable[[MovingWindowRateLimiter | Counters], Awaitable[T]]) -> T:
+        if self._clock() >= self._away_until:
+            try:
+                answer = await ask(self._limiter)
+            except (ValkeyError, OSError, TimeoutError) as error:
+                if not self._away:
+                    logger.warning("requests are counted by this replica alone: %s", error or type(error).__name__)
+                self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
+            else:
+                self._away = False
+                return answer
+        return await ask(self._own)

@@ -1,1 +1,1 @@
-"""Ways to know who sent a request, besides the key of the server."""
+"""Sign-in methods besides the server's key."""

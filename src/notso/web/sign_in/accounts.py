@@ -1,4 +1,4 @@
-"""What is used by whom, limits and quotas of keys, and the audit log. On the event loop."""
+"""Usage accounting, limits and quotas of keys, and the audit log. Use on the event loop."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from notso.web.values.wording import number, words
 
 FLUSH_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0
-"""So long a request waits for what others have reserved and may give back."""
+"""A request waits this long for reservations of other requests to be released."""
 LOOK_SECONDS = 0.5
-"""What another server gives back is looked for so often."""
+"""Polling interval for reservations released by other servers."""
 RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
-"""Owners and days whose usage waits to be written; where the store fails for so long, more is not counted."""
+"""Limit of unwritten (day, owner) entries; if the store fails for long, further usage is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""Within so long what one owner does again is counted, and written down in one more entry."""
+"""Interval within which an owner's repeated action is counted and then written as one entry."""
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
-"""Last parts of the addresses by which a page asks the model."""
+"""Last path segments of page requests that use the model."""
 AUDITED = {
     "GET /export": "exported all chats",
     "GET /backup": "took a backup",
@@ -50,24 +50,25 @@ AUDITED = {
     "POST /v1/unload_lora_adapter": "unloaded an adapter",
     "GET /operator": "looked at the operator's page",
 }
-"""What is written down when it is asked for, by its route. Never what anybody wrote, nor which chat."""
+"""Audited routes. Entries never contain content or chat ids."""
 _log = logging.getLogger("notso.web.access")
 
 
 class Accounts:
-    """`counters` count the requests of keys, for all servers where those are shared. `clock` gives seconds since 1970.
+    """Accounts usage against quotas.
 
-    Usage is written every few seconds. What an owner with a quota may use is reserved in the store before a request
-    begins and ended there with what it used, in one transaction: no sum over servers of one store exceeds a quota.
+    Usage is written every few seconds. The maximum use of a request with quota is reserved in the store before it
+    starts, and settled in one transaction, so that no quota is exceeded even over several servers.
     """
 
+    # counters: of key requests, shared between servers if configured. clock: seconds since 1970.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._counters = counters
         self._clock = clock
         self._pending: dict[tuple[date, str], Used] = {}
         self._quotas: dict[str, Quota] = {}
-        self._turns: dict[str, asyncio.Lock] = {}  # who waits for what is reserved, in order
+        self._turns: dict[str, asyncio.Lock] = {}  # requests of an owner waiting for reservations, in order
         self._reserved: dict[str, Reservation] = {}
         self._ended: dict[str, Reservation] = {}
         self._renewed = 0.0
@@ -75,12 +76,13 @@ class Accounts:
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._audited: dict[tuple[str, str], tuple[float, int]] = {}  # when it was written down, how often since
+        self._audited: dict[tuple[str, str], tuple[float, int]] = {}  # time of the written entry, repetitions since
         self._unwritten: list[AuditEntry] = []
 
     async def start(self) -> None:
-        """Open the store, and write now and then: a server that is killed loses the count of some seconds."""
+        """Open the store and start periodic writing."""
         await self.store.open()
+        # A server that is killed loses at most FLUSH_SECONDS of usage.
         self._task = asyncio.create_task(self._write_now_and_then())
 
     async def _write_now_and_then(self) -> None:
@@ -93,16 +95,14 @@ class Accounts:
             await self._renew()
 
     def today(self) -> date:
-        """The day, UTC."""
+        """Return the UTC date."""
         return datetime.fromtimestamp(self._clock(), UTC).date()
 
     def has_quota(self, owner: str) -> bool:
-        """Whether requests of that owner are held to one."""
         return owner in self._quotas
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Hold what these requests may use. Where it is others that hold what is left, wait for what they give back.
-        Raises QuotaError and StorageError."""
+        """Reserve the requests' maximum use, waiting for other reservations. Raise QuotaError or StorageError."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS
         try:
@@ -128,13 +128,13 @@ class Accounts:
         return reserved
 
     async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
-        """None where what is left is held by others. Raises QuotaError where it is not enough without them."""
+        """Return None if other reservations hold the rest. Raise QuotaError if it would not suffice anyway."""
         quota, day = self._quotas[owner], self.today()
         asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))
         try:
             found = await asyncio.shield(asked)
         except asyncio.CancelledError:
-            asked.add_done_callback(self._give_back)  # nobody waits for it any more
+            asked.add_done_callback(self._give_back)  # the canceled caller cannot release it
             raise
         if isinstance(found, list):
             self._reserved |= {each.id: each for each in found}
@@ -153,7 +153,7 @@ class Accounts:
             self.release(found)
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
-        """Whether a prompt of that length and a token of answer would still fit."""
+        """Return whether this prompt and one answer token fit."""
         quota = self._quotas[owner]
         try:
             used = await self.used_today(owner)
@@ -163,7 +163,7 @@ class Accounts:
         return not too_long and (not quota.requests or used.requests < quota.requests)
 
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None:
-        """A request to the model has ended; what was reserved counts for the day on which it was."""
+        """Account a request's use, on the day of its reservation."""
         key = (reservation.day if reservation is not None else self.today(), owner)
         tokens = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
         if key in self._pending or len(self._pending) < MAX_PENDING:
@@ -172,12 +172,12 @@ class Accounts:
             self.release([reservation])
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """What is held for them is given back."""
+        """Release reservations."""
         self._ended |= {each.id: each for each in reservations}
         self._due.set()
 
     async def flush(self) -> None:
-        """Write what has come together; usage that cannot be written is tried again."""
+        """Write collected usage; retry later on failure."""
         await self._write_audit()
         async with self._writing:
             taken, self._pending = self._pending, {}
@@ -198,7 +198,7 @@ class Accounts:
             self._freed.set()
 
     async def _renew(self) -> None:
-        """What is still running is held on."""
+        # Reservations expire in the store; those of running requests are extended.
         now = time.monotonic()
         if not self._reserved or now - self._renewed < RENEW_SECONDS:
             return
@@ -209,7 +209,7 @@ class Accounts:
             _log.warning("what is reserved of quotas cannot be renewed: %s", error)
 
     async def close(self) -> None:
-        """Write what is left, and let go of the store."""
+        """Write pending entries and close the store."""
         if self._task is not None:
             self._task.cancel()
         await self._write_audit(all_of_it=True)
@@ -217,14 +217,13 @@ class Accounts:
         await self.store.close()
 
     async def used_today(self, owner: str) -> Used:
-        """What is written, and what is not yet. Raises StorageError."""
+        """Return today's use, unwritten included. Raise StorageError."""
         async with self._writing:
             day = self.today()
             return await self.store.used_on(day, owner) + self._pending.get((day, owner), Used())
 
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """The gate: what a key may not do any more is refused, what is audited is written down. Raises Problem (429),
-        and StorageError where a quota cannot be looked up."""
+        """Check a key's limits and record audited actions. Raise Problem (429) or StorageError."""
         if caller.tokens_per_day or caller.requests_per_day:
             self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
         if (action := AUDITED.get(asked_of(request))) is not None:
@@ -252,9 +251,9 @@ class Accounts:
                 raise Problem(429, message, retry_after_seconds=self._until_tomorrow())
 
     async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
-        """Write down that something was done: an operator's action each time, in a log that others cannot fill; what
-        one owner does again and again at its first time, and then how often. What nobody known does causes no write of
-        its own. A log that cannot be written is told and stops nobody."""
+        """Record an action in the audit log. Failures are only logged."""
+        # Operators' actions are always written, in a log that other users cannot fill. Repeated actions of an owner are
+        # counted. Unauthenticated requests cause no write of their own.
         address = request.client.host if request.client else ""
         entry = AuditEntry(int(1000 * self._clock()), owner, action, address, by_operator=by_operator)
         if not by_operator:
@@ -276,7 +275,6 @@ class Accounts:
             _log.warning("the audit log cannot be written: %s", error)
 
     def _counted(self, key: tuple[str, str]) -> list[AuditEntry]:
-        """What was done again since it was written down."""
         _, count = self._audited.pop(key, (0.0, 0))
         return [AuditEntry(int(1000 * self._clock()), *key, count=count)] if count else []
 
@@ -299,7 +297,7 @@ class Accounts:
 
 
 def _least(wanted: Wanted) -> int:
-    """Fewer tokens are no answer."""
+    # An answer has at least one token.
     return wanted.prompt_tokens + min(1, wanted.answer_tokens)
 
 

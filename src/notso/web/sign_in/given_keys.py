@@ -1,4 +1,4 @@
-"""Keys that an operator gives out: made once, shown once, kept as a hash."""
+"""API keys issued by an operator: shown once, stored as a hash."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from notso.web.store.access import AccessStore, ApiKey
 from notso.web.values.errors import StorageError
 
 SECRET_BYTES = 32
-"""So much chance cannot be tried through: a fast hash is enough, and a slow one would be a load on every request."""
+"""Enough entropy that a fast hash is safe; a slow one would be paid on every request."""
 MAX_NAME_CHARACTERS = 64
 KNOWN_SECONDS = 60.0
-"""So long a key is believed without being looked up, and only where it cannot be."""
+"""Cache lifetime of keys, used only while the store fails."""
 MAX_KNOWN = 10_000
 _log = logging.getLogger("notso.web.access")
 
@@ -29,7 +29,7 @@ def new_key(
     tokens_per_day: int = 0,
     is_operator: bool = False,
 ) -> tuple[str, ApiKey]:
-    """A key, which nobody can find out again, and what is kept of it beside its digest."""
+    """Create a key: its secret, and the record to store with its digest."""
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     kept = ApiKey(
         secrets.token_hex(8),
@@ -44,23 +44,25 @@ def new_key(
 
 
 def digest_of(secret: str) -> bytes:
-    """By which it is found again."""
+    """Return the digest by which a key is looked up."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_name(name: str) -> bool:
-    """Whether a key, and whoever holds it, can be called that."""
+    """Whether a name is valid for a key and its owner."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip()
 
 
 def owner_of_key(key_id: str) -> str:
-    """Whose conversations and usage are those of a key."""
+    """Return the owner of a key's conversations and usage."""
     return f"key:{key_id}"
 
 
 class GivenKeys:
-    """Looked up at each request, so that a revoked one counts no more at the next, whichever server it reaches. While
-    the store does not answer, what it said within the last minute holds; of other keys nothing is known then."""
+    """Looks up keys at every request, so that revocation takes effect at once on all servers.
+
+    While the store fails, keys seen within KNOWN_SECONDS remain valid.
+    """
 
     def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -68,12 +70,11 @@ class GivenKeys:
         self._known: dict[bytes | str, tuple[Caller, float]] = {}
 
     async def by_token(self, token: str) -> Caller | None:
-        """Whose key this is, if it counts. Raises StorageError."""
+        """Return the caller of a valid key. Raise StorageError."""
         digest = digest_of(token)
         return await self._found(digest, self._store.key_of(digest))
 
     async def by_id(self, key_id: str) -> Caller | None:
-        """The same, of one that was shown before."""
         return await self._found(key_id, self._store.key(key_id))
 
     async def _found(self, by: bytes | str, asked: Awaitable[ApiKey | None]) -> Caller | None:

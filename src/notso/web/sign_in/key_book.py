@@ -1,4 +1,4 @@
-"""Adding, listing and revoking keys for whoever has no event loop: the command line."""
+"""Synchronous key management for the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ T = TypeVar("T")
 
 
 class KeyBook:
-    """`make` makes the store anew for each call, which closes it again. Methods raise StorageError."""
+    """Manages keys in a store that `make` opens for each call. Methods raise StorageError."""
 
     def __init__(self, make: Callable[[], AccessStore], by: str = "command line") -> None:
         self._make = make
         self._by = by
 
     def all(self) -> list[ApiKey]:
-        """All of them."""
         return self._with_store(lambda store: store.keys())
 
     def add(
@@ -34,8 +33,7 @@ class KeyBook:
         tokens_per_day: int = 0,
         is_operator: bool = False,
     ) -> tuple[str, ApiKey]:
-        """A new key, which nobody can find out again, and what is kept of it. Raises SettingsError: the name is none,
-        or taken."""
+        """Create a key; return its secret and record. Raise SettingsError for an invalid or taken name."""
         if not is_name(name):
             raise SettingsError("a key's name has 1 to 64 characters, on one line", setting="name")
         secret, key = new_key(
@@ -57,7 +55,7 @@ class KeyBook:
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
-        """Its key counts no more, from the next request on. Raises SettingsError: there is none that counts."""
+        """Revoke a key at once. Raise SettingsError if no valid key has that name."""
 
         async def revoke(store: AccessStore) -> ApiKey | None:
             key = await store.revoke_key(name, _now_ms())

@@ -1,6 +1,6 @@
-"""Signing in at an OpenID provider: the authorization code flow with PKCE, state and nonce, by Authlib and joserfc.
+"""Sign-in with OpenID Connect: authorization code flow with PKCE, state and nonce, using Authlib and joserfc.
 
-Both come with the extra `oidc`. This module alone imports them, and is asked for only where a provider is configured.
+Both come with the extra `oidc`; only this module imports them, and it is loaded only if a provider is configured.
 """
 
 from __future__ import annotations
@@ -22,41 +22,37 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from notso.web.edge.access import Caller
-from notso.web.sign_in.sign_in_error import SignInError
+from notso.web.values.errors import SignInError
 from notso.web.values.sign_in import OidcSettings
 from notso.web.values.visible_text import is_visible
 
 SECONDS = 10.0
-"""For each thing the provider is asked."""
+"""Timeout of each request to the provider."""
 MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
 MAX_ENDED = 10_000
-"""Sign-ins that are known to have ended: the oldest is forgotten."""
+"""Limit of remembered finished sign-ins, to reject replays; the oldest are dropped."""
 KEYS_SECONDS = 3600.0
 KEYS_AGAIN_SECONDS = 10.0
-"""After that a key that nobody knows is looked for once more."""
+"""Minimum age before the keys are fetched again for an unknown key."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signed with a key that only the provider has; never `none`, never a shared secret."""
+"""Asymmetric signatures only: never `none` or a shared secret."""
 MAX_NAME_CHARACTERS = 128
 CALLBACK = "/login/oidc/callback"
 
 
 class OidcProvider:
-    """One provider. On the event loop; every question to it has a deadline.
-
-    State, nonce and verifier of a sign-in are made of its browser's cookie and a secret: nothing is kept of one that
-    was begun, so that whoever begins thousands takes nobody's place.
-    """
+    """One OpenID provider. Use on the event loop."""
 
     def __init__(self, settings: OidcSettings, operators: Collection[str]) -> None:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
+        # Whether browsers use https, independent of a proxy in front.
         self.is_https = settings.public_url.lower().startswith("https:")
-        """Whether browsers find this server by https, whatever a proxy in front makes of it."""
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._trusted = httpx2.create_ssl_context(trust_env=False)  # once: reading it takes a while
+        self._trusted = httpx2.create_ssl_context(trust_env=False)  # created once, as loading is slow
         self._own = secrets.token_bytes(32)
         self._ended: dict[str, None] = {}
         self._facts: dict[str, Any] = {}
@@ -65,7 +61,10 @@ class OidcProvider:
         self._asking = asyncio.Lock()
 
     async def begin(self, browser: str) -> str:
-        """Where to send a browser, which is known again by `browser`, the value of a cookie. Raises SignInError."""
+        """Return the URL to send a browser to. Raise SignInError.
+
+        `browser` is the value of the cookie that identifies it on return.
+        """
         facts = await self._provider()
         began = f"{time.monotonic():.0f}"
         address: str = prepare_grant_uri(
@@ -82,7 +81,7 @@ class OidcProvider:
         return address
 
     async def finish(self, browser: str, state: str, code: str) -> Caller:
-        """Who came back with that. Raises SignInError."""
+        """Complete a sign-in and return the caller. Raise SignInError."""
         began, _, proof = state.partition(".")
         if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
             raise SignInError("this sign-in was not begun here")
@@ -98,20 +97,21 @@ class OidcProvider:
                 token = await client.fetch_token(
                     facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
-        except Exception as error:  # of several libraries: the provider is away, or refuses the code
+        except Exception as error:  # any library's: the provider is unreachable or rejects the code
             raise SignInError(f"the provider did not take the code ({type(error).__name__})") from None
         claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
         return self._caller(claims)
 
     def _made(self, what: str, browser: str, began: str) -> str:
-        """Something of one sign-in that nobody else can tell; 64 characters."""
+        # State, nonce and verifier (64 characters each) are derived from the browser's cookie and a secret. Nothing is
+        # stored for a started sign-in, so that starting thousands does not displace others.
         return hmac.new(self._own, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
         try:
             decoded = jwt.decode(token, await self._key_set(), algorithms=ALGORITHMS)
         except (JoseError, ValueError, KeyError, TypeError):
-            try:  # its keys may have changed
+            try:  # the provider may have rotated its keys
                 decoded = jwt.decode(token, await self._key_set(anew=True), algorithms=ALGORITHMS)
             except (JoseError, ValueError, KeyError, TypeError):
                 raise SignInError("the provider's token is not signed as it must be") from None
@@ -202,7 +202,7 @@ class OidcProvider:
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """Gives up an answer that is longer than any of a provider, or packed so that it could become so."""
+    """Rejects responses that are compressed or too long for a provider."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -1,32 +1,107 @@
-"""All the ways to sign in that an operator chose, made ready."""
+"""Setup of all configured sign-in methods, including plugins and trusted proxy headers."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastapi import Request
+
+from notso.plugins.errors import PluginError
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import PluginProcess
-from notso.web.edge.access import KeyRing, SessionBook, SignIn
+from notso.web.edge.access import Caller, KeyRing, SessionBook, SignIn, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.given_keys import GivenKeys
-from notso.web.sign_in.plugin_sign_in import PluginSignIn
-from notso.web.sign_in.proxy_sign_in import ProxyHeader
 from notso.web.store.access import AccessStore
 from notso.web.values.errors import SettingsError
+from notso.web.values.plugin_call import call_plugin
 from notso.web.values.settings import Settings
+from notso.web.values.sign_in import ProxySignIn
+from notso.web.values.visible_text import is_visible
 
 if TYPE_CHECKING:
     from notso.web.sign_in.oidc import OidcProvider
 
 
+SIGN_IN_SECONDS = 5.0
+OTHER_WAYS = frozenset({"key", "proxy", "oidc"})
+"""Owner prefixes of other methods; a plugin's owners have its name as prefix."""
+_NAME = re.compile(r"[\w.@+-]{1,128}")
+
+
+class PluginSignIn:
+    """Sign-in by a plugin. No caller is identified while the plugin is off.
+
+    Raises SettingsError if the plugin has the name of another method.
+    """
+
+    def __init__(self, process: PluginProcess) -> None:
+        if process.name in OTHER_WAYS:
+            message = (
+                f"a plugin called {process.name} cannot sign people in: they would be taken for those of {process.name}"
+            )
+            raise SettingsError(message, setting="sign_in_plugin")
+        self._process = process
+
+    async def __call__(self, request: Request) -> Caller | None:
+        headers: dict[str, str] = {}
+        for name, value in request.headers.items():  # repeated headers are joined, so that none hides another
+            headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
+        given = {"address": request.client.host if request.client else "", "headers": headers}
+        try:
+            name = await call_plugin(self._process, "sign_in", given, "signing in", SIGN_IN_SECONDS)
+        except PluginError:
+            return None
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            return None
+        return Caller(f"{self._process.name}:{name}", name)
+
+
+MAX_NAME_CHARACTERS = 128
+
+
+class ProxyHeader:
+    """Sign-in by a trusted proxy's header."""
+
+    def __init__(self, settings: ProxySignIn, operators: Collection[str]) -> None:
+        self._header = settings.header
+        self._networks = [ipaddress.ip_network(address) for address in settings.addresses]
+        self._operators = operators
+
+    async def __call__(self, request: Request) -> Caller | None:
+        """Return the caller if a trusted proxy sent exactly one valid name."""
+        # Names with invisible characters are rejected: one could look like an operator's name.
+        names = request.headers.getlist(self._header)
+        if len(names) != 1 or not self._is_trusted(peer_of(request)):
+            return None
+        try:
+            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # HTTP whitespace only
+        except ValueError:
+            return None
+        if not name or len(name) > MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
+            return None
+        return Caller(f"proxy:{name}", name, name in self._operators)
+
+    def _is_trusted(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._networks)
+
+
 @dataclass(frozen=True, slots=True)
 class SignInWays:
-    """`ring` knows callers; `accounts` count what they use (None: one person uses the server, nothing is counted)."""
+    """Configured sign-in."""
 
     ring: KeyRing
-    accounts: Accounts | None
+    accounts: Accounts | None  # None for a single user, nothing is counted
     oidc: OidcProvider | None
 
 
@@ -37,9 +112,9 @@ def sign_in_ways(
     counters: Counters,
     book: SessionBook | None = None,
 ) -> SignInWays:
-    """`counters` count the requests of keys.
+    """Set up all methods; `counters` count key requests.
 
-    Raises SettingsError: the extra is missing, or a plugin that has a role was not switched on.
+    Raises SettingsError for a missing extra or a plugin that is not enabled.
     """
     chosen = settings.sign_in
     sign_ins: list[SignIn] = []
@@ -61,7 +136,7 @@ def sign_in_ways(
 
 
 def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess:
-    """Raises SettingsError: it was not switched on."""
+    """Return an enabled plugin. Raise SettingsError otherwise."""
     process = plugins.find(name)
     if process is None:
         message = f"the plugin {name} has a role but is not switched on: add --plugin {name}"

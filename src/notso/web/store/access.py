@@ -1,7 +1,7 @@
-"""People and keys as a store keeps them, beside the conversations: whose keys there are, what was used, what was done.
+"""Protocol for API keys, quotas, usage and the audit log, separate from the conversations.
 
-A protocol of its own: several processes use it at once (`notso keys` beside a server, or many servers), and a store of
-conversations that is damaged or elsewhere locks nobody out. `tests/web/store/access_suite.py` holds any store to it.
+Several processes use it at once (`notso keys` beside a server, or several servers), and damaged conversations do not
+lock users out. `tests/web/store/access_suite.py` tests every implementation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Protocol
 from notso.web.values.quotas import Quota, Reservation, Wanted
 
 MAX_KEYS = 10_000
-RESERVED_SECONDS = 120.0
-"""So long a reservation holds unless it is renewed: a server that was killed holds nothing for ever."""
-AUDIT_ENTRIES = 10_000
-"""Of each log."""
+RESERVED_SECONDS = 120.0  # reservations lapse unless renewed, in case a server is killed
+AUDIT_ENTRIES = 10_000  # of each of the two logs
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without the key itself. `requests_per_minute`, `requests_per_day` and `tokens_per_day` (prompt and answer
-    together): 0 is no limit. Times in milliseconds since 1970, UTC; `revoked_ms` 0: it counts."""
+    """An API key's record, without the key.
+
+    Limits of 0 mean none; `tokens_per_day` counts prompts and answers. Times are milliseconds since 1970, UTC;
+    `revoked_ms` is 0 while the key is valid.
+    """
 
     id: str
     name: str
@@ -37,7 +38,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What was used: requests to the model, and tokens of prompts and answers."""
+    """Usage: requests to the model, and tokens."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -52,13 +53,12 @@ class Used:
 
     @property
     def tokens(self) -> int:
-        """Of prompts and answers."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """What one owner used on one day, UTC."""
+    """Usage of one owner on one day, UTC."""
 
     day: date
     owner: str
@@ -67,8 +67,10 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Something that was done, by whom and when: never what anybody wrote. `address` is the other end's; `count`: so
-    often since the entry before. What is `by_operator` is kept in a log of its own."""
+    """An action, never any content. `count`: occurrences since the previous entry.
+
+    Entries `by_operator` go to a log of their own.
+    """
 
     at_ms: int
     owner: str
@@ -79,45 +81,49 @@ class AuditEntry:
 
 
 class AccessStore(Protocol):
-    """What is written is on disk when the method returns. Methods raise StorageError; they may be called from several
-    processes at once, and what one writes the next read of another finds."""
+    """Store of keys, usage and audit entries, safe for concurrent processes.
+
+    Writes are on disk when a method returns, and visible to every process. Methods raise StorageError.
+    """
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def add_key(self, key: ApiKey, digest: bytes) -> bool:
-        """Keep a key by its SHA-256 digest; False: one of that name counts already, or there are too many."""
+        """Store a key by its SHA-256; False if the name is taken or MAX_KEYS reached."""
 
     async def keys(self) -> list[ApiKey]:
-        """All of them, revoked ones too, by name, then the newest first."""
+        """Return all keys, revoked ones included, by name, newest first."""
 
     async def key_of(self, digest: bytes) -> ApiKey | None:
-        """The key of that digest, revoked or not."""
+        """Return the key of a digest, revoked or not."""
 
     async def key(self, key_id: str) -> ApiKey | None: ...
 
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
-        """The key of that name counts no more; None where none does."""
+        """Revoke the valid key of that name."""
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
-        """Add to what is there for the same days and owners, and end these reservations, all or nothing."""
+        """Add usage and end reservations, in one transaction."""
 
     async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
-        """Hold what these requests may use, for RESERVED_SECONDS: each its prompt and, at most, the answer it wants,
-        and less where less is left. Used and reserved never exceed the quota, however many processes reserve at once.
-        Where it is not enough nothing is held, and what comes back is what is used, without what others hold."""
+        """Reserve quota for RESERVED_SECONDS: each prompt and, if less is left, a shorter answer.
+
+        Used and reserved tokens never exceed the quota, across processes. If it is exhausted nothing is
+        reserved, and the usage is returned.
+        """
 
     async def renew(self, reservations: Collection[Reservation]) -> None:
-        """Hold them for RESERVED_SECONDS from now on. One that has lapsed stays so."""
+        """Extend reservations by RESERVED_SECONDS; lapsed ones stay lapsed."""
 
     async def usage(self, first: date, last: date) -> list[UsageRow]:
-        """Of those days, the newest first, then by owner."""
+        """Return usage of these days, newest first, then by owner."""
 
     async def used_on(self, day: date, owner: str) -> Used: ...
 
     async def add_audit(self, *entries: AuditEntry) -> None:
-        """All or nothing. Each of the two logs keeps AUDIT_ENTRIES; of more, the oldest of whoever has most goes."""
+        """Append entries, all or none. Full logs drop the oldest entry of the owner with most."""
 
     async def audit(self, limit: int) -> list[AuditEntry]:
-        """The newest of both logs, so many of each, the newest first."""
+        """Return the newest entries, `limit` of each log, newest first."""

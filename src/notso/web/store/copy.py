@@ -1,4 +1,4 @@
-"""Conversations, people and keys from one database to another, whichever they are, verified before they are kept."""
+"""Verified copy of conversations and keys from one database to another, SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that both databases have: its columns in order, those that are truths, and by what a row is found."""
+    """A table of both databases: columns in order, boolean columns, and primary key."""
 
     name: str
     columns: tuple[str, ...]
@@ -35,8 +35,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """How many rows a table has, and the digest of what is in them: the sum of the SHA-256 of each, which is the same
-    in whatever order they are read."""
+    """Number of rows of a table and an order-independent digest (the sum of each row's SHA-256)."""
 
     table: str
     rows: int
@@ -53,6 +52,7 @@ _MESSAGES = (
     " answer_html reasoning_html renderer created_ms kind chosen_child edited attachments dropped_messages trash_id"
     " tool_uses size"
 )
+# Not listed: columns that a database derives itself, such as search indexes and leases.
 TABLES = (
     Table(
         "chats",
@@ -66,9 +66,8 @@ TABLES = (
     Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),
     Table("responses", ("id", "owner", "previous_id", "body", "conversation", "created_ms", "input"), ("rowid",)),
 )
-"""What of a row is missing here a database makes itself: words to be found, and whose an unfinished answer is."""
 
-
+# In a data directory these are a file of their own, which may be missing.
 ACCESS_TABLES = (
     Table(
         "keys",
@@ -90,15 +89,13 @@ ACCESS_TABLES = (
     Table("audit", ("at_ms", "owner", "action", "address", "count"), ("number",)),
     Table("operator_audit", ("at_ms", "owner", "action", "address", "count"), ("number",)),
 )
-"""Of people and keys: in a data directory these are a file of their own, which there need not be."""
 
 
 def copy_everything(source: str, target: str) -> tuple[Copied, ...]:
-    """Copy all of a data directory, or of the database at a postgresql:// address, to another that is empty.
+    """Copy a data directory or a postgresql:// database to an empty one, or nothing at all.
 
-    Either all of it is there afterwards, and was read back and compared, or nothing: conversations and keys are two
-    transactions, of which the one is kept once the other is ready to be. Raises StorageError: one of them is used by a
-    server, is damaged or cannot be reached, or the target holds something. Raises SettingsError.
+    Rows are read back and compared before the commit. Raises SettingsError, and StorageError if a server uses
+    either of them, one is damaged or unreachable, or the target is not empty.
     """
     return asyncio.run(_copy(source, target))
 
@@ -118,6 +115,7 @@ async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
                 await each.open()
         if there is not None:
             if to_be is None:
+                # Created only now, so that a target without keys gets no file.
                 to_be = SQLiteAccessStore(Path(target))
                 closing.push_async_callback(to_be.close)
             return await _copied(there, to_be, ACCESS_TABLES)
@@ -132,7 +130,6 @@ async def _copied(
     tables: tuple[Table, ...],
     before_keeping: Callable[[], Coroutine[Any, Any, tuple[Copied, ...]]] | None = None,
 ) -> tuple[Copied, ...]:
-    """These tables, and what else is to be copied before they are kept."""
     loop = asyncio.get_running_loop()
 
     def read(from_db: Statements) -> tuple[Copied, ...]:
@@ -140,6 +137,7 @@ async def _copied(
             if isinstance(to_db, Database):
                 to_db.begin_much()
             copied = _copy_tables(tables, from_db, to_db)
+            # Two transactions: conversations are committed once the keys are ready.
             if before_keeping is None:
                 return copied
             return (*copied, *asyncio.run_coroutine_threadsafe(before_keeping(), loop).result())
@@ -186,7 +184,6 @@ def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:
 
 
 def digest_of(db: Statements, table: Table) -> Copied:
-    """What a table holds."""
     digest = _Digest(table)
     for rows in _pages(db, table):
         digest.take(rows)
@@ -212,9 +209,9 @@ class _Digest:
 
 
 def _pages(db: Statements, table: Table) -> Iterator[list[Any]]:
-    """All rows in the order of the key, some at a time."""
     names = ", ".join(dict.fromkeys((*table.columns, *table.key)))
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
+    # Keyset pagination: an OFFSET would read all earlier rows again.
     where = ""
     last: list[Value] = []
     while True:
@@ -235,7 +232,7 @@ def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
 
 
 def _access_of(place: str) -> SQLAccessStore | None:
-    """None: a directory in which nobody has begun to keep keys."""
     if is_postgres(place):
         return access_store_at(Path(), place)
+    # Opening would create the file: no keys have been added to this directory yet.
     return SQLiteAccessStore(Path(place)) if SQLiteAccessStore.exists(Path(place)) else None

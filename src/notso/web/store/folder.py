@@ -1,4 +1,4 @@
-"""Where everything is kept, and how much of the disk that takes."""
+"""Location and disk usage of the data directory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """Sizes in bytes: conversations with their log (None: they are kept elsewhere), and prompts that were computed and
-    can be again."""
+    """Sizes in bytes: chats with their log (None if stored elsewhere), and the KV cache."""
 
     path: Path
     chats_bytes: int | None
@@ -17,7 +16,7 @@ class DataFolder:
 
 
 def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
-    """Add up what lies in a data directory. Takes as long as the disk does: not on the event loop."""
+    """Measure a data directory. Blocking: not for the event loop."""
     chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
     return DataFolder(path, chats, sum(_size(file) for file in (path / "kv").rglob("*")))
 
@@ -25,5 +24,5 @@ def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else 0
-    except OSError:  # it went away meanwhile
+    except OSError:  # deleted meanwhile
         return 0

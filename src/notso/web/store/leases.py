@@ -1,4 +1,4 @@
-"""Heartbeats: this process's turns stay its own, and those of processes that have gone are interrupted."""
+"""Heartbeats that renew this process's leases and interrupt turns of processes that are gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("notso.web.store")
 
 
 class RunningTurns(Protocol):
-    """What this process computes."""
+    """The turns that this process runs."""
 
     @property
     def generations(self) -> frozenset[str]: ...
@@ -23,23 +23,22 @@ class RunningTurns(Protocol):
 
 
 class Leases:
-    """Sends heartbeats while the server runs. `at_orphan` is called with each turn of another process that one of them
-    has interrupted: in this process only."""
+    """Sends heartbeats. `at_orphan` is called in this process for each turn it interrupts."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []
         self._store = store
         self._turns = turns
-        self.failing = False  # whether the database did not answer the last heartbeat
+        self.failing = False  # whether the last heartbeat failed
         self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, where others use the store too."""
+        """Start, if the store is shared."""
         if self._store.is_shared and self._beating is None:
             self._beating = asyncio.create_task(self._keep())
 
     def stop(self) -> None:
-        """When all turns have ended."""
+        """Stop, after all turns have ended."""
         if self._beating is not None:
             self._beating.cancel()
 
@@ -49,7 +48,7 @@ class Leases:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def beat(self) -> None:
-        """One heartbeat. A turn of this process that others took for lost is stopped: its chat may have gone on."""
+        """Send one heartbeat."""
         try:
             found = await self._store.heartbeat(self._turns.generations)
         except StorageError as error:
@@ -61,6 +60,7 @@ class Leases:
             logger.warning("leases are renewed again")
         self.failing = False
         for generation_id in found.lost:
+            # Another process declared the turn lost, and its chat may have continued.
             self._turns.stop(generation_id, interrupted=True)
         for orphan in found.orphans:
             for tell in self.at_orphan:

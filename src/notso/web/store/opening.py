@@ -1,4 +1,4 @@
-"""Which database keeps conversations, people and keys: a directory's own, or one that was named."""
+"""Choice of the database: the data directory's SQLite files, or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITHOUT_EXTRA = "PostgreSQL needs the extra of that name: pip install 'notso-smo
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """What a PostgreSQL server says of itself. `loses`: a setting that is off, so that what was kept may be lost."""
+    """Facts about a PostgreSQL server. `loses`: a disabled setting, without which commits may be lost."""
 
     version: str
     connections: int
@@ -29,8 +29,7 @@ class DatabaseFacts:
 
 
 def store_at(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
-    """A store that is not open yet. Raises SettingsError: what PostgreSQL needs is not installed; and StorageError: its
-    address cannot be read."""
+    """Return a store, not yet open. Raises SettingsError without the extra, StorageError for a bad address."""
     if database_url is None:
         return SQLiteStore(directory)
     try:
@@ -41,8 +40,10 @@ def store_at(directory: Path, database_url: str | None) -> SQLiteStore | Postgre
 
 
 def access_store_at(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
-    """Where people and keys are kept: with the conversations; `beside` is the store of those, where one is in use. Not
-    open yet. Raises SettingsError and StorageError, as `store_at`."""
+    """Return the store of keys, not yet open. Raises SettingsError and StorageError.
+
+    `beside` is the store of conversations, if in use.
+    """
     if database_url is None:
         return SQLiteAccessStore(directory)
     try:
@@ -52,12 +53,13 @@ def access_store_at(directory: Path, database_url: str | None, beside: ChatStore
     except ImportError as error:
         raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
     if isinstance(beside, PostgresStore):
+        # Shares the connections.
         return beside.access()
     return PostgresAccessStore(Connections(database_url, ACCESS_THREADS, "keys"))
 
 
 def database_facts(database_url: str) -> DatabaseFacts:
-    """Ask the database, and change nothing. Raises StorageError and SettingsError."""
+    """Query the server. Raises StorageError and SettingsError."""
     if not is_postgres(database_url):
         raise SettingsError(NO_POSTGRES, setting="database_url")
     try:

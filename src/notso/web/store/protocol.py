@@ -1,4 +1,4 @@
-"""The values a store keeps and what every store must be able to do."""
+"""Values that the stores keep, and the ChatStore protocol."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupt
 PromptKind = Literal["message", "instructions"]
 SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
-"""`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
+"""`unsound`: the integrity check fails. `behind`: commits are missing. `gone`: the file is empty or missing."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 MOST_SHOWN = 1000
-"""Messages of a chat that one page begins with at most; those above come as they are scrolled to."""
+"""Maximum messages of a chat that one page begins with."""
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: pg_dump --format=custom makes a backup of them"
+# An unfinished turn belongs to the process that computes it. A process that has not renewed its lease for
+# LEASE_SECONDS, by the clock of the database, is gone: the next heartbeat of another process interrupts its turns.
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
-"""An unfinished turn belongs to the process that computes it. One that has not renewed its lease for so long, by the
-clock of the database, has gone: its turns are interrupted by the next heartbeat of any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One conversation. `prompt_date` is the day the model is told, frozen so that midnight changes no prompt.
+    """One conversation. Times are milliseconds since 1970, UTC.
 
-    `created_ms` and `updated_ms` are milliseconds since 1970, UTC. `settings` holds what differs from the owner's
-    defaults. `chosen_root` is the first message of the branch last shown (None: the newest). `unread`: nobody has
-    looked since its answer ended. `archived` ones are kept out of the list; `temporary` ones are neither listed nor
-    found nor exported, and are deleted some time after their last use.
+    `settings` holds differences from the owner's defaults. `chosen_root` starts the branch last shown (None: the
+    newest). `unread`: not opened since its answer ended. `archived` chats are not listed. `temporary` chats are
+    not listed, searched or exported, and are deleted after a time without use.
     """
 
     id: str
     title: str
     thinking: bool
+    # The date in the prompt, fixed so that midnight does not invalidate cached prompts.
     prompt_date: date
     created_ms: int
     updated_ms: int
@@ -53,7 +53,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """A text that a person uses again and again, by a name: as a message, or as a chat's instructions."""
+    """A named reusable text."""
 
     name: str
     kind: PromptKind
@@ -62,7 +62,7 @@ class SavedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a finished answer cost. Counts in tokens, times in milliseconds; `first_token_ms` from asking to seeing."""
+    """Cost of an answer, in tokens and milliseconds; `first_token_ms` counts from the request."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -77,7 +77,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text file that goes with a question."""
+    """A text file attached to a question."""
 
     name: str
     text: str
@@ -85,12 +85,11 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call the model made while it answered, and what came of it.
+    """A tool call within an answer, and its result.
 
-    `arguments` is the JSON object the model wrote; `result` what it read. Calls with the same `round` were written in
-    one go. `content_at` and `reasoning_at` say how many characters of the answer and of its thoughts came before,
-    `round_end` how many of the answer there were when the model left off to wait for results.
-    `waiting`: for a person's permission; what was going on when the server went away is `interrupted`.
+    `arguments` is a JSON object. Calls of one `round` were generated together. `content_at` and `reasoning_at`
+    are the characters of answer and thoughts before the call; `round_end` the characters of the answer at the end
+    of the round. `waiting` is for permission; `interrupted` by a server stop.
     """
 
     id: str
@@ -106,18 +105,17 @@ class ToolUse:
 
     @property
     def is_final(self) -> bool:
-        """Whether there is a result that the model can read."""
+        """Whether there is a result for the model."""
         return self.state in ("done", "failed", "denied")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of the tree: `parent_id` is what it follows, `chosen_child` the version last shown after it.
+    """One message of the tree; `chosen_child` is the version last shown after it.
 
-    A question is always `done`; an answer has a generation id, by which its stream is found. A `summary` stands, for
-    the model, in the place of all that is above it. `note` says in a person's words why an answer failed or was cut;
-    `dropped_messages` older ones did not fit into its prompt; `tool_uses` are its calls, in order.
-    `answer_html` and `reasoning_html` were made by renderer version `renderer` (0: not rendered).
+    Questions are always `done`; answers have a generation id that identifies the stream. A `summary` replaces all
+    messages above it in prompts. `note` explains a failure to the user. `dropped_messages` older ones did not fit
+    into the prompt. `renderer` is the version that made the HTML (0: none).
     """
 
     id: str
@@ -143,17 +141,15 @@ class StoredMessage:
 
     @property
     def active(self) -> bool:
-        """Whether the engine still owes something to this message."""
         return self.state in ACTIVE_STATES
 
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """A question and the place where its answer will grow.
+    """A question and its empty answer.
 
-    `after` is the last message of the branch the question was asked in, '' for an empty chat: the turn is refused when
-    other messages follow it by now. None: the chosen branch. As another version of it, the question stands beside the
-    question `instead_of`.
+    `after` is the last message of the branch ('': empty chat, None: the chosen branch); the turn is refused if
+    that has continued. `instead_of` makes the question a sibling of another.
     """
 
     user_message: StoredMessage
@@ -165,8 +161,10 @@ class NewTurn:
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """Another answer to what is there already: a new version, or a summary. It follows `after`; a summary is refused
-    when other messages follow that by now."""
+    """Another answer after the message `after`: a version, or a summary.
+
+    A summary is refused if the branch has continued.
+    """
 
     assistant_message: StoredMessage
     after: str
@@ -175,7 +173,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccepted:
-    """The turn is on disk. `repeated`: this key was used before, and these are the messages it made then."""
+    """The turn is on disk. `repeated`: by an earlier request with this key."""
 
     user_message: StoredMessage
     assistant_message: StoredMessage
@@ -184,10 +182,10 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The chat has an unfinished answer, or it (or the message meant) does not exist (`running` is None).
+    """The chat has an unfinished answer (`running`), or the chat or message does not exist.
 
-    `held_here`: the answer is this process's to write; another one writes it otherwise, and only that may end it.
-    `moved`: the branch that was shown has continued, or is gone.
+    `held_here`: this process runs the answer, and only it may end it. `moved`: the branch has continued or is
+    gone.
     """
 
     running: StoredMessage | None
@@ -197,7 +195,7 @@ class TurnRefused:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An unfinished answer whose process has gone. It is interrupted now, with what was saved of it."""
+    """An answer interrupted because its process is gone."""
 
     owner: str
     chat_id: str
@@ -207,10 +205,10 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a heartbeat found.
+    """Result of a heartbeat.
 
-    `orphans` were interrupted by it, and are told to no other caller. `lost`: generations of this process that others
-    have interrupted, because its own heartbeats came too late.
+    `orphans` were interrupted by it and are reported only once. `lost`: generations of this process that another
+    one interrupted because of late heartbeats.
     """
 
     orphans: tuple[Orphan, ...] = ()
@@ -219,7 +217,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A place that holds the words, between \\x02 and \\x03 in `snippet`; `message_id` is None for a title."""
+    r"""A match, marked by \\x02 and \\x03 in `snippet`; `message_id` is None for titles."""
 
     chat_id: str
     message_id: str | None
@@ -229,8 +227,7 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A program's response: its `body` as it was told, the conversation that the next one goes on from, and the items
-    of its question."""
+    """A response of the Responses API, the conversation to continue, and its input items."""
 
     id: str
     previous_id: str | None
@@ -242,8 +239,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages that begin with the same one, `first_message_id`: a chat has one, or several where its first question
-    was edited."""
+    """All messages below one first message; edited first questions give a chat several."""
 
     owner: str
     first_message_id: str
@@ -251,7 +247,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class WholeChat:
-    """A chat, its owner's default settings, and its messages of all branches, oldest first: as of one moment."""
+    """A chat with the messages of all branches, oldest first, in one snapshot."""
 
     chat: Chat
     defaults: Mapping[str, SettingValue]
@@ -260,10 +256,9 @@ class WholeChat:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The end of one branch of a chat, as of one moment: `line`, oldest first, with `above` messages above it.
+    """The end of a branch, oldest first, in one snapshot; `above` messages precede `line`.
 
-    `first_id` is the branch's first message (None: an empty branch). `summarized`: `line` begins with the summary that
-    stands for what is above it.
+    `first_id` is the branch's first message (None: empty). `summarized`: `line` begins with a summary of them.
     """
 
     chat: Chat
@@ -276,8 +271,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A message on the shown branch, with the ids of all its versions (itself included), oldest first; and the nearest
-    questions above and below it."""
+    """A message on the shown branch, all its version ids, oldest first, and neighboring questions."""
 
     message: StoredMessage
     versions: tuple[str, ...]
@@ -286,23 +280,21 @@ class Shown:
 
     @property
     def version(self) -> int:
-        """Which one it is, counted from 1."""
+        """Number of this version, from 1."""
         return self.versions.index(self.message.id) + 1
 
     @property
     def previous(self) -> str | None:
-        """The version before this one."""
         return self.versions[self.version - 2] if self.version > 1 else None
 
     @property
     def next(self) -> str | None:
-        """The version after this one."""
         return self.versions[self.version] if self.version < len(self.versions) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ShownChat:
-    """What a page of a chat shows: the end of its shown branch, and how many messages stand above that."""
+    """The end of a chat's shown branch, and the number of messages above."""
 
     chat: Chat
     defaults: Mapping[str, SettingValue]
@@ -312,7 +304,7 @@ class ShownChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatList:
-    """Some chats in the order of the list, whether more follow, and how many of the list are unread."""
+    """Some chats in list order, whether more follow, and the number of unread ones in all."""
 
     chats: tuple[Chat, ...]
     has_more: bool
@@ -320,100 +312,103 @@ class ChatList:
 
 
 class ChatStore(Protocol):
-    """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
+    """Conversations by owner; foreign ids are treated as unknown.
 
-    A write has been committed to disk when its method returns. Methods raise StorageError. Where a method returns a
-    bool, False means that there is no such thing.
+    Writes are committed to disk when a method returns. Methods raise StorageError. A bool result is False if the
+    object does not exist.
     """
 
     @property
-    def damage(self) -> Damage:
-        """What is wrong with the data, if anything."""
+    def damage(self) -> Damage: ...
 
     @property
     def read_only(self) -> bool:
-        """Whether the data is damaged: it can be read as far as it goes, and every write raises StorageDamagedError."""
+        """Whether the data is damaged: writes raise StorageDamagedError."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes may use the same conversations at the same time."""
+        """Whether other processes may use the store concurrently."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        """Renew this process's lease on its unfinished turns, and interrupt those of processes that have gone.
-        `running`: the generations that it computes. Called every HEARTBEAT_SECONDS where the store is shared."""
+        """Renew this process's lease and interrupt turns of dead processes.
+
+        `running`: generations of this process. Shared stores need it every HEARTBEAT_SECONDS.
+        """
 
     async def chats(self, owner: str) -> list[Chat]:
-        """All chats, pinned ones first, then last used first."""
+        """Return all chats, pinned first, then by last use."""
 
     async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
-        """`limit` of them after the first `skip`: no temporary ones, and archived ones only with `archived`."""
+        """Return a page of the list, including archived chats only with `archived`."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
-    async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
-        """The chat with the messages of all its branches, in one read."""
+    async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None: ...
 
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
-        """Return the branch that ends in the message `last` (None: the chosen branch, '': an empty one; of an unknown
-        message the line is empty). With `most_characters`, what a prompt can be made of: its line begins with the
-        newest finished summary, or with the message that exceeds so many characters of text, and nothing above is read.
+        """Return the branch ending in `last` (None: chosen, '': empty; unknown: an empty line).
+
+        With `most_characters` the line begins with the newest finished summary, or the message that exceeds
+        this many characters.
         """
 
     async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
-        """Return the files of all messages above this one on its branch, oldest first."""
+        """Return the files of all messages above on the branch, oldest first."""
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-        """The newest `limit` messages of the shown branch, and those above that begin a turn with them; from the
-        message `first` on where that is further up, by no more than MOST_SHOWN. The branch passes the message `through`
-        where the chat has it. It costs as much as what is shown, however many messages there are."""
+        """Return the newest `limit` messages of the branch through `through`, rounded up to whole turns.
+
+        Starts at `first` if that is further up, within MOST_SHOWN. The cost depends on what is shown only.
+        """
 
     async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
-        """The same of the messages above this one. None where there is no such chat or message."""
+        """Return `limit` messages above this one."""
 
-    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None:
-        """One message as a page shows it, by itself."""
+    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None: ...
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        """All messages of the chat, all branches, oldest first (see tree.py)."""
+        """Return the messages of all branches, oldest first (see tree.py)."""
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
-        """The answer that this generation writes or wrote."""
+        """Return the answer of a generation."""
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        """Titles and messages that hold all the words of `query` (the last one may be unfinished), best first."""
+        """Find titles and messages with all words (the last may be a prefix), best first."""
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        """Store a question and its empty answer, and the chat with them when it is new, in one transaction."""
+        """Store a question and its empty answer, and `new_chat`, in one transaction."""
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        """Store an empty answer after a message that is there; that message comes back as the question."""
+        """Store an empty answer after an existing message, which is returned as the question."""
 
     async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
     ) -> TurnAccepted | TurnRefused:
-        """Queue a finished answer again, under a new generation, to be written on. Its text stays. The branch that ends
-        in `through` (None: that passes the answer) is chosen."""
+        """Queue a finished answer for continuation under a new generation.
+
+        Chooses the branch ending in `through` (None: one with the answer).
+        """
 
     async def edit_message(
         self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
     ) -> bool:
-        """Replace a finished answer's text by a person's, mark it as edited, and choose the branch as above."""
+        """Replace a finished answer's text, mark it as edited, and choose the branch."""
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
-        """Remember this version as the one to show, all the way up."""
+        """Make this message's branch the shown one."""
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
-        """Take a summary out; what followed it now follows what it stood for. Chooses the branch as above."""
+        """Delete a summary and attach what follows to its parent. Chooses the branch."""
 
     async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool: ...
 
@@ -426,62 +421,63 @@ class ChatStore(Protocol):
     async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool: ...
 
     async def keep(self, owner: str, chat_id: str) -> bool:
-        """A temporary chat is one like others from now on."""
+        """Make a temporary chat permanent."""
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
-        """Temporary chats last used before that time, each as its owner and its id."""
+        """Return (owner, id) of temporary chats last used before then."""
 
-    async def prompts(self, owner: str) -> list[SavedPrompt]:
-        """Saved prompts by name."""
+    async def prompts(self, owner: str) -> list[SavedPrompt]: ...
 
-    async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None:
-        """Keep it, in the place of one of the same name."""
+    async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None: ...
 
     async def delete_prompt(self, owner: str, name: str) -> bool: ...
 
     async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool: ...
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        """The owner's own default settings; what is missing is as the program has it."""
+        """Return the owner's settings that differ from the program's."""
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None: ...
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        """Hide a chat until it is purged or restored; the id to restore it by, None where there is no such chat."""
+        """Hide a chat, and return the id for `restore`."""
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        """Hide a chat's messages likewise; `reset` also empties its settings."""
+        """Hide a chat's messages; `reset` also clears its settings."""
 
     async def restore(self, owner: str, trash_id: str) -> str | None:
-        """Bring back what was hidden. The chat's id, or None when it is gone for good."""
+        """Restore, returning the chat's id, or None if purged."""
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        """The conversations that `purge`, called with the same, deletes."""
+        """Return the conversations that `purge` with these arguments deletes."""
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        """Delete for good what was found hidden by a call so long before `now` (monotonic; None: this moment). How many
-        chats and clearings that were."""
+        """Delete what has been in the trash for `seconds` at `now` (monotonic); return the count."""
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        """Store a whole chat; parents come before their children."""
+        """Store a whole chat; parents precede their children."""
 
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
-        """Store whole chats, one at least, all or none: what is large is written in pieces between which others write,
-        and shown when all of it is there. Of what is broken off, nothing was ever shown, and `purge` deletes it."""
+        """Store at least one whole chat, all or none.
+
+        Large imports are written in hidden pieces, between which others write; `purge` deletes incomplete
+        ones.
+        """
 
     async def backup(self, target: Path) -> None:
-        """Write everything, as it is at one moment, to a new file. A shared store has other ways: StorageError."""
+        """Write a snapshot to a new file. Raises StorageError if shared."""
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
-        """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted, and one that
-        is written under another generation by now stays as it is. What was interrupted because its process seemed gone
-        can still be ended by it, and no longer be written on."""
+        """Save an answer. Ignored if it was deleted or has another generation by now.
+
+        An answer interrupted by another process can still be completed by its own, but not continued.
+        """
 
     async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
-        """Write the HTML of messages whose text is still what it was made from."""
+        """Save the HTML of messages with unchanged text."""
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        """Keep a response, the newest thousand of each owner."""
+        """Save a response, keeping each owner's newest thousand."""
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
 

@@ -1,4 +1,4 @@
-"""A chat's messages as a tree: which branch is shown, and which other versions each message has."""
+"""Message tree: the shown branch and the versions of each message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
 
 
 class Node(Protocol):
-    """What the tree needs to know of a message."""
+    """The part of a message that the tree needs."""
 
     @property
     def id(self) -> str: ...
@@ -25,7 +25,7 @@ N = TypeVar("N", bound=Node)
 
 
 def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
-    """The branch to show: what was chosen, else the newest; through a given message where one is named."""
+    """Return the chosen, else newest branch, through a given message if any."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
@@ -36,18 +36,18 @@ def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, throu
 
 
 def end_of(path: list[Shown], limit: int, first: str | None = None) -> tuple[list[Shown], int]:
-    """The newest `limit` messages of a branch, from the message `first` on where that is one of the newest MOST_SHOWN,
-    with those above that begin a turn with them; and how many stand above."""
+    """Return the end of a branch (see ChatStore.shown_chat) and the number of messages above."""
     newest = path[-MOST_SHOWN:]
     wanted = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
     begin = max(0, len(path) - max(limit, wanted))
+    # Extend to the question that begins the turn.
     while begin and path[begin].message.role != "user":
         begin -= 1
     return path[begin:], begin
 
 
 def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | None]:
-    """For each message the nearest question that came before it in `line`."""
+    """For each message, the nearest question before it."""
     user_message = None
     for message in line:
         yield user_message
@@ -55,7 +55,7 @@ def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | Non
 
 
 def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:
-    """The nodes of the shown branch, from the root to a leaf. `nodes` come oldest first."""
+    """Return the shown branch from root to leaf. `nodes` are oldest first."""
     nodes = list(nodes)
     children = _children(nodes)
     wanted = _line_to(nodes, through)
@@ -70,7 +70,7 @@ def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = No
 
 
 def line_to(nodes: Iterable[N], node_id: str) -> list[N]:
-    """The nodes from the root down to this one."""
+    """Return the path from the root to this node."""
     nodes = list(nodes)
     wanted = _line_to(nodes, node_id)
     return [node for node in nodes if node.id in wanted]
@@ -79,6 +79,7 @@ def line_to(nodes: Iterable[N], node_id: str) -> list[N]:
 def _line_to(nodes: Sequence[N], node_id: str | None) -> set[str]:
     by_id = {node.id: node for node in nodes}
     line: set[str] = set()
+    # Ends at a cycle, which damaged data may contain.
     while node_id in by_id and node_id not in line:
         line.add(node_id)
         node_id = by_id[node_id].parent_id
@@ -87,6 +88,7 @@ def _line_to(nodes: Sequence[N], node_id: str | None) -> set[str]:
 
 def _children(nodes: Iterable[N]) -> dict[str | None, list[N]]:
     nodes = list(nodes)
+    # A message with an unknown parent becomes a root.
     known = {node.id for node in nodes}
     children: dict[str | None, list[N]] = {}
     for node in nodes:

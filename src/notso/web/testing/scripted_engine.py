@@ -1,4 +1,4 @@
-"""An engine that says what it is told, at the pace it is told: for tests of pages, and for working on them."""
+"""Scripted engine for tests of the pages and for working on them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ PREFILL_TOKENS_PER_S = 100.0
 PRIORITIES: tuple[Priority, ...] = ("interactive", "api", "background")
 
 Script = Callable[[Sequence[Message], bool], Iterable[Event]]
-"""From the messages and the thinking flag to the events of the answer, without usage and end. May take its time."""
+"""Function from messages and thinking flag to events, without usage and end. May block."""
 
 
 def say(answer: str, thoughts: str = "", *, piece: int = 4) -> list[Event]:
-    """Events that think and then answer, `piece` characters at a time."""
+    """Return reasoning and text events of `piece` characters each."""
     reasoning = [Event("reasoning", text=thoughts[at : at + piece]) for at in range(0, len(thoughts), piece)]
     return reasoning + [Event("text", text=answer[at : at + piece]) for at in range(0, len(answer), piece)]
 
 
 def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
-    """The same friendly words whatever was asked."""
     return say(DEFAULT_ANSWER, DEFAULT_REASONING if thinking else "")
 
 
@@ -61,9 +60,9 @@ def _request(asked: PromptInput, params: SamplingParams | None, options: Request
 
 
 def _logprobs(text: str, alternatives: int | None) -> tuple[TokenLogprob, ...]:
-    """As if the text were one token, and the likeliest; the others have a mark more each."""
     if alternatives is None:
         return ()
+    # The whole text counts as one token; each alternative has one more quotation mark.
     spelt = [text + "'" * number for number in range(alternatives)]
     top = tuple(TokenLogprob(each, tuple(each.encode()), -0.5 - at) for at, each in enumerate(spelt))
     return (TokenLogprob(text, tuple(text.encode()), -0.5, top),)
@@ -73,8 +72,7 @@ def _read(message: Message) -> str:
     return f"{message.reasoning_content} {message.content}" if message.keep_reasoning else message.content
 
 
-QUEUE_SECONDS = 0.5
-"""Who waits in the queue looks again after so long, whatever nobody told it of: dozens wait, and each look costs."""
+QUEUE_SECONDS = 0.5  # between checks in the queue without a notification; dozens wait, and each check costs
 
 
 class ScriptedGeneration:
@@ -82,7 +80,7 @@ class ScriptedGeneration:
 
     def __init__(self, request: Request, wake: Callable[[], None]) -> None:
         self.request = request
-        self._wake = wake  # who waits in the queue
+        self._wake = wake  # wakes the queue
         self.stopped = threading.Event()
         self.hurried = threading.Event()
         self._events: list[Event] = []
@@ -91,22 +89,21 @@ class ScriptedGeneration:
 
     @property
     def finished(self) -> bool:
-        """Whether the last event is there."""
         with self._changed:
             return bool(self._events) and self._events[-1].kind in ("end", "error")
 
     def read(self, after: int = 0) -> list[Event]:
-        """The events from number `after` on."""
+        """Return the events from index `after`."""
         with self._changed:
             return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Until there are more than `after` events or the last one is there."""
+        """Wait for more than `after` events, or the last one."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._events) > after or self.finished, timeout_s)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """All events from number `after` on."""
+        """Yield events from index `after` to the last one."""
         while self.wait(after):
             events = self.read(after)
             if not events:
@@ -115,7 +112,7 @@ class ScriptedGeneration:
             yield from events
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` whenever something is new, at once if something is there."""
+        """Call `notify` for new events, at once if there are any."""
         with self._changed:
             self._listeners.append(notify)
             is_new = bool(self._events)
@@ -123,16 +120,14 @@ class ScriptedGeneration:
             notify()
 
     def stop(self) -> None:
-        """End it."""
         self.stopped.set()
         self._wake()
 
     def answer_now(self) -> None:
-        """Leave out the rest of the thoughts."""
+        """Skip the rest of the reasoning."""
         self.hurried.set()
 
     def put(self, event: Event) -> None:
-        """One more event."""
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
@@ -142,29 +137,28 @@ class ScriptedGeneration:
 
 
 class ScriptedAdapters:
-    """Any adapter, of any file."""
+    """Accepts any adapter."""
 
     def __init__(self) -> None:
         self.infos: dict[str, AdapterInfo] = {}
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Take it."""
         if source.name in self.infos:
             raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
         self.infos[source.name] = AdapterInfo(source.name, source.path, source.scale, 8, 1 << 20, 7)
         return self.infos[source.name]
 
     def remove(self, name: str) -> None:
-        """Let go of it."""
         if self.infos.pop(name, None) is None:
             raise InvalidRequestError("that adapter is not loaded", param="adapter")
 
 
 class ScriptedEngine:
-    """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun, `drafts` what was to be
-    prefilled before; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared
-    nothing is said. `slots` answers are written at a time, the others queue; with `ends_at_limit` they end at
-    max_tokens, an event a token, else they are said to their end.
+    """A ChatEngine that plays a script.
+
+    `pace_seconds` precedes each event. `requests` and `drafts` record submitted and prefilled requests. `failure`
+    ends the script, `refusal` is raised at once. A cleared `gate` pauses output. `slots` answers run at a time. With
+    `ends_at_limit` they end at max_tokens, one event a token.
     """
 
     def __init__(
@@ -213,20 +207,20 @@ class ScriptedEngine:
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> ScriptedGeneration:
-        """Queue the script. A prompt that is no conversation comes to it as one message; `requests` keeps it."""
+        """Queue the script. Raw prompts arrive as one message."""
         return self.prepare(messages, params, options)()
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], ScriptedGeneration]:
-        """See ChatEngine. Refused is only what does not fit; what else there is against it comes with the last step."""
+        """Check that the prompt fits; other refusals come on start."""
         request = _request(messages, params or SamplingParams(), options)
         self._require_room(request)
         return lambda: self._begin(request)
 
     def _require_room(self, request: Request) -> None:
         messages = request.messages
-        if request.options.when_full == "drop_oldest":  # what is older may go
+        if request.options.when_full == "drop_oldest":  # older messages may be dropped
             messages = (*(message for message in messages[:1] if message.role == "system"), messages[-1])
         length = self.count_tokens(messages, RequestOptions(tools=request.options.tools))
         if length >= self.info.context_tokens:
@@ -245,52 +239,45 @@ class ScriptedEngine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Nothing is read; that it was asked for is kept in `drafts`."""
         if not messages or messages[-1].role != "user":
             raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
         self.drafts.append(_request(messages, params, options))
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
-        """A line for each message."""
         return "".join(f"<{message.role}>{message.content}\n" for message in messages)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """One token a character: its code point."""
+        # One token per character: its code point.
         return [ord(character) for character in text]
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The characters."""
         return "".join(map(chr, ids))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Each character."""
         return list(map(chr, ids))
 
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """One token a word, and ten a tool."""
+        """Count a token per word, and ten per tool."""
         tools = options.tools if options is not None else None
         return sum(len(_read(message).split()) for message in messages) + TEMPLATE_TOKENS + 10 * len(tools or ())
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """As if all but the last message were cached."""
+        # As if all but the last message were cached.
         tokens, cached = self.count_tokens(messages, options), self.count_tokens(messages[:-1], options)
         return PromptEstimate(tokens, cached, (tokens - cached) / PREFILL_TOKENS_PER_S)
 
     def stats(self) -> EngineStats:
-        """What runs and waits."""
         with self._moved:
             return EngineStats(running=self._running, waiting=len(self._queue))
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
-        """Nothing is cached; what was asked for is kept in `cleared`."""
         self.cleared.append((owner, conversation))
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """It has no GPU that could fail; `lose` acts as if."""
+        # Calling `lose` simulates a GPU failure.
         self.lose = callback
 
     def close(self) -> None:
-        """End what runs and waits."""
         self.closed = True
         with self._moved:
             self._moved.notify_all()
@@ -304,12 +291,12 @@ class ScriptedEngine:
         try:
             self.requests.append(generation.request)
             last = self._perform(generation)
-        except Exception as error:  # a script's own fault must end its generation too
+        except Exception as error:  # an error in a script must end its generation, too
             last = Event("error", error=EngineError(f"the script failed: {error}"))
         with self._moved:
             self._running -= 1
             self._moved.notify_all()
-        generation.put(last)  # who hears of the end finds the place free
+        generation.put(last)  # after the slot is free: readers may submit again at once
 
     def _wait_in_queue(self, generation: ScriptedGeneration) -> bool:
         place = 0
@@ -333,7 +320,7 @@ class ScriptedEngine:
             self._moved.notify_all()
 
     def _perform(self, generation: ScriptedGeneration) -> Event:
-        """Say it all but the last event."""
+        """Play all events but the last, which is returned."""
         request, params = generation.request, generation.request.params
         started = time.perf_counter()
         counts = {"reasoning": 0, "text": 0}
@@ -368,7 +355,7 @@ class ScriptedEngine:
         return Event("end", finish_reason=reason)
 
     def _is_stopped(self, generation: ScriptedGeneration) -> bool:
-        """Keep the pace. True when stopped."""
+        """Keep the pace; True when stopped."""
         ready = time.monotonic() + self.pace_seconds
         while True:
             if generation.stopped.is_set() or self.closed:

@@ -1,1 +1,1 @@
-"""A turn of a chat: from the prompt to a numbered log of events that any page can watch."""
+"""Chat turns: prompt construction, execution and the event log that pages follow."""

@@ -1,4 +1,4 @@
-"""Text files that go with a question: read from the form's fields, and written into the prompt."""
+"""Text attachments: parsing from form fields and insertion into the prompt."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MAX_NAME_CHARACTERS = 120
 
 
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
-    """The files in `file-1-name`, `file-1-text` and so on. Raises Problem."""
+    """Read `file-N-name` and `file-N-text` fields. Raise Problem if they exceed a limit."""
     found = []
     for place in range(1, MAX_ATTACHMENTS + 1):
         text = fields.get(f"file-{place}-text", "")
         if not text.strip() and f"file-{place}-name" not in fields:
-            continue  # a named file without text is told to the model as what it is
+            continue  # a named file without text is kept: the model sees that it is empty
         name = " ".join(fields.get(f"file-{place}-name", "").split())[:MAX_NAME_CHARACTERS]
         found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n")))
     if f"file-{MAX_ATTACHMENTS + 1}-text" in fields:
@@ -30,6 +30,6 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
 
 
 def with_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
-    """What the model reads: each file between lines that name it, then the question."""
+    """Return the question below its files."""
     parts = [f"--- {each.name} ---\n{each.text}\n--- end of {each.name} ---" for each in attachments]
     return "\n\n".join([*parts, text] if text else parts)

@@ -1,4 +1,4 @@
-"""How a chat is answered: checked settings, an owner's defaults, and what one chat has otherwise."""
+"""Chat settings: validation, an owner's defaults and a chat's overrides."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ MAX_TOKENS = 131_072
 MAX_TOOL_NAMES_CHARACTERS = 4_000
 MAX_MODEL_NAME_CHARACTERS = 200
 CHOICES = ("when_full", "suggestions", "keep_thinking", "raw_user_messages", "titles", "speculative_prefill")
-"""Settings that a page offers as a list to choose from."""
+"""Settings that the page shows as a list of choices."""
 NO_LIMIT = "none"
-"""Spells, where a number may be missing, that it shall be missing whatever the default says."""
+"""Marks a number as unlimited even where the default is a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle;
-    `keep_thinking`: the model reads its earlier thoughts again; `raw_user_messages`: the page shows them as typed;
-    `titles`: the model names new chats; `speculative_prefill`: it reads what is being typed, when idle; `tools`: the
-    names of those the model may call, with blanks between; `model`: the name of the model or adapter that answers,
-    None: the default model. `given`: the names of those that were chosen; of the others, the model file may have
-    defaults of its own.
-    """
+    """Settings of one chat; SamplingParams defines shared ranges."""
 
     system_prompt: str = ""
     temperature: float = 0.6
@@ -38,24 +32,22 @@ class ChatSettings:
     max_tokens: int | None = None
     seed: int | None = None
     thinking_budget: int | None = None
-    suggestions: bool = True
-    keep_thinking: bool = False
-    raw_user_messages: bool = True
-    titles: bool = False
-    speculative_prefill: bool = True
+    suggestions: bool = True  # offer follow-up questions when idle
+    keep_thinking: bool = False  # keep earlier reasoning in the prompt
+    raw_user_messages: bool = True  # show user messages as typed
+    titles: bool = False  # let the model name new chats
+    speculative_prefill: bool = True  # prefill a draft when idle
     when_full: WhenFull = "stop"
-    tools: str | None = None
-    model: str | None = None
-    given: tuple[str, ...] = ()
+    tools: str | None = None  # names separated by spaces
+    model: str | None = None  # None: the default model
+    given: tuple[str, ...] = ()  # names of the fields that were chosen; others may follow the model file
 
     @property
     def tool_names(self) -> list[str]:
-        """The tools, one by one."""
         return (self.tools or "").split()
 
     @property
     def sampling(self) -> SamplingParams:
-        """What of it the engine's sampler needs."""
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -71,7 +63,7 @@ SETTING_NAMES = tuple(field.name for field in fields(ChatSettings) if field.name
 
 
 def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
-    """The program's defaults with each layer laid over the one before."""
+    """Merge the layers over the defaults; later layers win."""
     merged: dict[str, SettingValue | None] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -83,13 +75,13 @@ def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
 def changed(
     settings: Mapping[str, SettingValue], form: Mapping[str, str]
 ) -> tuple[dict[str, SettingValue], dict[str, str]]:
-    """The settings with a form's fields taken in, and for each refused field the reason.
+    """Return the settings updated from a form, and the rejected fields' reasons.
 
-    A field that is not in the form stays as it was; an empty one goes back to the default. Where the form carries the
-    `was` of `digests`, fields that still hold what the page showed stay as they are, so that a form which was open for
-    long does not undo what another tab has changed since.
+    Missing fields keep their value; empty ones are reset.
     """
     result, problems = dict(settings), {}
+    # `was` holds digests of what the page showed. Skipping untouched fields keeps a form that was open for long from
+    # undoing changes made in another tab.
     untouched = set(form.get("was", "").split())
     for name in SETTING_NAMES:
         if name not in form or _digest(name, form[name]) in untouched:
@@ -106,9 +98,9 @@ def changed(
 
 
 def digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
-    """What a form of these values and defaults (as `shown_values` and `shown_defaults` give them) begins with, for its
-    field `was`. A choice shows the default where it has no value."""
+    """Return the form field `was`: digests of the initial values."""
     shown = [(name, value) for name, value in values.items()]
+    # A choice without a value shows its default.
     shown += [(name, defaults[name]) for name in CHOICES if not values[name]]
     return " ".join(_digest(name, value) for name, value in shown)
 
@@ -118,7 +110,6 @@ def _digest(name: str, value: str) -> str:
 
 
 def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
-    """Settings as the fields of a form would show them."""
     return {name: _text(settings[name]) if name in settings else "" for name in SETTING_NAMES}
 
 

@@ -1,4 +1,4 @@
-"""Stream updates as the HTML that htmx takes apart: one `<hx-partial>` per place that changes."""
+"""Rendering of stream updates as HTML for htmx: one `<hx-partial>` per changed element."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from notso.web.turns.turn_log import Update
 from notso.web.values.wording import number, words
 
 SNAPSHOT_MARK = "<!--snapshot-->"
-"""Begins an update that replaces everything, so that the page's guard against repeated events lets it through."""
+"""Starts an update that replaces everything; the page's filter for repeated events lets it through."""
 
 
 def update_html(message_id: str, update: Update) -> str:
-    """One update of one message. Everything in it but the markup here was sanitised or is escaped."""
+    """Render one update; model output in it is already sanitized."""
     parts = [SNAPSHOT_MARK] if update.snapshot else []
     for name, channel in update.channels.items():
         target = f"#msg-{message_id}-{name}"
@@ -24,7 +24,7 @@ def update_html(message_id: str, update: Update) -> str:
                 )
             )
         if channel.tail is not None:
-            # Where a block was closed the tail is another block: morphing would move the old one's elements about.
+            # A closed block makes the tail a different block; morphing would carry over elements of the old one.
             anew = update.snapshot or channel.append
             parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", with_labels(channel.tail)))
     for card_id, card in update.cards.items():
@@ -40,7 +40,7 @@ def update_html(message_id: str, update: Update) -> str:
 
 
 def announcement_html(phase: str, answer_words: int) -> str:
-    """What a screen reader is told about a new phase; '' for phases that go by without a word."""
+    """Return the screen reader announcement of a phase ('' if silent)."""
     sentence = words.get(f"announce_{phase}", "").format(count=number(answer_words))
     return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
 

@@ -1,7 +1,7 @@
-"""How long reading the prompt will still take, from how long its chunks took so far.
+"""Estimate of the remaining prefill time from the timings of earlier chunks.
 
-A token costs more the later it stands, because attention looks back at all before it. So the cost of one token is
-taken as a line over its position, fitted to the chunks of this prompt by least squares, and summed over what is left.
+Attention makes a token's cost grow with its position. The cost per token is modeled as a line over the position, fitted
+to the prompt's chunks by least squares, and summed over the remaining tokens.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ from notso.web.engine.port import Progress
 SHORTEST_SHOWN_S = 1.0
 SLOWER_BY = 1.25
 DOUBLING_TOKENS = 16_384
-"""Until two chunks were timed, a token is taken to cost twice the first one's time this far on: rather too much than
-too little, since what is promised may shrink but should not grow."""
+"""Token distance over which the cost doubles, assumed until two chunks are timed; high, as an estimate may shrink but
+should not grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Where the reading of a prompt stands. `left_s` is None when nobody can say, or when it is not worth saying."""
-
     percent: int
     new_tokens: int
     new_tokens_done: int
     cached_tokens: int
     tokens_per_s: float
-    left_s: float | None
-    slower: bool
+    left_s: float | None  # None if unknown or below SHORTEST_SHOWN_S
+    slower: bool  # the estimate grew
 
 
 class PrefillEta:
-    """Feed it every progress event with the time it came."""
+    """Estimator for one prompt."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[float, float, int]] = []  # middle position, seconds per token, tokens
@@ -39,7 +37,7 @@ class PrefillEta:
         self._promised: tuple[float, float] | None = None
 
     def take(self, progress: Progress, now_s: float) -> PrefillProgress:
-        """What to show after this event."""
+        """Return the progress to show after an event."""
         done, total = progress.done_tokens, progress.total_tokens
         if self._last is not None and done > self._last[1]:
             then, before = self._last
@@ -52,7 +50,7 @@ class PrefillEta:
         if left is not None and self._promised is not None:
             promised = max(0.0, self._promised[1] - (now_s - self._promised[0]))
             slower = left > SLOWER_BY * promised and left > promised + SHORTEST_SHOWN_S
-            left = left if slower else min(left, promised)  # it never counts up without saying so
+            left = left if slower else min(left, promised)  # never count up without reporting `slower`
         if left is not None:
             self._promised = (now_s, left)
         new = total - progress.cached_tokens
@@ -79,5 +77,5 @@ class PrefillEta:
         slope = 0.0
         if spread > 0:
             slope = sum((at - middle) * (seconds - cost) * tokens for at, seconds, tokens in self._chunks) / spread
-        slope = max(0.0, slope)  # a token never gets cheaper; what looks so is the machine's own unrest
+        slope = max(0.0, slope)  # the cost never falls with the position: a negative slope is noise
         return (total - done) * (cost + slope * ((done + total) / 2 - middle))

@@ -1,4 +1,4 @@
-"""What the model reads of a chat: the shown branch as messages."""
+"""Conversion of a chat's visible branch to prompt messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ SUMMARY_REQUEST = (
 def prompt_messages(
     line: Sequence[StoredMessage], system_prompt: str = "", *, keep_thinking: bool = False
 ) -> tuple[Message, ...]:
-    """System text, the newest summary in place of all that is above it, then questions and answers, calls of tools and
-    their results among them; thoughts are left out unless `keep_thinking`.
-
-    An earlier question that failed without a word of answer is left out, with the tools' results: what did not fit
-    would make every later one fail. The last message of `line` is always kept.
-    """
+    """Return system prompt, newest summary and the messages after it."""
     summary = next((at for at in reversed(range(len(line))) if _stands(line[at])), None)
     system = [system_prompt.strip()] if system_prompt.strip() else []
     if summary is not None:
@@ -34,6 +29,8 @@ def prompt_messages(
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _left_out(message, after)):
+            # A failed empty answer is dropped with its question: a question that did not fit would make every later one
+            # fail too. The last message is always kept.
             continue
         if message.role == "user":
             messages.append(Message("user", with_attachments(message.content, message.attachments)))
@@ -43,15 +40,15 @@ def prompt_messages(
 
 
 def text_size(line: Sequence[StoredMessage]) -> int:
-    """Characters of all that may be read of these messages."""
+    """Return the number of characters in these messages."""
     return sum(
         len(each.content) + len(each.reasoning) + sum(len(file.text) for file in each.attachments) for each in line
     )
 
 
 def conversation_of(line: Sequence[StoredMessage]) -> str | None:
-    """By what name the engine can forget what it has computed for a branch: its first message. So an emptied chat goes
-    on as another conversation."""
+    """Return the conversation id for the engine's cache: that of the first message."""
+    # An emptied chat therefore continues as another conversation.
     return line[0].id if line else None
 
 

@@ -1,8 +1,4 @@
-"""A turn as server-sent events. GET attaches and changes nothing; a reader that goes away stops nothing.
-
-Events are encoded here and sent by a plain streaming response: when a reader leaves in the middle of an event,
-FastAPI's own producer for generator routes ends with an unhandled group of errors.
-"""
+"""Server-sent events of a turn. GET attaches without side effects; a disconnect stops nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 
+# Events are encoded here and sent by a plain StreamingResponse: when a client disconnects in the middle of an event,
+# FastAPI's own producer for generator routes ends with an unhandled exception group.
 from fastapi.sse import format_sse_event
 
 from notso.web.store.protocol import StoredMessage
@@ -23,14 +21,14 @@ PING_SECONDS = 15.0
 
 
 def last_number(header: str | None) -> int | None:
-    """The number in `Last-Event-ID`; None where it is missing or not one of ours."""
+    """Parse `Last-Event-ID`. None if missing or malformed."""
     if header is None or not header.isascii() or not header.isdecimal() or len(header) > 15:
         return None
     return int(header)
 
 
 async def turn_events(message_id: str, log: TurnLog, after: int | None) -> AsyncIterator[bytes]:
-    """All updates after number `after` (None: a snapshot first), and `done` as the last event, always."""
+    """Yield all updates after number `after` (None: a snapshot), then `done`."""
     yield format_sse_event(comment="attached")
     place = Place(after)
     with log.reading():
@@ -50,7 +48,7 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
 
 
 def _next_events(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]:
-    """What a reader at `place` lacks, and where it is then: written once for all who are there."""
+    # Encoded once for all readers at this place.
     if place not in log.encoded:
         log.encoded[place] = _written(message_id, log, place)
     return log.encoded[place]
@@ -60,8 +58,8 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
     update = log.since(place.number)
     begins, events = place.phase != update.phase, list[bytes]()
     if begins and place.phase is not None:
-        # Before the words it begins: thoughts fold while nothing stands under them that would jump. Its number is the
-        # last one shown, for the update is yet to come.
+        # Sent before the first words of the phase: reasoning is folded while nothing below it would jump. It carries
+        # the last number shown, as the update is still to come.
         events.append(_named("status", message_id, place.number, state=update.phase, label=update.label))
     news = announcement_html(update.phase, log.words) if begins else ""
     if place.number != update.number or place.phase is None:
@@ -77,12 +75,16 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
 
 
 async def feed_events(
-    feed: Feed, after: str, owner: str, chat_id: str, tab: str, *, numbered: bool = True
+    feed: Feed,
+    after: str,
+    owner: str,
+    chat_id: str,
+    tab: str,
+    *,
+    numbered: bool = True,  # False where the events travel within another numbered stream
 ) -> AsyncIterator[bytes]:
-    """What other tabs change, for as long as the page listens; not `numbered` where it travels with other numbers.
-
-    What its own tab did counts too, until it listens: a page rendered before that and shown after it lacks it.
-    """
+    """Yield changes made in other tabs."""
+    # The first look includes changes by this tab: a page rendered before such a change and shown after it lacks it.
     revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
     while not feed.closed:
@@ -95,7 +97,8 @@ async def feed_events(
 
 
 async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """`events` to their end, and between them the `others`: so a page holds one connection and not two."""
+    """Merge two streams until `events` ends."""
+    # A page then needs one connection instead of two.
     reading = {asyncio.ensure_future(anext(each, None)): each for each in (events, others)}
     try:
         while events in reading.values():
@@ -112,7 +115,7 @@ async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> As
 
 
 def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:
-    """The log of a turn whose own log is gone: its end, from the database."""
+    """Rebuild the log of a finished turn from its stored message."""
     log = TurnLog()
     log.write("reasoning", reasoning_html, "")
     log.write("answer", answer_html, "")

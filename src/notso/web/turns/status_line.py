@@ -1,4 +1,4 @@
-"""What is said about an answer while it comes: its phase, the badge's words, and the figures behind them."""
+"""Status of an answer in progress: phase, badge label and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORTH_SAYING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The arguments of TurnLog.tell."""
+    """Arguments of `TurnLog.tell`."""
 
     phase: str
     label: str
@@ -26,7 +26,7 @@ class Status:
 
 
 class StatusLine:
-    """Takes events with the time they came, in seconds of one clock, and says how things stand."""
+    """Derives the status from engine events. Times are monotonic seconds."""
 
     def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
         self.first_token_s = 0.0
@@ -45,7 +45,7 @@ class StatusLine:
 
     @property
     def thinking_s(self) -> float:
-        """How long it thought, once it has finished thinking."""
+        """Reasoning time in seconds, once ended."""
         until = self._thinking_until
         return self._reasoning_before + (until - self._thinking_since if until else 0.0)
 
@@ -54,14 +54,14 @@ class StatusLine:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
     def next_part(self, now: float) -> StatusLine:
-        """For what the engine says next, once tools have been used: what was thought and seen so far counts on."""
+        """Return the status line of the next engine request."""
+        # Reasoning before the tool calls continues to count.
         after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s
         return after
 
     def take(self, event: Event, now: float) -> None:
-        """One event."""
         match event.kind:
             case "queued":
                 self._place = event.place
@@ -83,12 +83,10 @@ class StatusLine:
                     self.end_of_reasoning(now)
 
     def end_of_reasoning(self, now: float) -> None:
-        """The thought is over, if there was one."""
         if self._thinking_since and not self._thinking_until:
             self._thinking_until = now
 
     def status(self, now: float) -> Status:
-        """How things stand."""
         reasoning_label = self._reasoning_label(now)
         if self._writing_since:
             phase = "generating" if self._answering else "thinking"
@@ -105,7 +103,6 @@ class StatusLine:
         return Status("queued", words["phase_queued"], "", "", {})
 
     def stats(self, now: float, budget: int | None) -> TurnStats:
-        """How things stand, in figures."""
         prefill, wrote_from = self._prefill, self._writing_since
         began = self._prefill_since or wrote_from
         thinking_until = self._thinking_until or (now if self._thinking_since else 0.0)

@@ -1,4 +1,4 @@
-"""Keeps several tabs in step: each page listens, and hears what changed elsewhere. Nothing of it is stored."""
+"""Change feed that keeps the browser tabs of an owner in sync. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ MAX_TABS = 16
 
 
 class Feed:
-    """Numbers changes of one server's life. Everything here runs on the event loop.
-
-    `at_announce` is called with what is announced here: owner, chat, tab, and whether its messages changed.
-    """
+    """Counts changes since the server's start. Use on the event loop only."""
 
     def __init__(self) -> None:
+        # Called for each local change with owner, chat, tab, and whether messages changed.
         self.at_announce: Callable[[str, str, str, bool], None] | None = None
         self._boot = secrets.token_hex(4)
         self._number = 0
@@ -28,17 +26,16 @@ class Feed:
 
     @property
     def revision(self) -> str:
-        """Where the feed stands: what a page is told when it is made."""
         return f"{self._boot}-{self._number}"
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
-        """The owner's list of chats changed, and with `turns` the messages of this chat, by what was done in `tab`."""
+        """Publish a change made in `tab`; `turns`: of messages too."""
         self.take(owner, chat_id, tab, turns)
         if self.at_announce is not None:
             self.at_announce(owner, chat_id, tab, turns)
 
     def take(self, owner: str, chat_id: str, tab: str, turns: bool) -> None:
-        """The same, announced elsewhere."""
+        """Record a change from another replica."""
         self._number += 1
         self._lists[owner] = self._number
         if turns:
@@ -53,20 +50,19 @@ class Feed:
         self._wake()
 
     def begin_anew(self) -> None:
-        """Anything may have happened: every page looks."""
+        """Make every page refresh."""
         self._boot = secrets.token_hex(4)
         self._wake()
 
     def close(self) -> None:
-        """The server goes away: every listener ends."""
         self.closed = True
         self._wake()
 
     def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
-        """What this tab should fetch anew: 'chats', 'turns', both or nothing."""
+        """Return what to reload: 'chats', 'turns', both or neither."""
         boot, _, text = revision.partition("-")
         if boot != self._boot or not text.isascii() or not text.isdecimal() or len(text) > 15:
-            return ["chats", "turns"]  # of another life of the server: anything may have happened
+            return ["chats", "turns"]  # a revision of an earlier server process
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
         by_others = (at for other, at in self._turns.get(chat_id, {}).items() if other != tab or not tab)
@@ -75,7 +71,7 @@ class Feed:
         return events
 
     async def wait(self, revision: str, seconds: float) -> bool:
-        """Wait until something happened after `revision`. False when `seconds` passed without."""
+        """Wait for a change. Return False on timeout."""
         if revision != self.revision or self.closed:
             return True
         try:

@@ -1,4 +1,4 @@
-"""The tool calls of one turn: each waits for a person's permission, is run, and leaves a result the model can read."""
+"""Tool calls of one turn: permission, execution and results."""
 
 from __future__ import annotations
 
@@ -26,23 +26,20 @@ PERMISSIONS: tuple[str, ...] = get_args(Permission)
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """What the model may call in a turn. `granted` are the digests of the tools that need no asking; `grant` adds one
-    for good."""
+    """Tools the model may call in a turn."""
 
     tools: tuple[ChatTool, ...]
     surroundings: Surroundings
-    granted: set[str] = field(default_factory=set)
-    grant: Callable[[ChatTool], Awaitable[None]] | None = None
+    granted: set[str] = field(default_factory=set)  # digests of tools that run without asking
+    grant: Callable[[ChatTool], Awaitable[None]] | None = None  # permits a tool permanently
 
     @property
     def definitions(self) -> list[Tool]:
-        """As the engine is told of them."""
         return [tool.definition for tool in self.tools]
 
 
 class ToolCalls:
-    """Everything here runs on the event loop. `uses` are the calls so far; `changed` is told of each that changed, and
-    the name of what it now waits for: a person's permission, or the reply to its `question`."""
+    """Runs the calls in `uses`. Use on the event loop only."""
 
     def __init__(
         self, offer: ToolOffer | None, uses: Sequence[ToolUse], changed: Callable[[ToolUse, str], Awaitable[None]]
@@ -51,6 +48,7 @@ class ToolCalls:
         self.asking: ToolUse | None = None
         self.question: Elicitation | None = None
         self._offer = offer
+        # Receives each changed call and the id of the permission or question it waits for.
         self._changed = changed
         self._round = uses[-1].round + 1 if uses and uses[-1].is_final else uses[-1].round if uses else 0
         self._answer: asyncio.Future[Permission] | None = None
@@ -61,17 +59,15 @@ class ToolCalls:
 
     @property
     def open(self) -> bool:
-        """Whether a call has no result yet."""
         return any(not use.is_final for use in self.uses)
 
     @property
     def spent(self) -> bool:
-        """Whether the model calls on, though it was told that nothing more can be called."""
+        """Whether the model keeps calling after the last allowed round."""
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
-        """A call the model has just written; it waits for the end of what the model writes. Of two of one id each gets
-        an id of its own: a person's word is about one of them."""
+        # Permissions refer to a call by its id, so a repeated id gets a suffix.
         taken, id = {each.id for each in self.uses}, call.id
         while id in taken:
             id = f"{call.id[:MAX_ID_CHARACTERS]}-{secrets.token_hex(4)}"
@@ -82,8 +78,9 @@ class ToolCalls:
         return use
 
     async def finalise(self, content_length: int) -> bool:
-        """Bring every open call to a result, in order, now that the model has written so much of the answer and waits.
-        False when that was stopped: some have none.
+        """Run all open calls in order; False if stopped.
+
+        `content_length` counts the answer's characters so far.
         """
         self.uses = [
             replace(each, round_end=content_length) if each.round == self._round else each for each in self.uses
@@ -100,19 +97,18 @@ class ToolCalls:
         return not self.open
 
     def stop(self) -> None:
-        """End the waiting, or the tool."""
         if self._running is not None:
             self._running.cancel()
 
     def abandon(self) -> list[ToolUse]:
-        """The end of the turn: calls without a result were interrupted. Those come back."""
+        """Interrupt calls without a result; return them."""
         left = [replace(use, state="interrupted") for use in self.uses if not use.is_final]
         by_id = {use.id: use for use in left}
         self.uses = [by_id.get(use.id, use) for use in self.uses]
         return left
 
     def permit(self, call_id: str, permission: Permission) -> bool:
-        """A person's word on the call that waits for it. False when another one waits, or none."""
+        """Answer the pending permission request; False if it is another."""
         waiting = self._answer is not None and not self._answer.done()
         if self.asking is None or self.asking.id != call_id or self._answer is None or not waiting:
             return False
@@ -120,7 +116,7 @@ class ToolCalls:
         return True
 
     def reply(self, question_id: str, reply: Reply) -> bool:
-        """A person's word on the question of a tool. False when another one waits, or none."""
+        """Answer the pending question; False if it is another."""
         if self.question is None or self.question.id != question_id or self._reply is None or self._reply.done():
             return False
         self._reply.set_result(reply)
@@ -160,7 +156,7 @@ class ToolCalls:
         await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
 
     async def _ask(self, at: int, use: ToolUse, offer: ToolOffer, tool: ChatTool) -> str:
-        """'' for yes, or what the model is told instead of a result."""
+        """Return '' if permitted, else the result for the model."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
             await self._tell(at, use, use.id)
@@ -177,8 +173,8 @@ class ToolCalls:
         return words["tool_says_denied"] if permission == "deny" else ""
 
     async def _put(self, at: int, question: Elicitation) -> Reply:
-        """What a person says to a question of the call that runs; whoever asks may be there longer than the call."""
         use = self.uses[at]
+        # A tool server may still ask after its call has ended.
         if use.state != "running" or self._reply is not None or self._questions == MAX_QUESTIONS:
             return CANCELLED
         self._questions += 1
@@ -198,13 +194,12 @@ class ToolCalls:
         return said
 
     def _withdraw(self) -> None:
-        """Nothing is asked any more."""
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(CANCELLED)
         self._reply = self.question = self.asking = None
 
     async def _tell(self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None) -> None:
-        """One after another, for a question comes beside the call; one that was withdrawn is not told of."""
+        # Serialized: a question may arrive during the call's own updates. A withdrawn question is skipped.
         async with self._telling:
             if of is self._reply or of is None:
                 self.uses[at] = use

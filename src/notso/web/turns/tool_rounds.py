@@ -1,4 +1,4 @@
-"""An answer with calls of tools in it, as the messages it is made of, and what to ask the engine for its next part."""
+"""Conversion of an answer with tool calls to messages and to the next engine request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NO_RESULT = "error: the call was interrupted, there is no result"
 
 
 def answer_messages(message: StoredMessage, *, keep_thinking: bool = False) -> list[Message]:
-    """Text and calls, results, text again: as the model wrote and read it, its thoughts only if they are kept."""
+    """Return an answer with its tool calls as messages."""
     messages = list(_rounds(message, keep_thinking))
     text, reasoning = _last_part(message)
     return [*messages, _said(text, reasoning, keep_thinking)] if text else messages
 
 
 def next_request(request: Request, message: StoredMessage, *, keep_thinking: bool = False) -> Request:
-    """What to ask for more of an answer that is there in part, possibly none of it; `request` asks for all of it."""
+    """Return the request that continues a partial answer of `request`."""
     messages = (*request.messages, *_rounds(message, keep_thinking))
     text, reasoning = _last_part(message)
     if not text and not reasoning:
@@ -31,7 +31,7 @@ def next_request(request: Request, message: StoredMessage, *, keep_thinking: boo
 
 
 def parts_of(message: StoredMessage) -> list[str]:
-    """The text before each call, and the text after the last one."""
+    """Split the text at its calls."""
     ends = [use.content_at for use in message.tool_uses]
     starts = [0, *ends]
     return [message.content[start:end].lstrip("\n") for start, end in zip(starts, [*ends, None], strict=True)]
@@ -59,7 +59,6 @@ def _said(text: str, reasoning: str, keep_thinking: bool) -> Message:
 
 
 def _last_part(message: StoredMessage) -> tuple[str, str]:
-    """Text and thoughts after the last call."""
     if not message.tool_uses:
         return message.content, message.reasoning
     last = message.tool_uses[-1]

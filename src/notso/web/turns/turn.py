@@ -1,4 +1,4 @@
-"""One question being answered: what is asked, and what it has come to."""
+"""State of one turn."""
 
 from __future__ import annotations
 
@@ -12,27 +12,19 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    """A turn from its acceptance to its end.
+    """A turn from admission to completion."""
 
-    `message` is the stored message as it was last saved; text it has at the beginning is kept and written on.
-    `request` asks for all of it, and `offer` is what may be called for it; with `keep_thinking` the
-    model reads its thoughts again after a call.
-    `left_out`: messages above what was read, for which no prompt has room.
-    `cancelled`: somebody asked to stop it; `interrupted`: the server or the engine went away. `hurry`: a thought that
-    was broken off ends at once, and the answer begins.
-    """
-
-    message: StoredMessage
-    request: Request
+    message: StoredMessage  # as last saved; an answer in it is continued
+    request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
-    keep_thinking: bool = False
-    hurry: bool = False
-    left_out: int = 0
+    keep_thinking: bool = False  # keep reasoning in the prompt after a tool call
+    hurry: bool = False  # end interrupted reasoning at once
+    left_out: int = 0  # messages that no prompt has room for
     log: TurnLog = field(default_factory=TurnLog)
-    cancelled: bool = False
-    interrupted: bool = False
+    cancelled: bool = False  # by a user
+    interrupted: bool = False  # by shutdown of the server or engine
 
     @property
     def id(self) -> str:
-        """The generation id, unguessable, by which readers attach."""
+        """Unguessable generation id."""
         return self.message.generation_id or ""

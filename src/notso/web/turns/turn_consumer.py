@@ -1,4 +1,4 @@
-"""The task that follows one turn: the engine's events in, HTML for readers and saved text out."""
+"""Task that follows one turn: renders and saves what the engine generates and runs tool calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("notso.web.turns")
 
 T = TypeVar("T")
 Segment: TypeAlias = tuple[ChannelName, str] | ToolUse
-"""What is still to be rendered, in order: text, and calls between it."""
+"""Unit of rendering: text of a channel, or a tool call."""
 
 EVENT_BATCH_SECONDS = 0.05
 TICK_SECONDS = 0.1
@@ -40,9 +40,7 @@ AWAY_RETRY_SECONDS = (4.0,) * 8  # a database of another machine is started agai
 
 
 class TurnConsumer:
-    """Follows one turn from its first event to its saved end: what the engine says, the tools it calls, what it says
-    then, and so on. `running` is what the engine is asked at the moment.
-    """
+    """Drives one turn: generation and tool calls until the answer is saved."""
 
     def __init__(
         self,
@@ -57,7 +55,7 @@ class TurnConsumer:
     ) -> None:
         self.turn = turn
         self.calls = ToolCalls(turn.offer, turn.message.tool_uses, self._show_call)
-        self.running = running
+        self.running = running  # current engine request
         self.finish_reason: FinishReason | None = None
         self._store = store
         self._renderer = renderer
@@ -82,7 +80,7 @@ class TurnConsumer:
         self._last_save = time.monotonic()
         self._listening: asyncio.Task[None] | None = None
         if self.calls.open:
-            running.close()  # there is something to do first
+            running.close()  # pending tool calls run before the engine is asked
         else:
             if turn.hurry:
                 running.answer_now()
@@ -90,19 +88,17 @@ class TurnConsumer:
 
     @property
     def usage(self) -> Usage | None:
-        """What all that the engine wrote has cost."""
+        """Usage summed over all engine requests."""
         if not self._usages:
             return None
         return Usage(**{each.name: sum(getattr(usage, each.name) for usage in self._usages) for each in fields(Usage)})
 
     @property
     def stats(self) -> TurnStats:
-        """How things stand now."""
         budget = self.turn.request.params.thinking_budget if self.turn.request.options.thinking else None
         return self._status_line.stats(time.monotonic(), budget)
 
     def take(self, events: list[Event]) -> None:
-        """Events, in order."""
         now = time.monotonic()
         for event in events:
             self._status_line.take(event, now)
@@ -129,12 +125,11 @@ class TurnConsumer:
         self._wake.set()
 
     def stop(self) -> None:
-        """End what the engine writes, the tool that runs, or the waiting for permission."""
+        """Stop generation, a tool, or a wait for permission."""
         self.running.stop()
         self.calls.stop()
 
     async def run(self) -> None:
-        """Follow the engine and use tools, in turns, then finish."""
         await self._render_more()
         goes_on = True
         if not self.calls.open:
@@ -144,7 +139,7 @@ class TurnConsumer:
         await self._finish()
 
     async def _follow_engine(self) -> bool:
-        """Render at most ten times a second, save about once a second. Whether it ended by calling tools."""
+        """Return whether the engine request ended with tool calls."""
         while not self._ended:
             await self._wake.wait()
             self._wake.clear()
@@ -156,13 +151,14 @@ class TurnConsumer:
             if started - self._last_save >= SAVE_SECONDS:
                 await self._save_partial()
             spent = time.monotonic() - started
+            # At most a fifth of the time goes into rendering.
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
         self._status_line.end_of_reasoning(time.monotonic())
         await self._render_more()
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
     async def _use_tools(self) -> bool:
-        """Bring the calls to their results and ask the engine for more. False when this is the end."""
+        """Return False if the turn is over."""
         if self.calls.spent:
             self._note = words["note_tool_rounds"].format(rounds=MAX_ROUNDS)
             return False
@@ -184,8 +180,8 @@ class TurnConsumer:
         self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared), request.model))
 
     async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
-        """Take what the engine says as it comes; it is rendered at a pace of its own."""
         try:
+            # Events are taken as they arrive; rendering is paced separately.
             await running.begin(ask, model=model)
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 self.take(events)
@@ -200,7 +196,7 @@ class TurnConsumer:
             self._wake.set()
 
     def _left_over(self, request: Request) -> Request:
-        """The bounds on the answer, less what its earlier parts have used up."""
+        # Limits apply to the whole answer, so earlier requests count.
         used, params = self.usage or Usage(0, 0), request.params
         most, budget = params.max_tokens, params.thinking_budget
         if most is not None:
@@ -210,7 +206,7 @@ class TurnConsumer:
         return replace(request, params=params)
 
     async def _show_call(self, use: ToolUse, waits_for: str) -> None:
-        """A call has changed: on disk before anybody is asked or anything is done, then told to all readers."""
+        # Saved before permission is asked or the tool runs, and only then shown.
         await self._save_partial()
         self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
         if not self.turn.cancelled and not use.is_final:
@@ -221,14 +217,14 @@ class TurnConsumer:
         self.turn.log.ask(waits_for)
 
     def _add(self, channel: ChannelName, text: str) -> None:
-        if channel in self._separate:  # a call stands between this and what was said before
+        if channel in self._separate:  # a call separates this text from the text before
             text = text.lstrip("\n")
             if not text:
                 return
             self._separate.discard(channel)
             between = "\n\n" if self._text[channel] else ""
             self._text[channel] += between
-            if channel == "reasoning" or not self._after_call:  # otherwise a card stands there
+            if channel == "reasoning" or not self._after_call:  # otherwise the call's card separates them
                 self._unrendered.append((channel, between))
         text = text[: max(0, self._room[channel])]
         self._room[channel] -= len(text)
@@ -266,7 +262,7 @@ class TurnConsumer:
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._ended and (left := deadline - time.monotonic()) > 0:
-            # An end need not wait for the tick; further events only set the flag again.
+            # The end is noticed without waiting for the tick; further events only set the flag again.
             await asyncio.sleep(min(left, 0.02))
 
     async def _save_partial(self) -> None:
@@ -318,7 +314,7 @@ class TurnConsumer:
         whole = self.finish_reason in ("stop", "length", "tool_calls")
         if self.turn.cancelled and not whole and not self._note:
             return "interrupted" if self.turn.interrupted else "stopped", ""
-        if not whole and not self._note:  # the engine ended it unasked: it was closed
+        if not whole and not self._note:  # ended by the engine without a request: it was shut down
             return "interrupted", ""
         return "done", self._note
 
@@ -348,7 +344,6 @@ class TurnConsumer:
 
 
 def _parts_before(message: StoredMessage) -> list[Segment]:
-    """What an answer that goes on has said so far."""
     segments: list[Segment] = [("reasoning", message.reasoning)]
     for text, use in zip_longest(parts_of(message), message.tool_uses):
         segments.append(("answer", text))
@@ -358,7 +353,7 @@ def _parts_before(message: StoredMessage) -> list[Segment]:
 
 
 def _joined(segments: list[Segment]) -> Iterator[Segment]:
-    """The same with the texts of a channel that stand together made one, and empty ones left out."""
+    """Merge adjacent texts; drop empty ones."""
     for (is_call, channel), group in groupby(segments, key=lambda segment: _kind(segment)):
         if is_call:
             yield from group

@@ -1,11 +1,10 @@
-"""What a turn has said so far, kept so that any number of readers can come, leave and come back.
+"""Log of one turn that any number of readers can attach to, leave and resume.
 
-A reader names the last number it saw and gets everything after it as one update, however much that is: closed blocks
-to append, the open tails as they are now, and what changed in the cards of tool calls. So a slow reader costs nothing
-but itself, and none can miss or double a block.
+A reader names the last number it saw and gets everything after it as one update: closed blocks to append, the current
+open tails, and changed tool cards. No reader can miss or repeat a block, and a slow one delays only itself.
 
-Readers are woken together, at most ten times a second and more seldom where they are many: what comes in between
-travels with the next update. So what they have to be sent can be written once for all of them.
+Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
+encoded once for all of them.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ ChannelName = Literal["reasoning", "answer"]
 CHANNELS: tuple[ChannelName, ...] = ("reasoning", "answer")
 Stat = int | float | None
 UPDATE_SECONDS = 0.1
-"""Readers are told of news no sooner than so long after the last."""
+"""Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""And no sooner than so long for each of them: sending takes a part of it, and what is left is the model's."""
+"""Minimum seconds between updates per reader. Encoding and sending take a part of it; the rest is left to the model."""
 CARD_MARK = "<!--tool-->"
-"""Stands for a card in an answer's HTML that is kept: what left the sanitiser holds no comments."""
+"""Marks a card's place in stored HTML. Sanitized HTML contains no comments, so it cannot occur otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelUpdate:
-    """HTML to append to a channel's closed part, and its new tail where that changed."""
+    """HTML to append to a channel, and its changed tail."""
 
     append: str
     tail: str | None
@@ -37,7 +36,7 @@ class ChannelUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A tool call as HTML: all of it, and the two places in it that change."""
+    """A tool call as HTML, and its two changing parts."""
 
     whole: str
     state: str
@@ -46,29 +45,23 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One reader's next step. `snapshot`: it replaces all the reader has. `number` is what to name next time.
+    """Everything a reader lacks."""
 
-    `cards` are those that the reader has and that changed since; `asking` names what waits for a person.
-    `label` is the badge's word, `reasoning_label` stands above the thoughts, `detail` beside the moving dots;
-    `progress` holds the same in figures.
-    """
-
-    number: int
-    snapshot: bool
+    number: int  # to resume from
+    snapshot: bool  # replaces all of the reader's state
     channels: dict[ChannelName, ChannelUpdate]
-    cards: Mapping[str, Card]
-    asking: str
+    cards: Mapping[str, Card]  # changed cards the reader has
+    asking: str  # id of the pending permission or question
     phase: str
-    label: str
-    reasoning_label: str
-    detail: str
-    progress: Mapping[str, Stat]
+    label: str  # in the badge
+    reasoning_label: str  # above the reasoning
+    detail: str  # next to the moving dots
+    progress: Mapping[str, Stat]  # the same as numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a reader is: the last number it saw, None before the first, and what it was told last of what is told
-    only when it changes."""
+    """Position of a reader, with the last values of fields sent only on change."""
 
     number: int | None
     phase: str | None = None
@@ -78,17 +71,17 @@ class Place:
 
 @dataclass(slots=True)
 class _Channel:
-    closed: list[tuple[int, str, str]] = field(default_factory=list)  # number, HTML, or else the id of a card
+    closed: list[tuple[int, str, str]] = field(default_factory=list)  # number, then HTML or the id of a card
     tail: str = ""
     tail_number: int = 0
 
 
 class TurnLog:
-    """Written by one task on the event loop, read by many there. Numbers grow by one with every change."""
+    """Written by one task on the event loop, read by many there; `number` counts changes."""
 
     def __init__(self) -> None:
         self.number = 0
-        self._from = 0  # who is further back gets a snapshot
+        self._from = 0  # readers below this number get a snapshot
         self.finished = False
         self.phase = "queued"
         self.label = ""
@@ -104,23 +97,21 @@ class TurnLog:
         self.cards: dict[str, Card] = {}
         self._card_numbers: dict[str, int] = {}
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
+        # Encoded updates by reader position; cleared on every change.
         self.encoded: dict[Place, tuple[bytes, Place]] = {}
-        """What readers at a place are sent next, and where they are then. For those who encode: empty after each
-        change."""
         self._readers = 0
-        self._notified = 0  # the number that readers were woken for
+        self._notified = 0  # number at the last wake-up of readers
         self._notified_at = float("-inf")
         self._later: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody reads along."""
         return self._readers > 0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """One reader more while it lasts."""
+        """Count a reader while the context is open."""
         self._readers += 1
         try:
             yield
@@ -128,7 +119,7 @@ class TurnLog:
             self._readers -= 1
 
     def write(self, channel: ChannelName, closed: str, tail: str) -> None:
-        """Append a closed block (may be '') and set the open tail."""
+        """Append a closed block ('' for none) and set the tail."""
         target = self._channels[channel]
         if not closed and tail == target.tail:
             return
@@ -140,7 +131,7 @@ class TurnLog:
         self._wake()
 
     def put_card(self, card_id: str, card: Card) -> None:
-        """Append a card to the answer, or change it in its place."""
+        """Append or update a card."""
         self.number += 1
         if card_id not in self.cards:
             self._channels["answer"].closed.append((self.number, "", card_id))
@@ -149,17 +140,15 @@ class TurnLog:
         self._wake()
 
     def ask(self, waits_for: str) -> None:
-        """What waits for a person: the card that wants permission, or the question of a tool; '' for nothing."""
+        """Set the pending permission or question; '' for none."""
         self.asking = waits_for
         self.number += 1
         self._wake()
 
     def set_phase(self, phase: str, label: str) -> None:
-        """The state in the status badge's words."""
         self.tell(phase, label, self.reasoning_label, self.detail, self.progress)
 
     def tell(self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]) -> None:
-        """All that is said about the state, at once."""
         new = (phase, label, reasoning_label, detail, progress)
         if new != (self.phase, self.label, self.reasoning_label, self.detail, self.progress):
             moved = phase != self.phase
@@ -170,7 +159,7 @@ class TurnLog:
                 self.at_phase()
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
-        """The last entry. `error` is one line for a person; `stats` is what it all cost."""
+        """Close the log with a one-line error or statistics."""
         self.tell(phase, label, self.reasoning_label, "", {})
         self.error = error
         self.stats = stats or {}
@@ -179,7 +168,7 @@ class TurnLog:
         self._wake()
 
     def restate(self, html: Mapping[ChannelName, str]) -> None:
-        """Say all of it otherwise: every reader gets a snapshot."""
+        """Replace all HTML; every reader gets a snapshot."""
         self.number += 1
         self._from = self.number
         for name, channel in self._channels.items():
@@ -188,12 +177,12 @@ class TurnLog:
         self._wake()
 
     def html(self, channel: ChannelName) -> str:
-        """All of a channel, closed and open, with a mark in the place of each card."""
+        """Return HTML with CARD_MARK for each card."""
         target = self._channels[channel]
         return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
-        """Everything after `number`. None, or a number this log never gave, gets a snapshot."""
+        """Return everything after `number`; a snapshot if unknown."""
         snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
@@ -212,7 +201,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """What changed after that number, as JSON, for a copy of this log elsewhere; -1 for everything."""
+        """Return changes as JSON for a copy; -1 for all."""
         return {
             "closed": {
                 name: [each for each in channel.closed if each[0] > after] for name, channel in self._channels.items()
@@ -229,8 +218,7 @@ class TurnLog:
         }
 
     def take(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
-        """Make this log a copy: apply the other's changes after one number and up to another. What is known already
-        changes nothing. False: there were changes before `after` that this log never had."""
+        """Apply changes of the original log; False if earlier ones are missing."""
         if after > self.number:
             return False
         if number <= self.number or self.finished:
@@ -250,7 +238,7 @@ class TurnLog:
         return True
 
     async def wait(self, number: int, seconds: float) -> bool:
-        """Wait until readers are told of something after `number`. False when `seconds` passed without."""
+        """Wait for an update. Return False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._notified <= number:

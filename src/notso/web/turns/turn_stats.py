@@ -1,4 +1,4 @@
-"""The figures of one answer, while it is written and after it, for the details behind the status badge."""
+"""Figures of one answer for the details behind the status badge."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from notso.web.values.wording import number, words
 
 @dataclass(frozen=True, slots=True)
 class TurnStats:
-    """Counts in tokens, times in seconds; 0 is not known or not begun. `prompt_tokens` are all of the prompt,
-    `prefill_tokens` those of it computed so far. `budget` is the most that may be thought, None where nothing limits
-    it.
-    """
+    """Counts in tokens, times in seconds; 0 means unknown."""
 
     place: int = 0
     queue_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    prefill_tokens: int = 0
+    prefill_tokens: int = 0  # computed so far
     prefill_s: float = 0.0
     thinking_tokens: int = 0
     thinking_s: float = 0.0
-    budget: int | None = None
+    budget: int | None = None  # reasoning limit
     written_tokens: int = 0
     writing_s: float = 0.0
     first_token_s: float = 0.0
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """What there is to say, as names and sentences."""
         rows = []
         if self.place:
             rows.append(("queue", words["stat_place"].format(place=number(self.place))))
@@ -71,7 +67,6 @@ class TurnStats:
 
 
 def stats_of(message: StoredMessage) -> TurnStats:
-    """Of an answer that has ended."""
     numbers = message.numbers
     return TurnStats(
         queue_s=numbers.queue_ms / 1000,

@@ -1,1 +1,1 @@
-"""Words, ids, settings and errors of the web floor."""
+"""Strings, ids, settings and errors of the web layer."""

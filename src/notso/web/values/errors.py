@@ -1,17 +1,18 @@
-"""The error tree of the web floor. Each message is one line, fit to be shown to a person.
+"""Errors of the web layer. Each message is one line that can be shown to users.
 
 NotsoError
 └── WebError
     ├── SettingsError            a setting is out of range or contradicts another
-    │   └── UnsafeBindError      an address others can reach was asked for without a key
-    ├── AddressInUseError        another program listens on that address
-    ├── QuotaError               what a key may use of the model is used up, or held by running requests
-    ├── ToolError                a tool cannot do what it was called for; the model reads why
-    └── StorageError             the conversations cannot be read or written
-        ├── DataDirectoryBusyError   another notso uses that data directory
-        ├── DataDirectoryNewerError  the data was written by a newer release
-        ├── StorageDamagedError      the database failed its check; it was left untouched
-        └── StorageFullError         the disk is full
+    │   └── UnsafeBindError      a public address without a key
+    ├── AddressInUseError        the address cannot be listened on
+    ├── QuotaError               a key's quota is used up, or reserved by running requests
+    ├── SignInError              sign-in failed
+    ├── ToolError                a tool call failed; the model receives the message
+    └── StorageError             conversations could not be read or written
+        ├── DataDirectoryBusyError   another process uses the data directory
+        ├── DataDirectoryNewerError  the database is of a newer release
+        ├── StorageDamagedError      the database failed its integrity check
+        └── StorageFullError         the disk or the owner's quota is full
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from notso.smollm3 import NotsoError as NotsoError
 
 
 class WebError(NotsoError):
-    """Something about serving pages, not about the model."""
+    """Error of the web layer."""
 
 
 class SettingsError(WebError, ValueError):
@@ -32,11 +33,11 @@ class SettingsError(WebError, ValueError):
 
 
 class UnsafeBindError(SettingsError):
-    """Binding to an address that other machines reach needs a key, and none was given."""
+    """A public address requires a key."""
 
 
 class AddressInUseError(WebError):
-    """The address cannot be listened on. `host` and `port` are what was asked for."""
+    """The address cannot be listened on."""
 
     def __init__(self, message: str, *, host: str, port: int) -> None:
         super().__init__(message)
@@ -45,37 +46,40 @@ class AddressInUseError(WebError):
 
 
 class QuotaError(WebError):
-    """A key has not enough left of its quota for a request. `draft` as of a StorageError."""
+    """A key's remaining quota does not suffice."""
 
-    draft: str = ""
+    draft: str = ""  # as in StorageError
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 
 
+class SignInError(WebError):
+    """Sign-in failed. The message may be shown."""
+
+
 class ToolError(WebError):
-    """A tool cannot do what it was called for. The model reads the sentence as the call's result."""
+    """A tool call failed. The model receives the message as the result."""
 
 
 class StorageError(WebError):
-    """A read or write of the conversations failed; nothing half-written stays behind. `draft` is what the person had
-    written, so that no page loses it."""
+    """Conversations could not be read or written. Nothing is half-written."""
 
-    draft: str = ""
+    draft: str = ""  # the user's text, so that no page loses it
 
 
 class DataDirectoryBusyError(StorageError):
-    """Another process holds the data directory's lock."""
+    """Another process has locked the data directory."""
 
 
 class DataDirectoryNewerError(StorageError):
-    """The database has a schema this release does not know. It was not touched."""
+    """The database is of a newer release. It was not modified."""
 
 
 class StorageDamagedError(StorageError):
-    """The database failed its integrity check, or commits are missing from it. It was not touched."""
+    """The database failed its integrity check or lacks commits. It was not modified."""
 
 
 class StorageFullError(StorageError):
-    """There is no room to write, or none for this owner."""
+    """The disk or the owner's quota is full."""

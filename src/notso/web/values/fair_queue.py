@@ -1,4 +1,4 @@
-"""Fair turns among owners: one with nothing running goes before another one's second, and finds a place."""
+"""Fair scheduling between owners."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEYOND = 4
-"""So many times the places there are may be taken, by owners who hold less than their share."""
+"""Factor by which owners below their share may exceed the capacity."""
 
 
 def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
-    """Whether an owner may hold one more of `most` places: one alone may have all, and where all are taken, one who
-    holds less than an equal share of them finds room beyond. `held`: what each holds, above 0."""
+    """Return whether an owner may hold one more of `most` places."""
+    # One owner alone may hold all places. When all are taken, owners below an equal share find room beyond.
     total, share = sum(held.values()), max(1, most // len({*held, owner}))
     return total < most or (held.get(owner, 0) < share and total < BEYOND * most)
 
 
 class FairQueue:
-    """Work of owners, in turns. Used on the event loop.
+    """Runs work of several owners in turn. Use on the event loop.
 
-    However much one asks for, another waits for one piece of it at
-    most; of several threads one owner alone never has all, so what comes from another begins at once.
+    With several threads, one owner never occupies all, so that others start at once.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
@@ -41,25 +40,23 @@ class FairQueue:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """How much of each owner waits for its turn."""
         counts = {owner: sum(not each.done() for each in queue) for owner, queue in self._waiting.items()}
         return {owner: count for owner, count in counts.items() if count}
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns, called in a thread when it is this owner's turn. Work nobody waits for is
-        dropped."""
+        """Run `work` in a thread in the owner's turn. Canceled work that has not started is dropped."""
         await self._acquire(owner)
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
-        except BaseException:  # no thread can be started, for want of memory: the next may find one
+        except BaseException:  # no thread could be started for lack of memory: free the place
             self._release(owner)
             raise
         running.add_done_callback(lambda done: self._ended(owner, done))
-        return await asyncio.shield(running)  # a thread is not free before it is done
+        return await asyncio.shield(running)  # the place is occupied until the thread is done
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """While it lasts, it is this owner's turn: what is done within may be `work`."""
+        """Hold the owner's turn, for calls of `work`."""
         await self._acquire(owner)
         try:
             yield
@@ -67,15 +64,14 @@ class FairQueue:
             self._release(owner)
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, called in a thread; within a turn."""
+        """Run `work` in a thread, within a turn."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
 
     async def join(self) -> None:
-        """Return when nothing waits or runs."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """Nothing more is begun, and nobody waits any longer."""
+        """Start nothing more; cancel waiting calls."""
         for queue in self._waiting.values():
             for each in queue:
                 each.cancel()
@@ -84,7 +80,7 @@ class FairQueue:
 
     def _ended(self, owner: str, done: asyncio.Future[T]) -> None:
         if not done.cancelled():
-            done.exception()  # nobody may be there any more to be told
+            done.exception()  # mark as retrieved; the caller may be canceled
         self._release(owner)
 
     async def _acquire(self, owner: str) -> None:
@@ -95,7 +91,7 @@ class FairQueue:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it came, and nobody takes it
+            if turn.done() and not turn.cancelled():  # granted, but unused
                 self._release(owner)
             raise
 
@@ -104,7 +100,7 @@ class FairQueue:
         if not self._running[owner]:
             del self._running[owner]
         if owner in self._waiting:
-            self._waiting.move_to_end(owner)  # behind those who came while it had its turn
+            self._waiting.move_to_end(owner)  # behind owners that arrived meanwhile
         self._next()
 
     def _next(self) -> None:
@@ -112,7 +108,7 @@ class FairQueue:
             queue = self._waiting.pop(owner)
             turn = queue.popleft()
             if queue:
-                self._waiting[owner] = queue  # behind all others
+                self._waiting[owner] = queue  # behind all other owners
             if not turn.done():
                 self._running[owner] += 1
                 turn.set_result(None)
@@ -120,6 +116,6 @@ class FairQueue:
             self._idle.set()
 
     def _next_owner(self) -> str | None:
-        """The one with the least running; of equals the one that has waited for its turn for longest."""
+        # Least running work first; among equals, the longest waiting.
         free = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
         return min(free, key=self._running.__getitem__, default=None)

@@ -1,4 +1,4 @@
-"""Names of things: UUIDv7 where order in time helps, 128 random bits where a name must not be guessed."""
+"""Ids: UUIDv7 where chronological order helps, 128 random bits where they must not be guessed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ _GENERATION = re.compile(r"[0-9a-f]{32}")
 
 
 def new_id() -> str:
-    """A fresh UUIDv7 in lower case."""
+    """Return a lower-case UUIDv7."""
     return str(uuid_utils.uuid7())
 
 
 def new_generation_id() -> str:
-    """A fresh unguessable name of a generation."""
+    """Return an unguessable generation id."""
     return secrets.token_hex(16)
 
 
 def new_tool_use_id() -> str:
-    """A fresh name of a tool call that came from a file."""
+    """Return an id for an imported tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` is spelled as a UUID in lower case."""
+    """Whether `text` is a lower-case UUID."""
     return _UUID.fullmatch(text) is not None
 
 
 def is_generation_id(text: str) -> bool:
-    """Whether `text` is spelled as a generation's name."""
     return _GENERATION.fullmatch(text) is not None

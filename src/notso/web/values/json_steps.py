@@ -1,5 +1,5 @@
-"""Large JSON, written in small steps: the library's encoder keeps the interpreter until it is done, and with a body of
-megabytes nothing else runs for seconds, the event loop included."""
+"""JSON encoding in small steps. The standard encoder holds the GIL throughout, so that a body of megabytes blocks all
+threads, and the event loop, for seconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 STEP_ITEMS = 32
-"""How many members of a list are encoded at once; other threads may run between two steps."""
+"""List members per step; other threads may run between steps."""
 
 MAX_DESCENT = 4
-"""How deep containers are taken apart: choices, a choice, its log probabilities, the list of them."""
+"""Maximum depth of splitting: choices, a choice, its log probabilities, their list."""
 
 Encode = Callable[[Any], str]
 
@@ -20,16 +20,14 @@ _encode_any_number = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def json_steps(value: Any, *, allow_nan: bool = False) -> Iterator[str]:
-    """Yield the JSON of a value, without spaces, in pieces that take about a millisecond each.
+    """Yield compact JSON in pieces of about a millisecond.
 
-    allow_nan: write NaN and infinities as Python does; else they raise ValueError. Raises TypeError for what JSON does
-    not have.
+    NaN and infinities raise ValueError unless `allow_nan`; unsupported types raise TypeError.
     """
     return _steps(value, _encode_any_number if allow_nan else _encode, MAX_DESCENT)
 
 
 def json_bytes(value: Any, *, allow_nan: bool = False) -> bytes:
-    """Return all of `json_steps` in UTF-8. Takes time: not on the event loop."""
     return "".join(json_steps(value, allow_nan=allow_nan)).encode()
 
 
@@ -63,6 +61,6 @@ def _members(values: list[Any] | tuple[Any, ...], encode: Encode, descent: int) 
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether it holds no containers, and few members."""
+    # Flat values hold no containers and few members, so they are encoded at once.
     members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return len(members) <= STEP_ITEMS and not any(isinstance(each, Mapping | list | tuple) for each in members)

@@ -1,4 +1,4 @@
-"""Which origins a rule means: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*`, `*`."""
+"""Origin patterns such as `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _RULE = re.compile(rf"({_SCHEME})://(\*|{_HOST})(?::(\*|[0-9]{{1,5}}))?")
 
 
 class OriginRules:
-    """An origin is allowed if one of the rules means it. A star stands for a whole host or port, or for everything.
+    """Matches origins against patterns; a star stands for a whole host, port, or everything.
 
-    Raises ValueError for what is no rule; "null", which pages without an origin send, cannot be named.
+    Raises ValueError for invalid patterns.
     """
 
+    # "null", sent by pages without an origin, cannot be matched.
     def __init__(self, rules: Iterable[str]) -> None:
         given = tuple(rules)
         self._any = ANY in given
         self._patterns = [_pattern(rule) for rule in given if rule != ANY]
 
     def allow(self, origin: str) -> bool:
-        """Whether a page of that origin is meant."""
         if not _RULE.fullmatch(origin.lower()) or "*" in origin:
             return False
         return self._any or any(pattern.fullmatch(origin.lower()) for pattern in self._patterns)

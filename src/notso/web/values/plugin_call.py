@@ -1,4 +1,4 @@
-"""Calling a plugin from the event loop, which never waits for it."""
+"""Non-blocking plugin calls from the event loop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from notso.plugins.process import PluginProcess
 
 
 async def call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
-    """The result of a call; see `PluginProcess.ask`. Raises PluginError."""
+    """Return a call's result; see `PluginProcess.ask`. Raise PluginError."""
     future = await asyncio.to_thread(process.ask, kind, given, what, seconds)
     return await asyncio.wrap_future(future)

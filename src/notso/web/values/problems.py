@@ -1,11 +1,10 @@
-"""Errors on their way to a person: a status and one sentence, shown in place or as a page."""
+"""Errors shown to users: a status and one sentence."""
 
 from __future__ import annotations
 
 
 class Problem(Exception):
-    """Ends a request. `draft` is what the person had written, so that no page loses it. `full`: the context is, and the
-    page offers what helps. `moved`: the chat has continued beyond what the page shows, and it offers to show that."""
+    """Ends a request with an error for the user."""
 
     def __init__(
         self,
@@ -20,7 +19,7 @@ class Problem(Exception):
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
-        self.draft = draft
+        self.draft = draft  # the user's text, so that no page loses it
         self.retry_after_seconds = retry_after_seconds
-        self.full = full
-        self.moved = moved
+        self.full = full  # the context is full; the page offers remedies
+        self.moved = moved  # the chat continued elsewhere; the page offers to show that

@@ -1,4 +1,4 @@
-"""What a request to the model may use of a quota: asked for before it begins, given back as far as it was not used."""
+"""Quotas, and reservations of a request's maximum use."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from datetime import date
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Most requests, and tokens of prompts and answers, of one day, UTC. 0: no limit."""
+    """Daily limits (UTC); 0 means no limit."""
 
     requests: int = 0
-    tokens: int = 0
+    tokens: int = 0  # of prompts and answers
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One request: the tokens of its prompt, and at most so many of its answer (0: the prompt alone is read)."""
+    """Maximum use of one request."""
 
     prompt_tokens: int
-    answer_tokens: int
+    answer_tokens: int  # 0: the prompt is only read
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """One request and these tokens are held for an owner: the prompt and `answer_tokens`."""
+    """Use held for one request."""
 
     id: str
     day: date
@@ -35,13 +35,11 @@ class Reservation:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and answer."""
         return self.prompt_tokens + self.answer_tokens
 
 
 def granted(left: int, wanted: Sequence[Wanted]) -> list[int] | None:
-    """Answer tokens for each of `wanted` so that all prompts and answers together fit into `left`, in equal shares
-    where it is not enough for all; None where an answer would get none."""
+    """Distribute `left` tokens over the answers, equally if scarce; None if one would get none."""
     left -= sum(each.prompt_tokens for each in wanted)
     if left < sum(1 for each in wanted if each.answer_tokens):
         return None

@@ -1,4 +1,4 @@
-"""What an operator may choose about the server, checked once and frozen."""
+"""Operator's settings, validated once and immutable."""
 
 from __future__ import annotations
 
@@ -23,75 +23,44 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def default_data_dir() -> Path:
-    """The user's data directory for this program; it is made when the store opens."""
+    """Return the platform's user data directory for this program."""
     return Path(platformdirs.user_data_dir("notso", appauthor=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Sizes in bytes or characters, times in seconds.
+    """Server settings. Times in seconds. Raises SettingsError."""
 
-    host: address to listen on. Anything but loopback needs `api_key`, or UnsafeBindError is raised.
-    port: 0 takes a free one.
-    ollama_port: a second port, where Ollama's clients look; None for none, 0 takes a free one.
-    data_dir: holds the conversations; None keeps them where the platform keeps user data.
-    database_url: a PostgreSQL database that holds them instead, for several servers; the data directory keeps the rest.
-    mcp_config: names MCP servers whose tools chats may use; None for none.
-    mcp_allowed_http: hosts and networks, beside this machine, whose MCP servers may be reached without encryption.
-    adapter_dir: from where programs may load adapters; None: they may load none.
-    sign_in_plugin: the plugin that says who sent a request; None: none does.
-    sign_in: who may use it, where many do.
-    allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
-    allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
-    api_key: what guarded routes demand; None for a server only this machine reaches.
-    requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
-        reach the server, no limit where only this one does.
-    strict_fields: fields of programs' requests that would be ignored are refused.
-    engine_url: the server that computes for this one, http://HOST:PORT or https; None: this one does.
-    engine_api: whether this server computes for others, its front ends.
-    engine_key: what front ends show their engine; both have it.
-    keep_volatile: the model reads lines of clients that change with every request (see volatile_lines), too.
-    keep_alive_seconds: how long a model stays loaded without requests, negative: for ever; None: the default one for
-        ever, others for five minutes.
-    max_waiting_turns: questions that may wait for the engine before new ones are refused.
-    max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
-    drain_seconds: how long a running answer may go on after the server was told to stop.
-    leave_seconds: how long, told to stop, it goes on admitting while /health says no: a proxy takes it out meanwhile.
-    valkey_url: a Valkey server through which replicas over one store tell each other what is short-lived.
-    trusted_proxies: addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.
-    send_timeout_seconds: a reader that takes nothing for so long is dropped; it may come back and resume.
-
-    Raises SettingsError, whose `setting` names the field.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    ollama_port: int | None = None
-    data_dir: Path | None = None
+    host: str = "127.0.0.1"  # address to listen on; others than loopback require `api_key` (UnsafeBindError)
+    port: int = DEFAULT_PORT  # 0: any free port
+    ollama_port: int | None = None  # additional port for Ollama's clients; 0: any free port
+    data_dir: Path | None = None  # conversations; None: default_data_dir()
+    # PostgreSQL database for conversations, shared by several servers; other files stay in data_dir.
     database_url: str | None = field(default=None, repr=False)
-    mcp_config: Path | None = None
-    mcp_allowed_http: tuple[str, ...] = ()
-    adapter_dir: Path | None = None
-    sign_in_plugin: str | None = None
-    sign_in: SignInSettings = field(default_factory=SignInSettings)
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    api_key: str | None = field(default=None, repr=False)
-    engine_url: str | None = None
-    engine_api: bool = False
-    engine_key: str | None = field(default=None, repr=False)
-    requests_per_minute: int | None = None
-    strict_fields: bool = False
-    keep_volatile: bool = False
+    mcp_config: Path | None = None  # MCP servers for chats
+    mcp_allowed_http: tuple[str, ...] = ()  # hosts and networks, besides this machine, of MCP servers without https
+    adapter_dir: Path | None = None  # folder that API clients may load adapters from
+    sign_in_plugin: str | None = None  # plugin that identifies callers
+    sign_in: SignInSettings = field(default_factory=SignInSettings)  # rules for several users
+    allowed_hosts: tuple[str, ...] = ()  # accepted Host names besides loopback and `host`
+    allowed_origins: tuple[str, ...] = ()  # origins with access to the API, as for OriginRules
+    api_key: str | None = field(default=None, repr=False)  # required by guarded routes
+    engine_url: str | None = None  # URL of the engine server; None: compute locally
+    engine_api: bool = False  # serve as the engine of front ends
+    engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends
+    requests_per_minute: int | None = None  # API requests per address; None: RATE_BEYOND_LOOPBACK if public
+    strict_fields: bool = False  # reject request fields that would be ignored
+    keep_volatile: bool = False  # keep client lines that change with every request in the prompt
+    # Idle time before a model is unloaded, negative: unlimited. None: the default model stays, others five minutes.
     keep_alive_seconds: float | None = None
-    max_waiting_turns: int = 32
-    max_message_characters: int = 200_000
-    max_answer_characters: int = 262_144
-    drain_seconds: float = 10.0
-    leave_seconds: float = 0.0
-    valkey_url: str | None = field(default=None, repr=False)
-    trusted_proxies: tuple[str, ...] = ()
-    send_timeout_seconds: float = 30.0
+    max_waiting_turns: int = 32  # waiting requests before new ones are refused
+    max_message_characters: int = 200_000  # of a question
+    max_answer_characters: int = 262_144  # an answer beyond this is stopped
+    drain_seconds: float = 10.0  # time for running answers on shutdown
+    leave_seconds: float = 0.0  # time in which /health fails but requests are admitted, for a proxy
+    valkey_url: str | None = field(default=None, repr=False)  # Valkey server for short-lived messages between replicas
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks with trusted X-Forwarded-For and X-Forwarded-Proto
+    send_timeout_seconds: float = 30.0  # a reader that takes nothing for this long is dropped
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -144,7 +113,7 @@ class Settings:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Every name a request's `Host` may carry, lower case, without port or brackets."""
+        """Accepted `Host` names: lower case, without port or brackets."""
         names = {*LOOPBACK_NAMES, *(name.lower().strip("[]") for name in self.allowed_hosts)}
         if not _is_wildcard(self.host):
             names.add(self.host.lower().strip("[]"))
@@ -152,24 +121,22 @@ class Settings:
 
     @property
     def many_use_it(self) -> bool:
-        """Whether people are told apart."""
+        """Whether the server distinguishes users."""
         return self.sign_in_plugin is not None or self.sign_in.asks_who
 
     @property
     def asks_who(self) -> bool:
-        """Whether requests must show a key, or be known in another way."""
         return bool(self.api_key) or self.many_use_it
 
     @property
     def rate(self) -> int:
-        """Requests of programs that one address may send in a minute; 0 is no limit."""
+        """API requests per minute and address; 0 means no limit."""
         if self.requests_per_minute is not None:
             return self.requests_per_minute
         return 0 if is_loopback(self.host) else RATE_BEYOND_LOOPBACK
 
     @property
     def directory(self) -> Path:
-        """Where the conversations are kept."""
         return self.data_dir if self.data_dir is not None else default_data_dir()
 
 
@@ -182,12 +149,11 @@ def _require_key(key: str | None, name: str) -> None:
 
 
 def is_postgres(url: str) -> bool:
-    """Whether it is the address of a PostgreSQL database."""
     return url.startswith(("postgresql://", "postgres://"))
 
 
 def is_engine_url(url: str) -> bool:
-    """Whether it is the address of a server, without a path, a query or names of users."""
+    """Whether a URL names a server without path, query or user."""
     try:
         parts = urlsplit(url)
         return (
@@ -205,7 +171,7 @@ def is_engine_url(url: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Whether `host` is reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The keys of the page: one table for the help sheet, from which the page's script reads it."""
+"""Keyboard shortcuts for the help sheet; the page's script reads them from there."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from notso.web.values.wording import words
 
 
 class Shortcut(NamedTuple):
-    """A key and the last element that it presses. `keys` begins with modifiers as KeyboardEvent names them.
+    """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    `Control` is Command on a Mac. Keys without a modifier count only where no text is being written, or in an empty
-    input (`where` is "empty"). An empty `target`: the key is the input's own matter and is only listed.
-    """
-
+    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty").
     keys: str
-    target: str = ""
+    target: str = ""  # selector, of which the last element is pressed; '': handled by the input, only listed
     where: str = "anywhere"
 
     @property
     def does(self) -> str:
-        """What it does, in a few words."""
         return words[f"shortcut_{self.keys}"]
 
 

@@ -1,4 +1,4 @@
-"""Who may use a server that many use: what a file says of it, checked."""
+"""Sign-in settings from a TOML file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySignIn:
-    """A proxy in front has signed people in. `header` carries the name, and counts only from `addresses`: single ones,
-    or networks such as 10.0.0.0/8."""
+    """Sign-in by a proxy; `header` has the user's name."""
 
     header: str
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # trusted addresses or networks, such as 10.0.0.0/8
 
     def __post_init__(self) -> None:
         _require(_HEADER.fullmatch(self.header) is not None, "[proxy] header is no name of a header")
@@ -43,20 +42,17 @@ class ProxySignIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcSettings:
-    """An OpenID provider. `claim` of its token names the person; `allowed` are those names, `*@example.org` is all of a
-    domain, empty is everybody the provider knows. Where it is `email`, the token must say `email_verified`, unless
-    `assume_email_verified`: of a provider that never says it, and lets nobody choose an address. `public_url` is where
-    browsers find this server. The secret is `client_secret`, or in `client_secret_file`; none for a public client."""
+    """An OpenID provider."""
 
     issuer: str
     client_id: str
-    public_url: str
+    public_url: str  # address of this server for browsers
     client_secret: str = field(default="", repr=False)
-    client_secret_file: str = ""
-    claim: str = "sub"
+    client_secret_file: str = ""  # alternative to client_secret; neither for a public client
+    claim: str = "sub"  # claim with the user's name; `email` requires `email_verified`
     scope: str = "openid profile email"
-    allowed: tuple[str, ...] = ()
-    assume_email_verified: bool = False
+    allowed: tuple[str, ...] = ()  # names, or `*@example.org` for a domain; empty: all users of the provider
+    assume_email_verified: bool = False  # for providers without it and without chosen addresses
 
     def __post_init__(self) -> None:
         for name in ("issuer", "public_url"):
@@ -70,7 +66,7 @@ class OidcSettings:
         _require(not (self.client_secret and self.client_secret_file), "[oidc] give one client secret")
 
     def secret(self) -> str | None:
-        """Raises SettingsError: the file cannot be read."""
+        """Return the client secret. Raise SettingsError if the file is unreadable."""
         if not self.client_secret_file:
             return self.client_secret or None
         try:
@@ -81,31 +77,28 @@ class OidcSettings:
             raise SettingsError(f"[oidc] {self.client_secret_file} cannot be read", setting="sign_in") from None
 
     def allows(self, name: str) -> bool:
-        """Whether that person may come in."""
         domain = "*@" + name.rpartition("@")[2]
         return not self.allowed or name in self.allowed or ("@" in name and domain in self.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
-    """`require_key`: also at this machine nobody comes in without a key or being known. `operators` are names, as proxy
-    or provider tell them, who may see what concerns everybody. `kept_characters`: what each key, or person who signed
-    in, may keep in chats, 0 is no limit; the server's own key has none."""
+    """Rules for several users."""
 
-    require_key: bool = False
+    require_key: bool = False  # authenticate local requests too
+    # Characters each user may keep in chats, 0: no limit. Does not apply to the server's key.
     kept_characters: int = 1_000_000_000
-    operators: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()  # names from proxy or provider with operator rights
     proxy: ProxySignIn | None = None
     oidc: OidcSettings | None = None
 
     @property
     def asks_who(self) -> bool:
-        """Whether nobody comes in without being known."""
         return self.require_key or self.proxy is not None or self.oidc is not None
 
     @property
     def rules(self) -> str:
-        """Who may come in by a session, and as what: a text that is another where that changes."""
+        """Text that changes with the rules that sessions depend on."""
         oidc = self.oidc
         known = (
             (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
@@ -116,8 +109,7 @@ class SignInSettings:
 
 
 def read_sign_in(path: Path) -> SignInSettings:
-    """The settings of a TOML file; a file that it names lies beside it. Raises SettingsError, which names what is
-    wrong."""
+    """Read a TOML file. Raise SettingsError if invalid."""
     try:
         given = tomllib.loads(read_text(path, MAX_BYTES))
     except OSError as error:
@@ -127,6 +119,7 @@ def read_sign_in(path: Path) -> SignInSettings:
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
     oidc = _made(OidcSettings, given, "oidc")
+    # Relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
     tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": oidc}

@@ -1,6 +1,6 @@
-"""The lines that begin with a slash: one table for the page's palette, its help, and `notso chat`.
+"""Slash commands for the page's palette, its help, and `notso chat`.
 
-The front door binds functions to the names it knows; the page binds what its elements can do.
+`notso chat` binds functions to the names; the page binds actions of its elements.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ TERMINAL: tuple[Place, ...] = ("terminal",)
 
 
 class SlashCommand(NamedTuple):
-    """A command as a person reads it. `act` is what the page does: a verb and what it is done to.
-
-    `open` shows the element of that id, `click` presses the last element that matches, `post` sends to the chat's
-    address (with the argument as the field `field`, if there is one), `go` follows the chat's address, argument last;
-    a target that begins with a slash is an address of its own. `choose` and `thinking` set a control of the page.
-    `argument` is the pattern of what the page takes after the name. `said` is what a plugin says of its own one.
-    """
+    """A slash command."""
 
     name: str
     usage: str
     places: tuple[Place, ...] = BOTH
+    # Verb of the page: `open` shows the element of id `target`, `click` presses the last match, `post` sends to the
+    # chat's address (argument as `field`), `go` follows it (argument last); a target with a slash is its own address.
+    # `choose` and `thinking` set a control.
     act: str = ""
     target: str = ""
     field: str = ""
-    argument: str = ""
-    said: str = ""
+    argument: str = ""  # regular expression of the page's argument
+    said: str = ""  # a plugin's description of its own command
 
     @property
     def does(self) -> str:
-        """What it is for, in a few words: a plugin's own, or ours in the reader's language."""
+        """Description in the reader's language, or the plugin's own."""
         return self.said or words[f"command_{self.name}"]
 
 
@@ -72,5 +69,4 @@ SLASH_COMMANDS: tuple[SlashCommand, ...] = (
 
 
 def commands_of(place: Place) -> tuple[SlashCommand, ...]:
-    """The commands that exist there, in the order they are listed."""
     return tuple(command for command in SLASH_COMMANDS if place in command.places)

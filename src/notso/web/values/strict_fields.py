@@ -1,4 +1,4 @@
-"""Fields as strangers fill them: strict types, nothing unknown, and a fault found early ends the looking."""
+"""Strict pydantic models for untrusted input."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class StrictFields(BaseModel):
-    """No field beyond those listed, and no value of another type, a boolean for a number least of all.
+    """Rejects unknown fields and values of other types, such as booleans for numbers."""
 
-    Lists of such fields should fail fast: one fault is told, and each that is collected costs a thousand bytes.
-    """
-
+    # Lists of such models should fail fast: only one error is reported, and each collected one costs a kilobyte.
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
     def _leave_one_unknown(cls, given: Any) -> Any:
-        """Of many fields that nobody knows all but the first are dropped unread: it is the one that is refused."""
+        # All unknown fields but the first are dropped unread; the first is reported.
         fields = cls.model_fields
         if not isinstance(given, dict) or len(given) <= len(fields):
             return given
@@ -29,8 +27,9 @@ class StrictFields(BaseModel):
 
 
 def at_most(entries: int) -> BeforeValidator:
-    """Of an object with more entries one too many is left, for whoever counts them; the others are dropped unread."""
+    """Truncate objects to one entry too many, which the length check then rejects."""
 
+    # The other entries are dropped unread.
     def cut(given: Any) -> Any:
         return dict(islice(given.items(), entries + 1)) if isinstance(given, dict) else given
 

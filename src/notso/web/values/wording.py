@@ -40,7 +40,6 @@ FOLDER = Path(__file__).parents[1] / "languages"
 
 @cache
 def table(code: str) -> dict[str, str]:
-    """Return the strings of one language."""
     return tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
 
 
@@ -60,12 +59,12 @@ words: Mapping[str, str] = _Words()
 
 
 def localised(figure: str) -> str:
-    """Convert a number formatted by Python ('1,234.5') to the current language's separators ('1.234,5' in German)."""
+    """Convert '1,234.5' to the current language's separators, such as '1.234,5'."""
     return figure.translate(str.maketrans(",.", "".join(SEPARATORS[language.get()])))
 
 
 def number(value: float, decimals: int = 0) -> str:
-    """Format a number with thousands separators and a fixed number of decimals in the current language."""
+    """Format a number with separators in the current language."""
     return localised(f"{value:,.{decimals}f}")
 
 
@@ -79,7 +78,7 @@ def ordinal(number: int) -> str:
 
 
 def chosen_language(wanted: str, accepted: str) -> str:
-    """Return the chosen language, or else the best match of an Accept-Language header, or else English."""
+    """Return the chosen language, the best of Accept-Language, or English."""
     if wanted in LANGUAGES:
         return wanted
     ranked: list[tuple[float, int, str]] = []

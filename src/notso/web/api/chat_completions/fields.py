@@ -1,27 +1,68 @@
-"""The fields of a chat completion's body, as the OpenAI API spells them: strict types, nothing unknown, every length
-bounded. What cannot be honoured has no field here, so it is refused by its name."""
+"""Fields of an OpenAI chat completion and their conversion to messages and parameters.
+
+Shared by the HTTP route and `notso batch`, so that a batch line means the same as a request.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import MAX_TOP_LOGPROBS
-from notso.web.api.request_fields.absent_samplers import Whole
-from notso.web.api.request_fields.fields import Content, Fields, Name, Notes, Text, hint, inert, refused, works
-from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields
-from notso.web.api.request_fields.hints import TELLS, Hint
-from notso.web.api.request_fields.request_checks import EFFORT_ADVICE, EFFORTS, Effort
+from notso.smollm3 import (
+    MAX_TOP_LOGPROBS,
+    Grammar,
+    Message,
+    RequestOptions,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    thinking_set_by,
+)
+from notso.web.api.request_fields.fields import (
+    EFFORT_ADVICE,
+    EFFORT_BUDGETS,
+    EFFORTS,
+    TELLS,
+    Content,
+    Effort,
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    check_depth,
+    checked_choice,
+    hint,
+    hints_of,
+    inert,
+    invalid,
+    joined,
+    read_fields,
+    refused,
+    schema_grammar,
+    strict_names,
+    works,
+)
 from notso.web.api.request_fields.sampling_fields import (
+    GRAMMAR_NOTES,
     MAX_MESSAGES,
     MAX_TOOLS,
     WITHIN_SAMPLING,
+    GrammarFields,
+    Whole,
+    check_stream_options,
+    either,
+    grammar_of,
+    sampling_of,
 )
+from notso.web.api.shared.api_request import ApiRequest
 
 
 class SystemMessage(Fields):
-    """What the model is told beforehand; `developer` is the newer name for the same."""
+    """A system prompt; `developer` is the newer name of the role."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -29,7 +70,7 @@ class SystemMessage(Fields):
 
 
 class UserMessage(Fields):
-    """What a person says."""
+    """A user message."""
 
     role: Literal["user"]
     content: Content
@@ -37,23 +78,24 @@ class UserMessage(Fields):
 
 
 class CalledFunction(Fields):
-    """A past call: `arguments` is text as the answer had it, JSON unless it was cut."""
+    """A past call; `arguments` is JSON text unless it was cut off."""
 
     name: Name
     arguments: Text | None = None
 
 
 class Call(Fields):
-    """A past tool call. `index` is there when a program sends back what it collected from a stream."""
+    """A past tool call."""
 
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
+    # Present when a client sends back what it collected from a stream
     index: Annotated[int, Field(ge=0, le=MAX_TOOLS)] | None = None
 
 
 class AssistantMessage(Fields):
-    """An earlier answer, as programs send it back. As the last message it is an answer to be continued."""
+    """An earlier answer. As the last message, it is continued."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -61,7 +103,7 @@ class AssistantMessage(Fields):
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
-    # What client libraries copy from an answer without a meaning for us.
+    # Fields that client libraries copy from an answer; they have no effect.
     name: Annotated[Name | None, Hint()] = None
     annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -71,7 +113,7 @@ class AssistantMessage(Fields):
 
 
 class ToolMessage(Fields):
-    """What a tool returned. Its name is known by the call's id."""
+    """A tool's result; `tool_call_id` identifies the call."""
 
     role: Literal["tool"]
     content: Content
@@ -83,7 +125,7 @@ AnyMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMess
 
 
 class Function(Fields):
-    """A function the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+    """A function the model may call; `parameters` is a JSON schema."""
 
     name: Name
     description: Annotated[str, Field(max_length=65_536)] | None = None
@@ -92,20 +134,20 @@ class Function(Fields):
 
 
 class ToolEntry(Fields):
-    """One tool. Only functions exist."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Fields):
-    """Which function."""
+    """Name of a function."""
 
     name: Name
 
 
 class NamedTool(Fields):
-    """The one function that is to be called."""
+    """Request to call this function."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -118,14 +160,14 @@ class TextFormat(Fields):
 
 
 class ObjectFormat(Fields):
-    """Any JSON object; one of `schema`, where llama.cpp's clients give one."""
+    """Any JSON object, or one that matches llama.cpp's `schema`."""
 
     type: Literal["json_object"]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class Schema(Fields):
-    """A JSON schema; the answer is held to it whatever `strict` says."""
+    """A JSON schema, enforced whatever `strict` says."""
 
     name: Name | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -134,7 +176,7 @@ class Schema(Fields):
 
 
 class SchemaFormat(Fields):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: Schema
@@ -144,20 +186,20 @@ AnyFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discrimina
 
 
 class TemplateOptions(Fields):
-    """Of the chat template's variables this one may be set; the others are the server's business."""
+    """Chat template variables that clients may set."""
 
     enable_thinking: bool | None = None
 
 
 class ThinkingOptions(Fields):
-    """Thinking as Anthropic and DeepSeek spell it."""
+    """Reasoning options of Anthropic and DeepSeek."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Whole | None = None
 
 
 class ReasoningOptions(Fields):
-    """Thinking as the Responses API and OpenRouter spell it."""
+    """Reasoning options of the Responses API and OpenRouter."""
 
     effort: Literal["none"] | Effort | None = None
     max_tokens: Whole | None = None
@@ -167,14 +209,14 @@ class ReasoningOptions(Fields):
 
 
 class AllowedTools(Fields):
-    """Which of the tools may be called, and whether one must be."""
+    """Callable tools, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class AllowedToolsChoice(Fields):
-    """A choice among some of the tools."""
+    """Choice among some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -208,7 +250,7 @@ class ChatFields(GrammarFields):
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
     prediction: Annotated[dict[str, Any] | None, Hint()] = None
-    # Fields whose value, if it is one of these, asks for nothing.
+    # Accepted only with values that have no effect.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     include_reasoning: Literal[True] | None = None
     add_generation_prompt: bool | None = None
@@ -283,4 +325,158 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "provider_specific_fields": hint("of an assistant's message: what another server meant by them is not known"),
     "strict": works("of a tool: its arguments follow their schema; where a call is asked for, those of all tools do"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ApiRequest):
+    """A checked chat completion."""
+
+    include_usage: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    raw_thinking: bool = False  # put the reasoning into the content within tags
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
+
+    @property
+    def reasoning_mode(self) -> str:
+        """`think` or `no_think`; a flag in the system prompt overrides the request."""
+        first = self.messages[0]
+        fixed = thinking_set_by(first.content) if first.role == "system" else None
+        return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
+
+
+def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Validate a chat completion. Raise ApiError (400) naming the field."""
+    fields = read_fields(ChatFields, body, CHAT_NOTES | WITHIN_CHAT)
+    check_stream_options(fields)
+    messages = tuple(_message(message) for message in fields.messages)
+    thinking, budget = _thinking(fields)
+    top_logprobs = _top_logprobs(fields)
+    tools = _tools(fields)
+    grammar, said_by = grammar_of(fields, _format(fields))
+    longest = either(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
+    return ChatRequest(
+        model=fields.model,
+        prompts=(messages,),
+        params=sampling_of(fields, longest, budget, top_logprobs),
+        options=RequestOptions(
+            thinking=thinking,
+            tools=tools,
+            tool_choice=_tool_choice(fields),
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            strict_tools=strict_names((tool.function.name, tool.function.strict) for tool in fields.tools or ()),
+            grammar=grammar,
+            logits_processors=tuple(fields.logits_processors or ()),
+            top_logprobs=top_logprobs,
+            continue_last=_continues(fields, messages),
+        ),
+        names={"response_format": said_by},
+        hints=hints_of(fields, body),
+        stream=bool(fields.stream),
+        fresh=fields.cache_prompt is False,
+        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        return_progress=bool(fields.return_progress),
+        timings_per_token=bool(fields.timings_per_token),
+        raw_thinking=fields.reasoning_format == "none",
+    )
+
+
+def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
+    # Clients send several spellings of one option; those given must agree.
+    options, reasoning = fields.thinking, fields.reasoning
+    switches = {
+        "chat_template_kwargs": fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None,
+        "enable_thinking": fields.enable_thinking,
+        "thinking": options.type != "disabled" if isinstance(options, ThinkingOptions) else options,
+        "think": fields.think if isinstance(fields.think, bool) else None,
+        "reasoning.enabled": reasoning.enabled if reasoning else None,
+    }
+    efforts = {
+        "reasoning_effort": fields.reasoning_effort,
+        "reasoning.effort": reasoning.effort if reasoning else None,
+        "think": None if isinstance(fields.think, bool) else fields.think,
+    }
+    name, asked = next(((name, value) for name, value in switches.items() if value is not None), ("", None))
+    said, effort = next(((name, value) for name, value in efforts.items() if value is not None), ("", None))
+    for names, first, value in ((switches, name, asked), (efforts, said, effort)):
+        for other, given in names.items():
+            if given not in (None, value):
+                raise invalid(other, f"{first} and {other} contradict each other")
+    if effort is not None and asked is not None and asked == (effort == "none"):
+        raise invalid(said, f"{said} and {name} contradict each other")
+    thinking = effort != "none" if effort is not None else asked is not False
+    budgets = (
+        *(fields.thinking_budget, options.budget_tokens if isinstance(options, ThinkingOptions) else None),
+        *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),
+    )
+    budget = next((each for each in budgets if each is not None), None)
+    return thinking, budget if thinking else None
+
+
+def _continues(fields: ChatFields, messages: Sequence[Message]) -> bool:
+    wanted, begun = fields.continue_final_message, fields.add_generation_prompt
+    for name, contradicts in (("continue_final_message", wanted is True), ("add_generation_prompt", begun is False)):
+        if contradicts and messages[-1].role != "assistant":
+            raise invalid(name, f"{name}: there is no assistant's message at the end to be continued")
+    return messages[-1].role == "assistant" and wanted is not False
+
+
+def _top_logprobs(fields: ChatFields) -> int | None:
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+    return fields.top_logprobs or 0 if fields.logprobs else None
+
+
+def _format(fields: ChatFields) -> Grammar | None:
+    match fields.response_format:
+        case ObjectFormat(schema_=schema) if schema is not None:
+            return schema_grammar("response_format.schema", schema)
+        case ObjectFormat():
+            return Grammar("json_object")
+        case SchemaFormat(json_schema=asked):
+            return schema_grammar("response_format.json_schema.schema", asked.schema_)
+    return None
+
+
+def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
+    if not fields.tools or fields.tool_choice == "none":
+        return None
+    for index, tool in enumerate(fields.tools):
+        check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
+    choice = fields.tool_choice
+    allowed = (
+        {tool.function.name for tool in choice.allowed_tools.tools} if isinstance(choice, AllowedToolsChoice) else None
+    )
+    return tuple(
+        tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        for tool in fields.tools
+        if allowed is None or tool.function.name in allowed
+    )
+
+
+def _tool_choice(fields: ChatFields) -> ToolChoice:
+    choice = fields.tool_choice
+    names = [tool.function.name for tool in fields.tools or ()]
+    if isinstance(choice, AllowedToolsChoice):
+        for tool in choice.allowed_tools.tools:
+            checked_choice("tool_choice", tool.function.name, names)
+        choice = choice.allowed_tools.mode
+    if choice is None or choice in ("none", "auto"):
+        return "auto"  # also without tools
+    return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
+
+
+def _message(message: AnyMessage) -> Message:
+    if isinstance(message, AssistantMessage):
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
+        )
+        said = joined(message.content) or message.refusal or ""
+        return Message("assistant", said, message.reasoning_content or message.reasoning, calls)
+    if isinstance(message, ToolMessage):
+        return Message("tool", joined(message.content), tool_call_id=message.tool_call_id)
+    return Message("user" if message.role == "user" else "system", joined(message.content))

@@ -1,21 +1,18 @@
-"""Chat completions, whole or as a stream, and what can be done to one while it is written."""
+"""Routes for chat completions, resuming and stopping them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.chat_completions.stream import ChatSerializer
-from notso.web.api.request_fields.field_reader import invalid, printable, read_fields, unsupported
-from notso.web.api.request_fields.fields import Fields, Name
-from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
+from notso.web.api.request_fields.fields import Fields, Name, invalid, printable, read_fields, unsupported
 from notso.web.api.shared.completion import Completion, fingerprint
-from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body, respond, sse_events, stream_of
@@ -38,7 +35,7 @@ class ControlFields(Fields):
 @router.post("/chat/completions")
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
+    """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_chat_request)
     return await respond(
         request,
@@ -51,12 +48,8 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
 
 @router.post("/v1/chat/completions/control")
 async def control(request: Request, services: Services, owner: Owner) -> Response:
-    """Do something to an answer that is being written: end its thinking, so that the answer begins."""
-
-    def parse(body: Mapping[str, Any]) -> ControlFields:
-        return read_fields(ControlFields, body, {})
-
-    fields = await read_body(request, parse)
+    """Control a running answer: `reasoning_end` ends its reasoning."""
+    fields = await read_body(request, lambda body: read_fields(ControlFields, body, {}))
     running = services.shared.requests.find(fields.id, owner)
     if running is None:
         raise ApiError(404, "not_found", "no answer of that id is being written", param="id")
@@ -66,7 +59,7 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
 
 @router.get("/v1/stream")
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
-    """The stream of a conversation's newest answer once more, from event number `from` on."""
+    """Resume the stream of a conversation's latest answer from event number `from`."""
     stream = await _streams(request, services, owner)
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
@@ -83,7 +76,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
 
 @router.delete("/v1/stream")
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
-    """Stop a conversation's answer; what there is of it, stays. Nothing happens to one that has ended."""
+    """Stop a conversation's answer, keeping its text. No effect after its end."""
     stream = await _streams(request, services, owner)
     stopped = not stream.finished
     if isinstance(stream, AnswerElsewhere):

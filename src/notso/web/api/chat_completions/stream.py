@@ -1,4 +1,4 @@
-"""Chat completions as the OpenAI API writes them."""
+"""OpenAI's response format for chat completions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from notso.smollm3 import Event
-from notso.web.api.chat_completions.request import ChatRequest
-from notso.web.api.shared.completion import Completion, logprobs_body, new_choice, timings
+from notso.web.api.chat_completions.fields import ChatRequest
+from notso.web.api.shared.completion import Completion, Stopwatch, logprobs_body, new_choice, timings
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
-from notso.web.api.shared.stopwatch import Stopwatch
 from notso.web.edge.api_error import ApiError
 
 
 class ChatSerializer:
-    """An Serializer: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
+    """Serializer for chunks, with one finish per choice, and [DONE]."""
 
     ping = PING
 
@@ -29,16 +28,14 @@ class ChatSerializer:
         self.id = completion.id
 
     def again(self) -> ChatSerializer:
-        """The same answer from its beginning."""
         return ChatSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        """Who speaks, for each choice."""
+        """Yield the role of each choice."""
         for number in range(len(self._choices)):
             yield data_event(self._completion.chunk(number, {"role": "assistant", "content": ""}))
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        """What an event adds to choice `number`. Raises the error of an `error` event."""
         choice, chunk = self._choices[number], self._completion.chunk
         so_far = self._watches[number].take(event) if self._watches is not None else None
         more = {"timings": so_far} if so_far else {}
@@ -52,21 +49,17 @@ class ChatSerializer:
             untold = logprobs_body(event.logprobs, ()) if event.logprobs else None
             yield data_event(chunk(number, {}, choice.reason, untold, timings=report))
 
-    async def finalise(self) -> None:
-        """Nothing is kept."""
+    async def finalise(self) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        """The counts, for who asked for them, and the end."""
         if self._asked.include_usage:
             yield data_event(self._completion.usage_chunk(self._choices))
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """The error, in place of all that would have come."""
         return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
-        """The whole."""
         return self._completion.body(self._choices, self._asked.reasoning_mode)
 
     def _logprobs(self, event: Event) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The fields of a plain completion's body, and what they become: text to be written on, without a chat around it."""
+"""OpenAI text completions: fields, routes and response format."""
 
 from __future__ import annotations
 
@@ -6,26 +6,56 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
+from starlette.responses import Response
 
-from notso.smollm3 import MAX_TOP_LOGPROBS, InvalidRequestError, RequestOptions
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Notes, Text, inert, later, refused, works
-from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
-from notso.web.api.request_fields.hints import hints_of
+from notso.smollm3 import MAX_TOP_LOGPROBS, Event, InvalidRequestError, RequestOptions, TokenLogprob
+from notso.web.api.request_fields.fields import (
+    Notes,
+    Text,
+    hints_of,
+    inert,
+    invalid,
+    later,
+    read_fields,
+    refused,
+    works,
+)
 from notso.web.api.request_fields.sampling_fields import (
+    GRAMMAR_NOTES,
     MAX_PROMPT_IDS,
     MAX_PROMPTS,
     WITHIN_SAMPLING,
+    GrammarFields,
     check_stream_options,
     either,
+    grammar_of,
     sampling_of,
 )
 from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.api.shared.completion import (
+    Choice,
+    Completion,
+    Stopwatch,
+    characters,
+    fingerprint,
+    legacy,
+    new_choice,
+    new_id,
+    timings,
+    usage_body,
+)
+from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
+from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Log probabilities of all prompts of a request, by their characters or ids, of which tokens have one or more."""
-DEFAULT_MAX_TOKENS = 16  # the API's own
+"""Limit of prompt log probabilities per request, counted by characters or ids, which are at least as many as tokens."""
+DEFAULT_MAX_TOKENS = 16  # of OpenAI's API
 
 
 TokenIds = Annotated[
@@ -44,7 +74,7 @@ class TextFields(GrammarFields):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    # Fields whose value, if it is this, asks for nothing.
+    # Accepted only with values that have no effect.
     suffix: Literal[""] | None = None
 
 
@@ -72,9 +102,9 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    """What a program asked for, checked. `texts`: what the prompts say, as far as that is known without a model."""
+    """A checked text completion."""
 
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # of the prompts; '' for token ids until `with_texts`
     echo: bool = False
     include_usage: bool = False
     return_progress: bool = False
@@ -82,7 +112,7 @@ class TextRequest(ApiRequest):
 
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
-    """Check the body of a plain completion. Raises ApiError (400), whose `param` names the field."""
+    """Validate a text completion. Raise ApiError (400) naming the field."""
     _check_prompts(body.get("prompt"))
     fields = read_fields(TextFields, body, TEXT_NOTES | WITHIN_SAMPLING)
     check_stream_options(fields)
@@ -124,7 +154,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
 
 
 def with_texts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
-    """With what prompts of token ids say. Raises ApiError (400) for ids that are none of this model's."""
+    """Decode prompts given as token ids. Raise ApiError (400) for invalid ids."""
     try:
         texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in asked.prompts)
     except InvalidRequestError as error:
@@ -148,7 +178,7 @@ def _listed(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | li
 
 
 def _check_prompts(prompts: object) -> None:
-    """Say of a list what is wrong with it, where its types alone would say something of another kind of list."""
+    # Checked before pydantic, as its errors would refer to another of the possible list types.
     if not isinstance(prompts, list):
         return
     if any(isinstance(each, int) for each in prompts):
@@ -169,3 +199,104 @@ def _check_ids(name: str, ids: list[object]) -> None:
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
             raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as those beside it")
+
+
+class TextSerializer:
+    """Serializer for chunks, with one finish per choice, and [DONE]."""
+
+    ping = PING
+
+    def __init__(self, asked: TextRequest, completion: Completion) -> None:
+        self._asked = asked
+        self._completion = completion
+        self._weighed = asked.options.top_logprobs is not None
+        self._echoed = [text if asked.echo else "" for text in asked.texts for _ in asked.params]
+        self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed]
+        self._choices = [new_choice(logprobs=self._weighed) for _ in self._echoed]
+        self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
+        self.id = completion.id
+
+    def again(self) -> TextSerializer:
+        return TextSerializer(self._asked, self._completion)
+
+    def initial_events(self) -> Iterator[bytes]:
+        """Yield the prompts if `echo` is set."""
+        for number, echoed in enumerate(self._echoed):
+            if echoed:
+                yield self._sse_event(number, echoed)
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        choice = self._choices[number]
+        so_far = self._watches[number].take(event) if self._watches is not None else None
+        more = {"timings": so_far} if so_far else {}
+        if event.kind == "prompt":
+            scores = legacy(event.logprobs, characters(self._prompts[number]))
+            self._prompts[number] += event.logprobs
+            yield self._sse_event(number, "", None, scores)
+        written = len(self._echoed[number]) + len(choice.content)
+        delta = choice.add(event)
+        if delta is not None and "content" in delta:
+            logprobs = legacy(event.logprobs, written) if self._weighed else None
+            yield self._sse_event(number, delta["content"], None, logprobs, **more)
+        elif event.progress is not None and self._asked.return_progress:
+            yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
+        if event.kind == "end":
+            untold = legacy(event.logprobs, written) if event.logprobs else None
+            yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
+
+    async def finalise(self) -> None: ...
+
+    def closing(self) -> Iterator[bytes]:
+        if self._asked.include_usage:
+            yield data_event(self._head() | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return data_event(error.body)
+
+    def body(self) -> dict[str, Any]:
+        return self._head() | {
+            "choices": [self._entry(number, choice) for number, choice in enumerate(self._choices)],
+            "usage": self._usage(),
+            "timings": timings(self._choices),
+        }
+
+    def _entry(self, number: int, choice: Choice) -> dict[str, Any]:
+        weighed = choice.content_logprobs
+        told = None if weighed is None else legacy([*self._prompts[number], *weighed], 0)
+        return {
+            "index": number,
+            "text": self._echoed[number] + choice.content,
+            "logprobs": told,
+            "finish_reason": choice.reason,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_body(self._choices, len(self._asked.prompts))
+
+    def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
+        entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return data_event(self._head() | {"choices": [entry]} | more)
+
+    def _head(self) -> dict[str, Any]:
+        return self._completion.head("text_completion")
+
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, services: Services, owner: Owner) -> Response:
+    """Continue a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
+    asked = await read_body(request, parse_text_request)
+    if asked.echo and not all(asked.texts):
+        read = asked
+        async with serving(services, asked.model) as model:
+            asked = await with_prompt(request, lambda: with_texts(read, model.engine.detokenize))
+    return await respond(
+        request,
+        services,
+        owner,
+        asked,
+        lambda info: TextSerializer(asked, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
+    )

@@ -1,1 +1,1 @@
-"""The engine for other servers of ours: front ends that keep and show, and compute nothing. Not for anybody else."""
+"""Engine API for front ends of the same release; not for other clients."""

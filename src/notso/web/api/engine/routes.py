@@ -1,4 +1,4 @@
-"""The addresses of the engine for front ends. Their form is ours, may change with every release, and has a number."""
+"""Routes of the engine API. The format may change with every release; the path has its version."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ T = TypeVar("T")
 
 
 def mount(app: FastAPI, services: ApiServices) -> None:
-    """Have an application compute for those that show the engine's key."""
+    """Serve front ends that have the engine's key."""
     app.state.front_ends = FrontEnds(services)
     app.state.engine_ring = KeyRing(services.shared.settings.engine_key)
     app.include_router(router)
 
 
 def front_ends(request: Request) -> FrontEnds:
-    """The application's."""
     return cast(FrontEnds, request.app.state.front_ends)
 
 
@@ -46,7 +45,7 @@ Ends = Annotated[FrontEnds, Depends(front_ends)]
 
 @router.post("/events")
 async def events(request: Request, ends: Ends) -> Response:
-    """Lines of JSON, until the front end leaves: the events of all its answers, and how the engine is."""
+    """Stream all events of the front end's answers, and the engine's status, as JSON lines."""
 
     async def answer() -> Response:
         told = await _read(request, ends, _Resumed)
@@ -59,7 +58,7 @@ async def events(request: Request, ends: Ends) -> Response:
 
 @router.post("/submit")
 async def submit(request: Request, ends: Ends) -> Response:
-    """Begin an answer; its events come in the stream."""
+    """Start an answer. Its events arrive in the stream."""
 
     async def answer() -> Response:
         told = await _read(request, ends, _Submitted)
@@ -72,7 +71,7 @@ async def submit(request: Request, ends: Ends) -> Response:
 
 @router.post("/prepare")
 async def prepare(request: Request, ends: Ends) -> Response:
-    """Write a prompt that is about to be submitted."""
+    """Render a prompt for a later submission."""
 
     async def answer() -> Response:
         return _told(await ends.prepare(await _read(request, ends, _asked), _off_loop(request, ends)))
@@ -82,7 +81,7 @@ async def prepare(request: Request, ends: Ends) -> Response:
 
 @router.post("/steer")
 async def steer(request: Request, ends: Ends) -> Response:
-    """End answers, or their thoughts."""
+    """End answers, or their reasoning."""
 
     async def answer() -> Response:
         told = await _read(request, ends, _Steered)
@@ -94,14 +93,14 @@ async def steer(request: Request, ends: Ends) -> Response:
 
 @router.post("/call")
 async def call(request: Request, ends: Ends) -> Response:
-    """A method that answers at once."""
+    """Call a method of the engine."""
 
     async def answer() -> Response:
         name, arguments = await _read(request, ends, _called)
         running = ends.services.shared.requests.open("", counts=False)
         try:
             engine = await ends.load(running)
-            if name == "clear_cache" and "owner" in arguments:  # another model may have cached it too
+            if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
                 await ends.services.shared.engine.clear_cache(**arguments)
                 return _told(None)
             work = partial(_result, engine, name, arguments)
@@ -118,7 +117,7 @@ def _result(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Respons
 
 
 class _Steered:
-    """Which session, and which of its answers are to end or to begin."""
+    """Session, and answers to stop or to end the reasoning of."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.session = unpacked(str, given["session"])
@@ -127,7 +126,7 @@ class _Steered:
 
 
 class _Resumed(_Steered):
-    """And how far they were read."""
+    """With read positions."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
@@ -160,7 +159,6 @@ def _called(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 async def _read(request: Request, ends: FrontEnds, parse: Callable[[dict[str, Any]], T]) -> T:
-    """The body, off the loop. Raises ValueError, KeyError or TypeError for what no front end sends."""
     body = await request.body()
     return await ends.services.shared.large_work.run(lambda: parse(json.loads(body)), len(body), "")
 
@@ -181,7 +179,7 @@ def _json(told: dict[str, Any], status: int = 200) -> Response:
 
 
 async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
-    """What refuses it travels in the body; other statuses mean that the two do not understand each other."""
+    # Engine errors travel in the body; other statuses mean a protocol mismatch.
     try:
         return await answer()
     except NotsoError as error:

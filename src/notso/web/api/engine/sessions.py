@@ -1,4 +1,4 @@
-"""What front ends have asked this engine for: a session each, which outlives a connection that breaks."""
+"""Front ends' sessions, which survive broken connections."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from notso.web.engine.running import OffLoop, RunningRequest
 
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""So long a front end may be away; then all it asked for is ended. By itself it gives up sooner."""
+"""Time without connection before a session and its answers end; longer than a front end waits."""
 PREPARED_SECONDS = 10.0
 MOST_OPEN = 512
 MOST_PREPARED = 64
 MOST_SESSIONS = 256
 MOST_AT_ONCE = 256
-"""Events of one answer in a line: what is read again comes in pieces."""
+"""Limit of one answer's events per line, so that a resumed answer arrives in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a front end wants answered."""
+    """A front end's request."""
 
     prompt: PromptInput
     params: SamplingParams
@@ -47,15 +47,15 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """`begun` ends when the engine has it, or has refused it."""
+    """Answer of a session."""
 
     running: RunningRequest
-    begun: asyncio.Task[None] | None = None
+    begun: asyncio.Task[None] | None = None  # done once the engine has accepted or rejected it
     generation: Generation | None = None
     stopped: bool = False
 
     def read(self, after: int) -> list[Event]:
-        """Of one that was stopped before the engine had it, there is only the end."""
+        # An answer stopped before the engine had it consists of its end only.
         if self.generation is not None:
             return self.generation.read(after)
         is_over = self.begun is not None and self.begun.done() and not after
@@ -70,7 +70,7 @@ class _Prepared:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """What one connection has said. Only the newest of a session goes on."""
+    """State of one connection; a newer one of the session replaces it."""
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[int, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Stream:
 
 
 class Session:
-    """Of one front end. On the event loop."""
+    """State of one front end. Use on the event loop."""
 
     def __init__(self, among: FrontEnds) -> None:
         self._among = among
@@ -92,11 +92,10 @@ class Session:
         return sum(1 for each in self._answers.values() if each.generation is None or not each.generation.finished)
 
     def wake(self) -> None:
-        """There is something to tell."""
         self._stream.news.set()
 
     async def begin(self, number: int, asked: Asked, prepared: str | None, off_loop: OffLoop) -> None:
-        """Have the engine begin it, once, however often it is asked for. Raises what the engine refuses it with."""
+        """Start an answer; idempotent per `number`. Raise the engine's error."""
         answer = self._answers.get(number)
         if answer is None:
             shared = self._among.services.shared
@@ -133,7 +132,6 @@ class Session:
         loop.call_soon(self.wake)
 
     def steer(self, stop: list[int], answer_now: list[int]) -> None:
-        """End some, close the thoughts of some."""
         for number in stop:
             if (answer := self._answers.get(number)) is not None:
                 answer.stopped = True
@@ -143,8 +141,10 @@ class Session:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """All that there is to tell, from the events that were `read` on, for as long as this is the newest connection.
-        What the front end does not know any more up to that number is ended."""
+        """Yield updates after the `read` events until a newer connection replaces this one.
+
+        Answers up to `up_to` that the front end no longer knows are ended.
+        """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
         old.news.set()
@@ -169,12 +169,11 @@ class Session:
                 self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._among.remove, self)
 
     def end(self) -> None:
-        """Nobody comes back for what there is."""
         for number in list(self._answers):
             self._drop(number)
 
     def _line(self, stream: _Stream, **more: Any) -> bytes:
-        """What is new, as one line; without news an empty one, so that the other end hears of us."""
+        # Without news, the line is an empty heartbeat.
         told: dict[str, Any] = dict(more)
         answers = {}
         for number, answer in self._answers.items():
@@ -184,7 +183,7 @@ class Session:
                 stream.sent[number] = after + len(events)
                 answers[str(number)] = [after, packed(self._ending(number, answer, events))]
                 if len(events) == MOST_AT_ONCE:
-                    stream.news.set()  # there may be more
+                    stream.news.set()  # there may be more events
         stats, about = packed(self._among.services.shared.engine.stats()), packed(self._among.about())
         if stats is not None and stats != stream.stats:
             told["stats"] = stream.stats = stats
@@ -195,7 +194,7 @@ class Session:
         return json.dumps(told).encode() + b"\n"
 
     def _ending(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
-        """If the last event is among them, the request is closed; it is kept for a while, should the line be lost."""
+        # After its last event the request is closed, but kept for a while in case the line is lost.
         last = events[-1]
         if last.kind not in ("end", "error"):
             return events
@@ -212,7 +211,7 @@ class Session:
 
 
 class FrontEnds:
-    """The sessions of all. On the event loop."""
+    """Sessions of all front ends. Use on the event loop."""
 
     def __init__(self, services: ApiServices) -> None:
         self.services = services
@@ -221,7 +220,7 @@ class FrontEnds:
         self._adapters: Mapping[str, AdapterInfo] = {}
 
     def about(self) -> About:
-        """What this engine says of itself."""
+        """Return the engine's status."""
         shared = self.services.shared
         host = shared.engine
         if host.engine is not None:
@@ -230,7 +229,7 @@ class FrontEnds:
         return About(state, host.failure, host.info, self._adapters)
 
     def session(self, name: str) -> Session:
-        """The one of that name, new where there is none. Raises EngineError where there are too many."""
+        """Return or create a session. Raise EngineError at the limit."""
         if name not in self._sessions:
             if len(self._sessions) >= MOST_SESSIONS:
                 raise EngineError("too many front ends")
@@ -240,26 +239,26 @@ class FrontEnds:
         return self._sessions[name]
 
     def known(self, name: str) -> Session:
-        """Raises EngineError where there is none."""
+        """Return a session. Raise EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
             raise EngineError("the engine was started anew; ask once more")
         return session
 
     def remove(self, session: Session) -> None:
-        """It was away for too long."""
+        """End a session that expired."""
         session.end()
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
     async def load(self, running: RunningRequest) -> ChatEngine:
-        """The default model's engine, held by a request. Raises ModelError."""
+        """Return the default engine, held by a request. Raise ModelError."""
         engine = await running.load()
         if engine is None:
             raise EngineError("the engine is stopping")
         return engine
 
     async def prepare(self, asked: Asked, off_loop: OffLoop) -> str:
-        """Have the prompt written, and keep it for a moment under the name that comes back."""
+        """Render a prompt; return the key for submitting it within PREPARED_SECONDS."""
         running = self.services.shared.requests.open("", counts=False)
         try:
             engine = await self.load(running)
@@ -275,11 +274,9 @@ class FrontEnds:
         return name
 
     def take_prepared(self, name: str | None) -> _Prepared | None:
-        """It is begun once."""
         return self._prepared.pop(name, None) if name is not None else None
 
     def _changed(self) -> None:
-        """Its model, or what it does with it."""
         for session in self._sessions.values():
             session.wake()
         if self._sessions:

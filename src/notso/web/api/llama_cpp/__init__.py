@@ -1,1 +1,1 @@
-"""POST /completion: text written on, in the form that llama.cpp's server gives it."""
+"""POST /completion: llama.cpp's completion API."""

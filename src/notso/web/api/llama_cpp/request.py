@@ -1,33 +1,140 @@
-"""The body of llama.cpp's own completion becomes prompts of token ids and parameters."""
+"""llama.cpp's completion endpoint: fields, routes and response format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from notso.smollm3 import MAX_LOGIT_BIAS, InvalidRequestError, RequestOptions, SamplingParams
-from notso.web.api.llama_cpp.fields import (
-    BANNED,
-    MAX_TEXTS,
-    NATIVE_NOTES,
-    WITHIN_NATIVE,
-    Biases,
-    NativeFields,
-    PromptField,
-    PromptObject,
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field, Strict
+from starlette.responses import Response
+
+from notso.smollm3 import (
+    MAX_LOGIT_BIAS,
+    MAX_TOP_LOGPROBS,
+    Event,
+    InvalidRequestError,
+    ModelInfo,
+    RequestOptions,
+    SamplingParams,
+    TokenLogprob,
 )
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.grammar_fields import grammar_of
-from notso.web.api.request_fields.hints import hints_of
+from notso.web.api.request_fields.fields import (
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    hint,
+    hints_of,
+    inert,
+    invalid,
+    read_fields,
+    refused,
+    works,
+)
 from notso.web.api.request_fields.sampling_fields import (
+    GRAMMAR_NOTES,
+    MAX_PROMPT_IDS,
     MAX_PROMPTS,
+    WITHIN_SAMPLING,
+    GrammarFields,
     check_stream_options,
     either,
+    grammar_of,
     sampling_of,
 )
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.edge.api_error import api_error_of
+from notso.web.api.shared.completion import Choice, Stopwatch, entry_of, new_choice, new_id, timings
+from notso.web.api.shared.generation_settings import generation_settings
+from notso.web.api.shared.serializer import PING, data_event, progress_body
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
+from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.engine.model_names import model_id
+
+MAX_RESPONSE_FIELDS = 64
+MAX_TEXTS = 1024
+"""Limit of prompt texts per request; each is tokenized separately."""
+BANNED = -100.0
+"""Bias of tokens set to `false`: none is ever sampled."""
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Bias = float | Literal[False]
+
+
+class PromptObject(Fields):
+    """A prompt with media placeholders in llama.cpp; only text is supported."""
+
+    prompt_string: Text
+
+
+Pieces = Annotated[list[TokenId | Text], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)]
+"""Concatenated token ids and texts."""
+PromptField = (
+    Text
+    | PromptObject
+    | Pieces
+    | Annotated[list[Text | PromptObject | Pieces], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+)
+BiasPair = Annotated[tuple[TokenId | Text, Bias], Strict(False)]
+Biases = (
+    Annotated[list[BiasPair], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)]
+    | Annotated[dict[Text, Bias], Field(max_length=MAX_LOGIT_BIAS)]
+)
+
+
+class NativeFields(GrammarFields):
+    """The body of POST /completion."""
+
+    prompt: PromptField
+    n_cmpl: Annotated[int, Field(ge=1)] | None = None
+    logit_bias: Biases | None = None  # type: ignore[assignment]  # more forms than the inherited field
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[list[Name], Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)] | None = None
+    post_sampling_probs: Literal[False] | None = None
+    draft_most: Annotated[Any, Hint(), Field(alias="speculative.n_max")] = None
+    draft_fewest: Annotated[Any, Hint(), Field(alias="speculative.n_min")] = None
+    draft_likely: Annotated[Any, Hint(), Field(alias="speculative.p_min")] = None
+
+
+NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
+    "prompt": works(
+        'a text, a list of token ids and texts, or `{"prompt_string": text}`; or a list of up to '
+        f"{MAX_PROMPTS} of these, each of which is answered; with up to {MAX_TEXTS:,} texts in all. "
+        "The spelling of a control token is that token"
+    ),
+    "max_tokens": works("another name of `n_predict`"),
+    "n_predict": works("longest answer; what fits if left out or -1; 0 reads the prompt and writes nothing"),
+    "n_cmpl": works("another name of `n`"),
+    "logit_bias": works(
+        "up to 1,024 pairs of a token id, or a text for all its tokens, with -100..100 or false, which is -100; or an "
+        "object of these"
+    ),
+    "n_probs": works("0 to 20 likeliest tokens with each, by the model alone, before any filter"),
+    "return_tokens": works("true: the answer's token ids; in a stream they come anyway"),
+    "response_fields": works(
+        "the names of what the whole answer is to hold, a slash before those of parts of parts; a stream tells all"
+    ),
+    "post_sampling_probs": inert("false", "probabilities are the model's own, before any filter; use n_probs"),
+    "speculative.n_max": hint("draft tokens change no answer"),
+    "speculative.n_min": hint("draft tokens change no answer"),
+    "speculative.p_min": hint("draft tokens change no answer"),
+    "lora": refused("adapters are not offered"),
+    "response_format": refused("use json_schema"),
+    "messages": refused("use /v1/chat/completions, or give a prompt"),
+}
+
+WITHIN_NATIVE: Notes = WITHIN_SAMPLING | {
+    "prompt_string": works("the text"),
+    "multimodal_data": refused("the model reads text only"),
+}
+"""Notes on nested fields."""
+
 
 RANDOM_SEED = -1
 
@@ -37,16 +144,14 @@ TokenBias = tuple[Piece, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(ApiRequest):
-    """What a program asked for, checked. `pieces` of each prompt, and `biases`, hold texts until they are `tokenized`;
-    then `texts` is what the prompts say. `n_predict`: what was asked for, -1 for what fits. `is_list`: the answer is
-    one."""
+    """A checked completion. Texts in `pieces` and `biases` are converted by `tokenized`."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     biases: tuple[TokenBias, ...] = ()
-    texts: tuple[str, ...] = ()
-    n_predict: int = -1
+    texts: tuple[str, ...] = ()  # of the prompts, set by `tokenized`
+    n_predict: int = -1  # as requested; -1: unlimited
     n_probs: int = 0
-    is_list: bool = False
+    is_list: bool = False  # respond with a list
     return_tokens: bool = False
     response_fields: tuple[str, ...] = ()
     return_progress: bool = False
@@ -54,7 +159,7 @@ class NativeRequest(ApiRequest):
 
 
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
-    """Check the body of a completion. Raises ApiError (400), whose `param` names the field."""
+    """Validate a completion. Raise ApiError (400) naming the field."""
     fields = read_fields(NativeFields, body, NATIVE_NOTES | WITHIN_NATIVE)
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
@@ -105,8 +210,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
 def tokenized(
     asked: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
-    """With prompts of token ids, and biases of them. Raises ApiError (400) for ids that are none of this model's, and
-    for what holds no token, or too many."""
+    """Convert prompts and biases to token ids. Raise ApiError (400) if invalid, empty or too many."""
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
         if not all(prompts):
@@ -147,3 +251,150 @@ def _biases(given: Biases | None) -> Iterator[TokenBias]:
     for piece, bias in pairs:
         is_id = isinstance(piece, str) and isinstance(given, dict) and piece.isascii() and piece.isdigit()
         yield int(piece) if is_id else piece, BANNED if bias is False else bias
+
+
+NO_SLOT = -1
+"""`id_slot` of every answer, as answers have no slots."""
+
+
+class NativeSerializer:
+    """Serializer for text pieces and one final event per choice with `stop` set; no event marks the stream's end."""
+
+    ping = PING
+
+    def __init__(self, asked: NativeRequest, info: ModelInfo) -> None:
+        self._asked = asked
+        self._info = info
+        self._params = [params for _ in asked.prompts for params in asked.params]
+        self._choices = [new_choice(logprobs=True) for _ in self._params]
+        self._stopped_by: list[str | None] = [None for _ in self._params]
+        self._watches = [Stopwatch() for _ in self._params] if asked.timings_per_token else None
+        self.id = new_id("cmpl")
+
+    def again(self) -> NativeSerializer:
+        other = NativeSerializer(self._asked, self._info)
+        other.id = self.id
+        return other
+
+    def initial_events(self) -> Iterator[bytes]:
+        yield from ()
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        choice = self._choices[number]
+        so_far = self._watches[number].take(event) if self._watches is not None else None
+        more: dict[str, Any] = {"timings": so_far} if so_far else {}
+        delta = choice.add(event)
+        if delta is not None and "content" in delta:
+            if self._asked.n_probs:
+                more["completion_probabilities"] = _probabilities(event.logprobs)
+            yield self._piece(number, delta["content"], [each.id for each in event.logprobs], **more)
+        elif event.progress is not None and self._asked.return_progress:
+            yield self._piece(number, "", [], prompt_progress=progress_body(event.progress), **more)
+        if event.kind == "end":
+            self._stopped_by[number] = event.stop
+            yield data_event(self._final(number) | {"content": "", "tokens": []})
+
+    async def finalise(self) -> None: ...
+
+    def closing(self) -> Iterator[bytes]:
+        yield from ()
+
+    def failure(self, error: ApiError) -> bytes:
+        return data_event(error.body)
+
+    def body(self) -> Any:
+        """Return an object, or a list of them."""
+        whole = [self._chosen(self._final(number)) for number in range(len(self._choices))]
+        return whole if self._asked.is_list else whole[0]
+
+    def _piece(self, number: int, content: str, tokens: list[int], **more: Any) -> bytes:
+        written = len(self._choices[number].content_logprobs or ())
+        return data_event(
+            {
+                "index": number,
+                "content": content,
+                "tokens": tokens,
+                "stop": False,
+                "id_slot": NO_SLOT,
+                "tokens_predicted": written,
+            }
+            | more
+        )
+
+    def _final(self, number: int) -> dict[str, Any]:
+        choice, params = self._choices[number], self._params[number]
+        usage, entries = choice.usage, choice.content_logprobs or []
+        read, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+        was_cut = choice.finish_reason == "length"
+        body = {
+            "index": number,
+            "content": choice.content,
+            "tokens": [each.id for each in entries] if self._asked.return_tokens else [],
+            "id_slot": NO_SLOT,
+            "stop": True,
+            "model": model_id(self._info),
+            "tokens_predicted": written,
+            "tokens_evaluated": read,
+            "tokens_cached": usage.cached_tokens if usage else 0,
+            "generation_settings": self._settings(params),
+            "prompt": self._asked.texts[number // len(self._asked.params)],
+            "has_new_line": "\n" in choice.content,
+            "truncated": was_cut and read + written >= self._info.context_tokens,
+            "stop_type": self._stop_type(choice, self._stopped_by[number]),
+            "stopping_word": self._stopped_by[number] or "",
+            "timings": timings([choice]),
+        }
+        return body | ({"completion_probabilities": _probabilities(entries)} if self._asked.n_probs else {})
+
+    def _settings(self, params: SamplingParams) -> dict[str, Any]:
+        asked = self._asked
+        return generation_settings(params) | {
+            "n_predict": asked.n_predict,
+            "max_tokens": asked.n_predict,
+            "n_probs": asked.n_probs,
+            "stream": asked.stream,
+            "timings_per_token": asked.timings_per_token,
+            "n_ctx": self._info.context_tokens,
+            "model": model_id(self._info),
+        }
+
+    def _stop_type(self, choice: Choice, word: str | None) -> str:
+        if word is not None:
+            return "word"
+        return {"length": "limit", "cancelled": "none"}.get(choice.finish_reason, "eos")
+
+    def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
+        # Names with slashes address nested values.
+        if not self._asked.response_fields:
+            return body
+        found: dict[str, Any] = {}
+        for name in self._asked.response_fields:
+            value: Any = body
+            for part in name.split("/"):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                found[name] = value
+        return found
+
+
+def _probabilities(tokens: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
+    return [_entry(token) | {"top_logprobs": [_entry(other) for other in token.top]} for token in tokens]
+
+
+def _entry(token: TokenLogprob) -> dict[str, Any]:
+    return {"id": token.id} | entry_of(token)
+
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.post("/completion")
+@router.post("/completions")
+async def completion(request: Request, services: Services, owner: Owner) -> Response:
+    """Continue a text as llama.cpp's server does, parsing control tokens in it. Disconnecting stops it, unless
+    X-Conversation-Id was sent."""
+    read = await read_body(request, parse_native_request)
+    async with serving(services, read.model) as model:
+        tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
+        asked = await with_prompt(request, lambda: tokenized(read, tokenize, detokenize))
+    return await respond(request, services, owner, asked, lambda info: NativeSerializer(asked, info))

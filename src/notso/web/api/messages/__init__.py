@@ -1,1 +1,1 @@
-"""POST /v1/messages, as Anthropic's clients say it."""
+"""POST /v1/messages: Anthropic's Messages API."""

@@ -1,4 +1,4 @@
-"""What is left out of a long conversation before it is answered, and what that saved: `context_management`."""
+"""`context_management`: clearing of old tool results and reasoning from long conversations."""
 
 from __future__ import annotations
 
@@ -9,47 +9,46 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import Message
-from notso.web.api.request_fields.fields import Fields, Name, Text
-from notso.web.api.request_fields.hints import Hint
+from notso.web.api.request_fields.fields import Fields, Hint, Name, Text
 
 USUAL_TRIGGER = 100_000
-"""Tokens of the prompt."""
+"""Default in prompt tokens."""
 USUALLY_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
-"""What the model reads in the place of a cleared result."""
+"""Replaces a cleared tool result in the prompt."""
 
 Whole = Annotated[int, Field(ge=0)]
 
 
 class InputTokens(Fields):
-    """So many tokens of the prompt."""
+    """Number of prompt tokens."""
 
     type: Literal["input_tokens"]
     value: Whole
 
 
 class ToolUses(Fields):
-    """So many calls with their results."""
+    """Number of tool calls with results."""
 
     type: Literal["tool_uses"]
     value: Whole
 
 
 class ThinkingTurns(Fields):
-    """So many answers, each with all calls that led to it."""
+    """Number of answers, each including its tool calls."""
 
     type: Literal["thinking_turns"]
     value: Annotated[int, Field(ge=1)]
 
 
 class AllTurns(Fields):
-    """All of them."""
+    """Everything."""
 
     type: Literal["all"]
 
 
 class ClearToolUses(Fields):
-    """Old results of tools are cleared where the prompt is long."""
+    """Clears old tool results from long prompts."""
 
     type: Literal["clear_tool_uses_20250919"]
     trigger: Annotated[InputTokens | ToolUses, Field(discriminator="type")] | None = None
@@ -60,21 +59,21 @@ class ClearToolUses(Fields):
 
 
 class ClearThinking(Fields):
-    """Thoughts of all but so many answers are left out."""
+    """Drops the reasoning of all but the latest answers."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"] | AllTurns | ThinkingTurns | None = None
 
     @property
     def kept_turns(self) -> int | None:
-        """Of how many answers the thoughts stay; None: of all."""
+        # None: all of them.
         if self.keep is None:
             return 1
         return self.keep.value if isinstance(self.keep, ThinkingTurns) else None
 
 
 class Compact(Fields):
-    """The conversation is to be summed up where it is long: not done, but taken."""
+    """Summarization of long conversations; accepted but not done."""
 
     type: Annotated[Literal["compact_20260112"], Hint()]
     trigger: InputTokens | None = None
@@ -91,20 +90,21 @@ class ContextManagement(Fields):
     edits: Annotated[list[Edit], Field(max_length=3, fail_fast=True)] | None = None
 
     def edit(self, kind: type[Fields]) -> Any:
-        """The one of that kind, if there is one."""
         return next((edit for edit in self.edits or () if isinstance(edit, kind)), None)
 
 
 Count = Callable[[Sequence[Message]], int]
 Applied = tuple[Mapping[str, Any], ...]
-"""What was done, as the API tells it."""
+"""Applied edits in the API's format."""
 
 
 def edited(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
-    """The conversation as it is read, and what was done to it. Which thoughts stay (`keep_reasoning`) was decided when
-    it was made. Raises what `count` does, which is called where something may be left out."""
+    """Apply the edits to a conversation; return it and the applied edits.
+
+    `keep_reasoning` must be set already. Raises what `count` raises.
+    """
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
     if management.edit(ClearThinking) is not None and turns:
@@ -127,12 +127,11 @@ def edited(
 
 
 def _is_thoughtless(message: Message) -> bool:
-    """Whether it is an answer whose thoughts are left out."""
     return bool(message.reasoning_content) and not message.keep_reasoning
 
 
 def _old_uses(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
-    """The ids of the calls whose results may go; none while there are too few."""
+    # None are cleared below the trigger.
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:

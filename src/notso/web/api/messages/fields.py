@@ -1,4 +1,4 @@
-"""The fields of a message's body, as the Anthropic API spells them."""
+"""Request fields of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ from pydantic import Field
 
 from notso.smollm3 import MAX_STOP_STRINGS
 from notso.web.api.messages.context_edits import CLEARED, ContextManagement
-from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, hint, inert, refused, works
-from notso.web.api.request_fields.hints import TELLS, Hint
-from notso.web.api.request_fields.request_checks import EFFORTS, Effort
+from notso.web.api.request_fields.fields import (
+    EFFORTS,
+    MAX_PARTS,
+    TELLS,
+    Effort,
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    hint,
+    inert,
+    refused,
+    works,
+)
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 
 THREAD_ADVICE = "send the whole conversation; Anthropic's own client does so by itself when it is told"
 
 
 class CacheControl(Fields):
-    """A place up to which the prompt is to be kept: every beginning is kept here."""
+    """Cache breakpoint. Every prefix is cached anyway."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -34,7 +46,7 @@ class TextBlock(Fields):
 
 
 class ThinkingBlock(Fields):
-    """What an earlier answer thought; `signature` is whatever came with it."""
+    """Reasoning of an earlier answer; any `signature` is accepted."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -42,14 +54,14 @@ class ThinkingBlock(Fields):
 
 
 class RedactedBlock(Fields):
-    """What an earlier answer thought, for nobody to read: left out of the prompt."""
+    """Encrypted reasoning, dropped from the prompt."""
 
     type: Literal["redacted_thinking"]
     data: Text | None = None
 
 
 class ToolUseBlock(Fields):
-    """A past call. Its input is text where the answer was cut."""
+    """A past call. Its input is text if the answer was cut off."""
 
     type: Literal["tool_use"]
     id: Name
@@ -60,7 +72,7 @@ class ToolUseBlock(Fields):
 
 
 class ToolReference(Fields):
-    """What a search of tools found: from here on a deferred tool is offered."""
+    """Result of a tool search; offers a deferred tool from here on."""
 
     type: Literal["tool_reference"]
     tool_name: Name
@@ -71,7 +83,7 @@ ResultBlock = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
 
 
 class ToolResultBlock(Fields):
-    """What a tool returned."""
+    """A tool's result."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
@@ -85,21 +97,21 @@ AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBl
 
 
 class UserTurn(Fields):
-    """What a person says, and what tools returned."""
+    """A user message with tool results."""
 
     role: Literal["user"]
     content: Text | Annotated[list[UserBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
 class AssistantTurn(Fields):
-    """An earlier answer. As the last message it is an answer to be continued."""
+    """An earlier answer. As the last message, it is continued."""
 
     role: Literal["assistant"]
     content: Text | Annotated[list[AssistantBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class SystemTurn(Fields):
-    """What the model is told on the way."""
+    """A system message within the conversation."""
 
     role: Literal["system"]
     content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
@@ -154,7 +166,7 @@ AnyToolChoice = Annotated[AutoChoice | AnyChoice | ToolChoiceByName | NoChoice, 
 
 
 class ThinkingOn(Fields):
-    """Think, for so many tokens at most."""
+    """Reasoning with a token budget."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1)]
@@ -162,14 +174,14 @@ class ThinkingOn(Fields):
 
 
 class ThinkingAdaptive(Fields):
-    """Think as long as `effort` says, or as the model likes."""
+    """Reasoning limited by `effort`, if given."""
 
     type: Literal["adaptive"]
     display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingOff(Fields):
-    """Answer at once."""
+    """No reasoning."""
 
     type: Literal["disabled"]
 
@@ -178,14 +190,14 @@ AnyThinking = Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Field(discr
 
 
 class OutputFormat(Fields):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(Fields):
-    """How much to think, and what the answer must be."""
+    """Reasoning effort and answer format."""
 
     effort: Effort | None = None
     format: OutputFormat | None = None
@@ -219,7 +231,7 @@ class MessageFields(CountFields):
     stream: bool | None = None
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     diagnostics: Annotated[dict[str, Any] | None, Hint()] = None
-    # Fields whose value, if it is one of these, asks for nothing.
+    # Accepted only with values that have no effect.
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
     inference_geo: None = None
@@ -293,4 +305,4 @@ WITHIN_MESSAGE: Notes = {
     "eager_input_streaming": hint("arguments that a schema holds come as they are written, others whole", "false"),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""

@@ -1,8 +1,9 @@
-"""The body of a message becomes a question, or one refusal that names the field at fault."""
+"""Conversion of Anthropic messages to engine messages and parameters."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,14 +35,39 @@ from notso.web.api.messages.fields import (
     ToolUseBlock,
     UserTurn,
 )
-from notso.web.api.messages.volatile_lines import without_volatile_lines
-from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
-from notso.web.api.request_fields.hints import hints_of
-from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.fields import (
+    EFFORT_BUDGETS,
+    check_depth,
+    checked_choice,
+    hints_of,
+    invalid,
+    read_fields,
+    schema_grammar,
+    strict_names,
+)
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.port import ChatEngine
+
+# Name -> pattern. A line is removed only at the start of the system prompt and only if it matches completely.
+# Quantifiers are possessive, as clients control the text: there must be no backtracking.
+VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
+    # Claude Code's version, launch mode and a checksum of the request, which differs every time.
+    "x-anthropic-billing-header": re.compile(
+        r"x-anthropic-billing-header:(?:[ \t]*+[a-z_]++=[\w.\-]*+;?+)++[ \t]*+(?:\n|\Z)"
+    ),
+}
+
+
+def without_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
+    """Remove volatile lines from the start of a system prompt; return their names."""
+    # The prompt after them is then found in the cache.
+    for name, line in VOLATILE_LINES.items():
+        if found := line.match(system):
+            return system[found.end() :], (name,)
+    return system, ()
+
 
 F = TypeVar("F", bound=CountFields)
 
@@ -50,29 +76,27 @@ NAMES = {
     "thinking_budget": "thinking.budget_tokens",
     "response_format": "output_config.format.schema",
 }
-"""What this API calls what a chat completion has another word for."""
+"""Engine parameter -> API field."""
 
 
 FOUND_TOOL = "The tool {name} was found."
-"""What the model reads in the place of a tool that a search has found; what it does stands with the other tools."""
+"""Replaces a tool reference in the prompt; the tool itself is listed with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(ApiRequest):
-    """What a program asked for, checked. `hides_reasoning`: that it thinks may be told, but not what. `management`:
-    what is to be left out before it is answered, `applied`: what was."""
+    """A checked message request."""
 
-    hides_reasoning: bool = False
-    management: ContextManagement | None = None
-    applied: Applied = ()
+    hides_reasoning: bool = False  # report that the model reasons, but not the text
+    management: ContextManagement | None = None  # edits to apply
+    applied: Applied = ()  # edits applied
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def edited(self, engine: ChatEngine) -> MessageRequest:
-        """The same as it is to be answered. Raises what counting tokens does."""
+        """Apply the context edits. Raises like counting tokens."""
         if self.management is None or not self.management.edits:
             return self
         messages, applied = edited(
@@ -82,9 +106,9 @@ class MessageRequest(ApiRequest):
 
 
 def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
-    """Check the body of a message. Raises ApiError (400), whose `param` names the field.
+    """Validate a message request. Raise ApiError (400) naming the field.
 
-    `keep_volatile`: the model reads lines that change with every request too (see volatile_lines).
+    With `keep_volatile`, VOLATILE_LINES stay in the prompt.
     """
     if body.get("thread") is not None:
         raise _thread_refusal()
@@ -105,13 +129,13 @@ def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = Fals
 
 
 def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
-    """Check the body of a request to count. Raises ApiError (400), whose `param` names the field."""
+    """Validate a count request. Raise ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
     return _request(fields, keep_volatile, params=(checked_params(NAMES),), hints=hints_of(fields, body))
 
 
 def _thread_refusal() -> ApiError:
-    """In the form in which Anthropic's client looks for it before it sends the question again without."""
+    # Anthropic's client recognizes these details and retries without `thread`.
     return ApiError(
         400,
         "unsupported_parameter",
@@ -156,7 +180,7 @@ def _budget(fields: CountFields) -> int | None:
 
 
 def _offered(fields: CountFields) -> list[AnthropicTool]:
-    """The tools that the model is told of: those that are not deferred, behind them those that a search has found."""
+    # Deferred tools follow the others once a search has found them.
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
     deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
@@ -187,7 +211,7 @@ def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tu
 
 def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # without tools there is nothing to choose
+        return "auto"  # also without tools
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return checked_choice("tool_choice", name, [tool.name for tool in offered])
 
@@ -205,7 +229,7 @@ def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
 
 
 def _asks(turn: AnyTurn) -> bool:
-    """Whether it is a person's turn, and not the results of tools that an answer is waiting for."""
+    """Whether a user asks something, as opposed to tool results only."""
     if not isinstance(turn, UserTurn):
         return False
     return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
@@ -222,7 +246,7 @@ def _turn(turn: AnyTurn, keeps_reasoning: bool) -> Iterator[Message]:
 
 
 def _user_message(turn: UserTurn) -> Iterator[Message]:
-    """Texts beside each other are one message; a result of a tool is one of its own."""
+    # Adjacent texts become one message; each tool result is a message of its own.
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
         return
@@ -234,7 +258,7 @@ def _user_message(turn: UserTurn) -> Iterator[Message]:
 
 
 def _assistant_message(turn: AssistantTurn, keeps_reasoning: bool) -> Message:
-    """What it thought stays in the prompt while its calls are answered, and as long as the request says."""
+    # Reasoning stays in the prompt while its calls are answered, and longer if the request says so.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]

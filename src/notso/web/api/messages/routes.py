@@ -1,4 +1,4 @@
-"""The Anthropic API: messages, whole or as a stream, and their length beforehand."""
+"""Routes of Anthropic's API: messages and token counts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
 from notso.web.api.messages.stream import MessageSerializer
+from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
@@ -23,7 +23,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.post("/v1/messages")
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
+    """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
     return await respond(
@@ -33,7 +33,7 @@ async def messages(request: Request, services: Services, owner: Owner) -> Respon
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, services: Services) -> Response:
-    """How many tokens the model would read."""
+    """Count the prompt's tokens."""
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
     async with serving(services, asked.model) as model:
@@ -52,7 +52,6 @@ async def count_tokens(request: Request, services: Services) -> Response:
 async def _read(
     request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any]], MessageRequest]
 ) -> MessageRequest:
-    """The question, without what it wants to be left out."""
     asked = await read_body(request, parse)
     if asked.management is None:
         return asked

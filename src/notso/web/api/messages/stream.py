@@ -1,4 +1,4 @@
-"""Messages as the Anthropic API writes them: blocks of thinking, text and tool use, begun and ended."""
+"""Anthropic's response format: blocks of thinking, text and tool use."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ STOP_REASONS: dict[FinishReason, str] = {
     "tool_calls": "tool_use",
 }
 CONTEXT_END = "model_context_window_exceeded"
-"""Of an answer that ended before its `max_tokens`, where the context did."""
+"""Stop reason of an answer cut off by the context before `max_tokens`."""
 
 BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
 
 
 class MessageSerializer:
-    """A Serializer: message_start, once it is known what the prompt takes, blocks, message_delta, message_stop; or one
-    error in place of what is missing."""
+    """Serializer for message_start, blocks, message_delta and message_stop."""
 
     ping = named_event("ping", {"type": "ping"})
 
@@ -35,21 +34,19 @@ class MessageSerializer:
         self._model = model
         self._blocks: list[dict[str, Any]] = []
         self._is_started = self._is_open = False
-        self._called = 0  # characters of the open call's arguments
+        self._called = 0  # argument characters of the open call so far
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._stop: str | None = None
 
     def again(self) -> MessageSerializer:
-        """The same answer from its beginning."""
         return MessageSerializer(self._asked, self._model, self.id)
 
     def initial_events(self) -> Iterator[bytes]:
-        """Nothing: how much of the prompt is cached is known when the answer is begun."""
+        # message_start has cache statistics, so it waits for the first progress.
         return iter(())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        """What an event adds. Raises the error of an `error` event."""
         if event.kind not in BEFORE_IT_BEGINS and not self._is_started:
             self._is_started = True
             if event.progress is not None:
@@ -86,21 +83,17 @@ class MessageSerializer:
                 if self._stop is not None and not called:
                     self._reason = "stop_sequence"
 
-    async def finalise(self) -> None:
-        """Nothing is kept."""
+    async def finalise(self) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        """Why it ended, what it took, and the end."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         yield self._sse_event("message_delta", delta=delta, usage=self._usage_body(), **self._edits_body())
         yield self._sse_event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
-        """The error, in place of all that would have come."""
         return named_event("error", error.anthropic_body)
 
     def body(self) -> dict[str, Any]:
-        """The whole, as far as it is there."""
         return {
             "id": self.id,
             "type": "message",
@@ -114,12 +107,11 @@ class MessageSerializer:
         }
 
     def _edits_body(self) -> dict[str, Any]:
-        """What was left out of the conversation, for who asked for that."""
         applied = self._asked.applied
         return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
 
     def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
-        """More of the arguments of a call. One that is cut has no input: it would be no JSON."""
+        # A call that is cut off keeps an empty input, as its arguments are not valid JSON.
         if not self._called:
             yield from self._close_block()
             yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
@@ -128,7 +120,6 @@ class MessageSerializer:
             yield self._delta(type="input_json_delta", partial_json=text)
 
     def _in_block(self, kind: str, empty: dict[str, Any]) -> Iterator[bytes]:
-        """Begin a block of that kind, unless one is open."""
         if self._is_open and self._blocks[-1]["type"] == kind:
             return
         yield from self._close_block()

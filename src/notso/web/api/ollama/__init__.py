@@ -1,1 +1,1 @@
-"""Ollama's API: /api/chat, /api/generate and what its clients ask before them."""
+"""Ollama's API: /api/chat, /api/generate and the endpoints its clients query first."""

@@ -1,17 +1,180 @@
-"""The fields of Ollama's bodies: strict types, every length bounded. What would change the answer and is not done has
-no field here, or none but the value that asks for nothing; a hint is taken and named in the answer's header."""
+"""Fields of /api/chat and /api/generate, and their conversion to messages and parameters."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from notso.smollm3 import MAX_TOP_LOGPROBS
-from notso.web.api.ollama.options import OPTION_NOTES, OptionFields
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, inert, refused, works
-from notso.web.api.request_fields.hints import Hint
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.smollm3 import (
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    Grammar,
+    Message,
+    RequestOptions,
+    SamplingParams,
+    Tool,
+    ToolCall,
+)
+from notso.web.api.request_fields.fields import (
+    EFFORT_BUDGETS,
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    check_depth,
+    hint,
+    hints_of,
+    inert,
+    invalid,
+    read_fields,
+    refused,
+    schema_grammar,
+    works,
+)
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, MIROSTAT_ADVICE, checked_params
+from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.values.durations import duration_s
+
+RANDOM_SEED = -1
+MAX_OPTION_TEXT = 256
+
+
+def _whole(given: Any) -> Any:
+    # Ollama accepts 40.0 for 40.
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
+
+
+class OptionFields(Fields):
+    """Sampling and runtime options; the engine checks sampler ranges."""
+
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Whole | None = None
+    num_predict: Whole | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: Whole | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    typical_p: float | None = None
+    # Values that would change the answer are rejected, except for the neutral one.
+    tfs_z: float | None = None
+    mirostat: Literal[0] | None = None
+    penalize_newline: Literal[True] | None = None
+    # Options for machine resources are ignored.
+    num_ctx: Ignored = None
+    num_keep: Ignored = None
+    num_batch: Ignored = None
+    num_gpu: Ignored = None
+    main_gpu: Ignored = None
+    num_thread: Ignored = None
+    use_mmap: Ignored = None
+    use_mlock: Ignored = None
+    low_vram: Ignored = None
+    f16_kv: Ignored = None
+    logits_all: Ignored = None
+    vocab_only: Ignored = None
+    embedding_only: Ignored = None
+    numa: Ignored = None
+    draft_num_predict: Ignored = None
+    mirostat_tau: Ignored = None
+    mirostat_eta: Ignored = None
+
+
+_SET_UP = "the server is set up already"
+_OFF = "leave this out; use top_p, top_k or min_p"
+
+OPTION_NOTES: Notes = {
+    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
+    "top_k": works("0 or less is off"),
+    "top_p": works("above 0, to 1; 0.95 if left out"),
+    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
+    "seed": works("64 bits; -1 draws one"),
+    "num_predict": works("longest answer, thinking included; what fits if 0 or less"),
+    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer"),
+    "repeat_penalty": works("1 is off"),
+    "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
+    "typical_p": works("above 0, to 1, where it is off"),
+    "presence_penalty": works("-2 to 2"),
+    "frequency_penalty": works("-2 to 2"),
+    "tfs_z": inert("1: off", _OFF),
+    "mirostat": inert("0: off", MIROSTAT_ADVICE),
+    "penalize_newline": inert("true: a line's end is a token as any other", "leave this out"),
+    "num_ctx": hint("the context is the server's (`--context`)"),
+    "num_keep": hint("nothing of a prompt is left out"),
+    "mirostat_tau": hint("mirostat is off"),
+    "mirostat_eta": hint("mirostat is off"),
+} | dict.fromkeys(
+    (
+        *("num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "f16_kv"),
+        *("logits_all", "vocab_only", "embedding_only", "numa", "draft_num_predict"),
+    ),
+    hint(_SET_UP),
+)
+PARAMS = {  # engine parameter -> Ollama's field
+    "max_tokens": "options.num_predict",
+    "repeat_penalty": "options.repeat_penalty",
+    "penalty_window": "options.repeat_last_n",
+    **{
+        name: f"options.{name}"
+        for name in (
+            *(
+                "temperature",
+                "top_k",
+                "top_p",
+                "min_p",
+                "typical_p",
+                "seed",
+                "stop",
+                "presence_penalty",
+                "frequency_penalty",
+            ),
+        )
+    },
+}
+
+
+def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
+    """Convert to engine parameters. Raise ApiError (400) naming the option."""
+    if options.tfs_z not in (None, 1.0):
+        raise invalid("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
+    penalties = {
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "penalty_window": _window(options.repeat_last_n),
+    }
+    chosen = {
+        "max_tokens": options.num_predict if options.num_predict and options.num_predict > 0 else None,
+        "thinking_budget": thinking_budget,
+        "temperature": options.temperature,
+        "top_k": None if options.top_k is None else max(0, options.top_k),
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "typical_p": options.typical_p,
+        "seed": None if options.seed == RANDOM_SEED else options.seed,
+        "stop": (options.stop,) if isinstance(options.stop, str) else options.stop and tuple(options.stop),
+        **({} if options.repeat_last_n == 0 else penalties),
+    }
+    return checked_params(PARAMS, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def _window(last: int | None) -> int | None:
+    # Everything is 0 in the engine and -1 in Ollama.
+    return 0 if last == -1 else last
+
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
 KeepAlive = int | float | Annotated[str, Field(max_length=64)]
@@ -24,7 +187,7 @@ Role = Annotated[
 
 
 class PastFunction(Fields):
-    """A past call: its arguments are an object."""
+    """A past call; its arguments are an object."""
 
     name: Name
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -33,7 +196,7 @@ class PastFunction(Fields):
 
 
 class PastCall(Fields):
-    """A past tool call, as an answer had it."""
+    """A past tool call."""
 
     id: Annotated[str, Field(max_length=256)] | None = None
     type: Literal["function"] | None = None
@@ -41,7 +204,7 @@ class PastCall(Fields):
 
 
 class OllamaMessage(Fields):
-    """One turn. Which fields belong to which role is not checked, as Ollama does not."""
+    """One message; as in Ollama, its fields are not checked against the role."""
 
     role: Role
     content: Text | None = None
@@ -53,7 +216,7 @@ class OllamaMessage(Fields):
 
 
 class OllamaFunction(Fields):
-    """A function the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+    """A function the model may call; `parameters` is a JSON schema."""
 
     name: Name
     description: Annotated[str, Field(max_length=65_536)] | None = None
@@ -61,14 +224,14 @@ class OllamaFunction(Fields):
 
 
 class OllamaTool(Fields):
-    """One tool. Only functions exist."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"] = "function"
     function: OllamaFunction
 
 
 class AnswerFields(Fields):
-    """What both ways of asking have in common."""
+    """Fields shared by /api/chat and /api/generate."""
 
     model: Name | None = None
     stream: bool | None = None
@@ -156,10 +319,118 @@ SHOW_NOTES: Notes = {
 }
 
 WITHIN_ANSWER: Notes = OPTION_NOTES
-"""Of what lies within the fields of both."""
+"""Notes on nested fields of both endpoints."""
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {
     "thinking": works("of a message: accepted, and left out of the prompt"),
     "tool_name": inert("of a tool's message: its call says the same"),
     "images": refused("the model reads text only"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaRequest(ApiRequest):
+    """A checked request."""
+
+    only_loads: bool = False  # load the model without answering
+    given_name: str | None = None  # model name as the client spells it
+
+
+def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
+    """Validate POST /api/chat. Raise ApiError (400) naming the field."""
+    fields = read_fields(OllamaChatFields, body, WITHIN_CHAT | CHAT_NOTES)
+    messages = tuple(map(_message, fields.messages or ()))
+    is_continued = bool(messages) and messages[-1].role == "assistant"
+    return _request(fields, body, messages, tools=_tools(fields), continue_last=is_continued)
+
+
+def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
+    """Validate POST /api/generate. Raise ApiError (400) naming the field."""
+    fields = read_fields(GenerateFields, body, GENERATE_NOTES | WITHIN_ANSWER)
+    prompt = fields.prompt or ""
+    if not prompt:
+        return _request(fields, body, ())
+    if fields.raw:
+        if fields.system:
+            raise invalid("system", "system has no place in a raw prompt: leave out one of the two")
+        if fields.think:
+            raise invalid("think", "think has no place beside a raw prompt: leave out one of the two")
+        if fields.format:
+            raise invalid("format", "format has no place beside a raw prompt: leave out one of the two")
+        return _request(fields, body, prompt)
+    system = (Message("system", fields.system),) if fields.system else ()
+    return _request(fields, body, (*system, Message("user", prompt)))
+
+
+def _request(
+    fields: AnswerFields,
+    body: Mapping[str, Any],
+    prompt: Prompt,
+    *,
+    tools: tuple[Tool, ...] | None = None,
+    continue_last: bool = False,
+) -> OllamaRequest:
+    options = fields.options or OptionFields()
+    is_raw = isinstance(prompt, str)
+    budget = EFFORT_BUDGETS.get(fields.think) if isinstance(fields.think, str) else None
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+    return OllamaRequest(
+        prompts=(prompt,),
+        params=(sampling_of(options, budget),),
+        names=PARAMS | {"response_format": "format"} | ({"messages": "prompt"} if is_raw else {}),
+        options=RequestOptions(
+            thinking=fields.think is not False and not is_raw,
+            tools=tools,
+            grammar=_grammar(fields),
+            top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+            continue_last=continue_last,
+        ),
+        stream=fields.stream is not False,
+        only_loads=not prompt,
+        given_name=fields.model,
+        keep_alive_s=_seconds(fields.keep_alive),
+        hints=hints_of(fields, body),
+    )
+
+
+def _grammar(fields: AnswerFields) -> Grammar | None:
+    if isinstance(fields.format, dict):
+        return schema_grammar("format", fields.format)
+    return Grammar("json_object") if fields.format else None
+
+
+def _tools(fields: OllamaChatFields) -> tuple[Tool, ...] | None:
+    for index, tool in enumerate(fields.tools or ()):
+        check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
+    return tuple(tool.model_dump(exclude_none=True) for tool in fields.tools or ()) or None
+
+
+def _message(message: OllamaMessage) -> Message:
+    content = message.content or ""
+    match message.role:
+        case "assistant":
+            calls = tuple(
+                ToolCall(
+                    call.id or f"call_{index}",
+                    call.function.name,
+                    json.dumps(call.function.arguments, ensure_ascii=False),
+                )
+                for index, call in enumerate(message.tool_calls or ())
+            )
+            return Message("assistant", content, message.thinking, calls)
+        case "tool":
+            return Message("tool", content, tool_call_id=message.tool_call_id)
+    return Message(message.role, content)
+
+
+def _seconds(given: KeepAlive | None) -> float | None:
+    if given is None or isinstance(given, (int, float)):
+        seconds = given
+    else:
+        seconds = duration_s(given)
+        if seconds is None:
+            raise invalid("keep_alive", "keep_alive must be seconds, or a duration such as 30s, 5m or 1h30m")
+    if seconds is not None and not math.isfinite(seconds):
+        raise invalid("keep_alive", "keep_alive must be a number that is finite")
+    return None if seconds is None else float(seconds)

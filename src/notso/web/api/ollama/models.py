@@ -1,4 +1,4 @@
-"""What Ollama's clients ask before they talk: which version, which models, what one can do, what is loaded."""
+"""Ollama's discovery endpoints: version, models and capabilities, under Ollama's model names."""
 
 from __future__ import annotations
 
@@ -14,43 +14,64 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo
 from notso.web.api.ollama.fields import SHOW_NOTES, ShowFields
-from notso.web.api.ollama.names import listed_name, plain_name, tagged
 from notso.web.api.ollama.stream import timestamp
-from notso.web.api.request_fields.field_reader import invalid, read_fields
+from notso.web.api.request_fields.fields import invalid, read_fields
 from notso.web.api.shared.completion import fingerprint, release
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import chosen_model, read_body
 from notso.web.edge.access import guarded
-from notso.web.engine.model_names import other_models
+from notso.web.engine.model_names import LATEST, model_id, names_of, other_models
 from notso.web.engine.models import Installed
+
+LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
+"""Names as in Ollama's model library -> names in the other APIs."""
+
+
+def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
+    """Return the name used by the other APIs, if `name` is a spelling of it."""
+    if name is None:
+        return None
+    short = name.lower().removesuffix(LATEST)
+    known = LIBRARY_NAMES.get(short, short)
+    return known if info is not None and known in names_of(info) else name
+
+
+def listed_name(info: ModelInfo) -> str:
+    return tagged(model_id(info))
+
+
+def tagged(name: str) -> str:
+    """Add the default tag to a name without one."""
+    return name if ":" in name else name + LATEST
+
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
 API_VERSION = "0.13.0"
-"""Of Ollama, whose API is spoken here as of then: clients compare it with the oldest they can use."""
+"""Implemented version of Ollama's API, which clients compare with their minimum."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
-NEVER = "9999-12-31T23:59:59Z"  # it stays loaded
-PLAIN_FORMATS = frozenset({"F32"})  # of norms, whatever the weights are in
+NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
+PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the weights
 
 
 @router.head("/")
 async def heartbeat() -> Response:
-    """Ollama's command line asks this before anything else."""
+    """Check for a server; Ollama's command line sends this first."""
     return Response()
 
 
 @router.get("/api/version")
 @router.head("/api/version")
 async def version() -> Response:
-    """The version of Ollama's API that is spoken, and our own."""
+    """Return the implemented version of Ollama's API and the server's own."""
     return JSONResponse({"version": API_VERSION, "notso": release()})
 
 
 @router.get("/api/tags")
 @router.head("/api/tags")
 async def tags(services: Services) -> Response:
-    """The default model first, then what else is installed; none while the first one loads."""
+    """List models, the default first. Empty until the default model is loaded."""
     host, registry = services.shared.engine, services.shared.model_registry
     info = host.info
     listed = [await asyncio.to_thread(_entry, info)] if info is not None else []
@@ -62,7 +83,7 @@ async def tags(services: Services) -> Response:
 
 @router.get("/api/ps")
 async def loaded(services: Services) -> Response:
-    """What is loaded, and until when if nobody asks for it."""
+    """List loaded models and when they expire if idle."""
     host, models = services.shared.engine, []
     for served in host.loaded():
         if served.info is None:
@@ -78,12 +99,8 @@ async def loaded(services: Services) -> Response:
 
 @router.post("/api/show")
 async def show(request: Request, services: Services) -> Response:
-    """What the model is and can do, by any of its names."""
-
-    def parse(body: Mapping[str, Any]) -> ShowFields:
-        return read_fields(ShowFields, body, SHOW_NOTES)
-
-    fields = await read_body(request, parse, of_any_type=True)
+    """Describe a model by any of its names."""
+    fields = await read_body(request, lambda body: read_fields(ShowFields, body, SHOW_NOTES), of_any_type=True)
     name = fields.model or fields.name
     if name is None:
         raise invalid("model", "model is required")
@@ -91,7 +108,7 @@ async def show(request: Request, services: Services) -> Response:
     choice = await chosen_model(services, plain_name(name, host.default.info))
     served = host.model(choice.model)
     info = served.info
-    if info is None:  # it was never loaded: what its name and its file say
+    if info is None:  # never loaded: only its name and file are known
         model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
         about = {"modelfile": f"FROM {tagged(served.name)}\n", "parameters": "", "template": ""}
         details = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
@@ -127,7 +144,7 @@ def _entry(info: ModelInfo) -> dict[str, Any]:
 
 
 def _installed_entry(installed: Installed) -> dict[str, Any]:
-    """Of a file that need not be loaded; its digest is of what is known of it, as long as that is so."""
+    # The model need not be loaded, so the digest is over file name, size and modification time.
     model = installed.model
     name, status = "-".join(model.name.lower().split()), model.path.stat()
     digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
@@ -166,7 +183,7 @@ def _modified(info: ModelInfo) -> str:
 
 
 def _main_format(tensors: Mapping[str, int]) -> str:
-    """Of most of the weights."""
+    # The format of most weights.
     weights = {name: count for name, count in tensors.items() if name.upper() not in PLAIN_FORMATS} or tensors
     return max(weights, key=lambda name: weights[name], default="unknown").upper()
 

@@ -1,4 +1,4 @@
-"""Answers in Ollama's form, whole or as lines."""
+"""Ollama's chat and generate endpoints, and errors for unsupported endpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.ollama.names import listed_name, plain_name
-from notso.web.api.ollama.request import OllamaRequest, parse_chat, parse_generate
+from notso.web.api.ollama.fields import OllamaRequest, parse_chat, parse_generate
+from notso.web.api.ollama.models import listed_name, plain_name
 from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaSerializer
-from notso.web.api.request_fields.field_reader import unsupported
-from notso.web.api.shared.ignored import ignored_headers
+from notso.web.api.request_fields.fields import unsupported
+from notso.web.api.shared.api_request import ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
 from notso.web.edge.access import caller_of, guarded
@@ -25,13 +25,13 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.post("/api/chat")
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation, in Ollama's form. A client that leaves stops its answer."""
+    """Answer a conversation, in Ollama's format. Disconnecting stops the answer."""
     return await _answer(request, services, owner, "chat", parse_chat)
 
 
 @router.post("/api/generate")
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a prompt, in Ollama's form. A client that leaves stops its answer."""
+    """Answer a prompt, in Ollama's format. Disconnecting stops the answer."""
     return await _answer(request, services, owner, "generate", parse_generate)
 
 
@@ -47,14 +47,15 @@ async def _answer(
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
-    if asked.keep_alive_s is not None and not caller_of(request).is_operator:  # other people use the model too
+    # Other users share the model, so only operators control its residency.
+    if asked.keep_alive_s is not None and not caller_of(request).is_operator:
         if (asked.only_loads and asked.keep_alive_s == 0) or services.shared.settings.strict_fields:
             raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
         asked = replace(asked, keep_alive_s=None, ignored=(*asked.ignored, "keep_alive"))
     if asked.only_loads:
         choice = await chosen_model(services, asked.model)
         served = host.model(choice.model)
-        if asked.keep_alive_s == 0:  # not loaded for that
+        if asked.keep_alive_s == 0:  # unload: must not load the model first
             host.keep(served, 0)
             name = asked.given_name or served.name
             return JSONResponse(OllamaSerializer(asked, kind, name).unloaded(), headers=ignored_headers(asked))
@@ -73,3 +74,22 @@ async def _answer(
     if asked.stream:
         response.headers["content-type"] = MEDIA_TYPE
     return response
+
+
+@router.post("/api/embed")
+@router.post("/api/embeddings")
+async def embed() -> Response:
+    """Not supported: SmolLM3 was not trained for embeddings."""
+    raise ApiError(400, "not_supported", "this model does not support embeddings: SmolLM3 is a chat model")
+
+
+@router.post("/api/pull")
+@router.post("/api/push")
+@router.post("/api/create")
+@router.post("/api/copy")
+@router.delete("/api/delete")
+async def manage() -> Response:
+    """Not supported: models are managed by the web page and the command line."""
+    raise ApiError(
+        400, "not_supported", "models are not managed by this API: use `notso pull`, or the page about models"
+    )

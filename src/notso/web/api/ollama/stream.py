@@ -1,4 +1,4 @@
-"""Answers as Ollama writes them: lines of JSON, the last of which is `done`; or one object."""
+"""Ollama's response format: lines of JSON ending with a `done` line, or one object."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from notso.smollm3 import Event, ToolCall
-from notso.web.api.ollama.request import OllamaRequest
-from notso.web.api.shared.completion import Choice, new_choice, new_id
+from notso.web.api.ollama.fields import OllamaRequest
+from notso.web.api.shared.completion import Choice, entries, new_choice, new_id
 from notso.web.api.shared.serializer import as_json
-from notso.web.api.shared.token_logprobs import entries
 from notso.web.edge.api_error import ApiError
 
 Kind = Literal["chat", "generate"]
@@ -20,7 +19,7 @@ MEDIA_TYPE = "application/x-ndjson"
 
 
 class OllamaSerializer:
-    """An Serializer: a line for each piece and a last one with the counts, or one error in its place."""
+    """Serializer for Ollama's format."""
 
     def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
         self._asked = asked
@@ -30,20 +29,17 @@ class OllamaSerializer:
         self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
         self._untold: dict[str, Any] = {}
         self.id = new_id("ollama")
-        self.ping = self._line(self._piece())  # there is no comment in JSON: an empty piece says the least
+        self.ping = self._line(self._piece())  # JSON lines have no comments: an empty piece serves as ping
 
     def again(self) -> OllamaSerializer:
-        """The same answer from its beginning."""
         again = OllamaSerializer(self._asked, self._kind, self._model)
         again.id, again._created, again.ping = self.id, self._created, self.ping
         return again
 
     def initial_events(self) -> Iterator[bytes]:
-        """Nothing comes before the first piece."""
         return iter(())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        """What an event adds. Raises the error of an `error` event."""
         self._choice.add(event)
         weighed = {"logprobs": entries(event.logprobs)} if event.logprobs else {}
         match event.kind:
@@ -56,19 +52,16 @@ class OllamaSerializer:
             case "tool_call" if event.tool_call is not None:
                 yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
 
-    async def finalise(self) -> None:
-        """Nothing is kept."""
+    async def finalise(self) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        """The counts, and the tokens of which nothing was shown."""
+        # Counts, and log probabilities of tokens without visible text.
         yield self._line(self._piece() | self._untold | self._end())
 
     def failure(self, error: ApiError) -> bytes:
-        """The error, in place of all that would have come."""
         return self._line(error.ollama_body)
 
     def body(self) -> dict[str, Any]:
-        """The whole."""
         choice = self._choice
         calls = [_call(index, call) for index, call in enumerate(choice.tool_calls)]
         weighed = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
@@ -76,11 +69,11 @@ class OllamaSerializer:
         return whole | ({"logprobs": entries(weighed)} if weighed else {}) | self._end()
 
     def loaded(self) -> dict[str, Any]:
-        """For who asked nothing, but whether the model is there."""
+        """Return the response to a load request."""
         return self._piece() | {"done": True, "done_reason": "load"}
 
     def unloaded(self) -> dict[str, Any]:
-        """For who wants the model to go."""
+        """Return the response to an unload request."""
         return self._piece() | {"done": True, "done_reason": "unload"}
 
     def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -100,17 +93,17 @@ class OllamaSerializer:
 
 
 def timestamp(moment: datetime) -> str:
-    """As Go writes a moment of UTC."""
+    """Format a UTC time as Go does."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _reason(choice: Choice) -> str:
-    """There is no word of its own for an answer that ends with calls."""
+    # Ollama has no reason for answers that end with tool calls.
     return "length" if choice.finish_reason == "length" else "stop"
 
 
 def _counts(choice: Choice) -> dict[str, int]:
-    """Tokens, and nanoseconds, from when the model was there."""
+    # Token counts and nanoseconds; loading time is not counted.
     usage = choice.usage
     if usage is None:
         return {}

@@ -1,1 +1,1 @@
-"""What a request of a program may hold: fields, their kinds and notes, and how they are read and refused."""
+"""Request fields of all APIs: types, notes, validation and errors."""

@@ -1,14 +1,19 @@
-"""What the bodies of all requests have in common: strict types, and a word about every field, known or not."""
+"""Field types and checks shared by all request bodies, and body validation."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 
+from notso.smollm3 import Grammar, ToolChoice, ToolName
+from notso.web.edge.api_error import ApiError
 from notso.web.values.strict_fields import StrictFields
 
 MAX_PARTS = 256
@@ -19,9 +24,11 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Fields(StrictFields):
-    """Fields of a request body, at any depth. A name that is no field is left out, and named to the caller by
-    `hints_of`; but one in the context of the validation (a table of notes on documented fields that are not offered) is
-    refused, unless it asks for nothing: null, false, an empty text or list."""
+    """Base of request bodies and their nested objects.
+
+    Unknown names are dropped and reported by `hints_of`. A name in the validation context (notes on documented fields
+    that are not supported) is rejected unless null, false, '' or [].
+    """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
@@ -39,7 +46,7 @@ class Fields(StrictFields):
 
 
 def spelling(name: str, field: FieldInfo) -> str:
-    """What a body calls a field."""
+    """Return a field's name in the body."""
     return field.alias or name
 
 
@@ -49,12 +56,12 @@ def _spellings(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_nothing(value: object) -> bool:
-    """No object: an empty one asks for what is done by default."""
+    # An empty object is not included: it requests a default behavior.
     return value is None or value is False or value == "" or value == []
 
 
 class TextPart(Fields):
-    """A piece of a message's content. Pictures and sound have no type here: the model reads text."""
+    """A text part of a message. Images and audio are not supported."""
 
     type: Literal["text"]
     text: Text
@@ -65,32 +72,28 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PA
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is to be said of a field: in the compatibility page, and to who sends what cannot be honoured.
+    """Documentation of a field, for the compatibility page and for error messages."""
 
-    works: it does what the API's own documents say. inert: it is taken where it asks for nothing. hint: it is taken,
-    ignored, and named in the answer's header. refused: it has no meaning here. later: it is not there yet. `instead`:
-    what to do about a value that is refused, if not `text`. `ignored`: why it is a hint; then `text` names the values,
-    if any, that are none.
-    """
-
+    # works: behaves as the API documents. inert: accepted only with values that have no effect. hint: ignored
+    # and named in the response header. refused: has no meaning here. later: not supported yet.
     state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
-    instead: str = ""
-    ignored: str = ""
+    instead: str = ""  # advice for rejected values; default: `text`
+    ignored: str = ""  # reason for ignoring a hint; `text` then names values that are not ignored
 
     @property
     def advice(self) -> str:
-        """For who is refused."""
+        """Advice in error messages."""
         return self.instead or ("" if self.is_taken else self.text)
 
     @property
     def described(self) -> str:
-        """What is done with it, in a sentence."""
+        """Description in the OpenAPI document."""
         return "; ".join(filter(None, (self.text, self.ignored and f"ignored: {self.ignored}")))
 
     @property
     def is_taken(self) -> bool:
-        """Whether any value of it is."""
+        """Whether some value is accepted."""
         return self.state in ("works", "inert", "hint")
 
 
@@ -98,41 +101,247 @@ Notes = dict[str, Note]
 
 
 def works(text: str, instead: str = "") -> Note:
-    """The field is honoured."""
     return Note("works", text, instead)
 
 
 def inert(text: str, instead: str = "") -> Note:
-    """The field is taken where it asks for nothing."""
     return Note("inert", text, instead)
 
 
 def hint(text: str, done: str = "", instead: str = "") -> Note:
-    """The field is taken and ignored, which `text` gives the reason for; but for values that `done` tells of."""
+    """Describe an ignored field: the reason, and values in `done` that are not ignored."""
     return Note("hint", done, instead, text)
 
 
 def refused(text: str) -> Note:
-    """The field is not taken."""
     return Note("refused", text)
 
 
 def later(text: str) -> Note:
-    """The field is not taken yet."""
     return Note("later", text)
 
 
 def joined(content: Content | None) -> str:
-    """The text of a content."""
+    """Return the text of a content."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
 
 
 def depth(value: object) -> int:
-    """How deeply objects and lists lie within each other."""
+    """Return the nesting depth of objects and lists."""
     if isinstance(value, dict):
         return 1 + max(map(depth, value.values()), default=0)
     if isinstance(value, list):
         return 1 + max(map(depth, value), default=0)
     return 0
+
+
+F = TypeVar("F", bound=BaseModel)
+
+_TELLING = {"extra_forbidden": 2, "too_short": 1}  # priority among errors at the same place
+_SHOWN_CHARACTERS = 80  # of a client's field name in errors
+
+
+def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
+    """Validate a body. Raise ApiError (400) naming the field, with advice from `notes`."""
+    try:
+        return kind.model_validate(body, context=notes)
+    except ValidationError as error:
+        raise _refusal(error, body, notes) from None
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Return the error for an invalid value."""
+    return ApiError(400, code, message, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """Return the error for an unsupported field or value."""
+    return ApiError(400, "unsupported_parameter", message, param=param)
+
+
+def check_depth(param: str, schema: object) -> None:
+    """Raise ApiError (400) for a schema nested too deeply."""
+    if depth(schema) > MAX_SCHEMA_DEPTH:
+        raise invalid(param, f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+
+
+def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
+    # Messages are written here, as pydantic's may repeat the client's input.
+    faults = error.errors(include_url=False, include_context=True, include_input=False)
+    # A union reports an error per alternative; the deepest belongs to the intended one.
+    fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
+    path = _path(fault["loc"], body)
+    param = ".".join(map(str, path))
+    shown = printable(param or "the body")
+    match fault["type"]:
+        case "extra_forbidden":
+            advice = notes[str(path[-1])].advice if path[-1] in notes else ""
+            return unsupported(shown, f"{shown} is not supported" + (f": {advice}" if advice else ""))
+        case "missing":
+            missing = f"{shown}.{fault['loc'][-1]}" if param else str(fault["loc"][-1])
+            return invalid(missing, f"{missing} is required")
+        case "union_tag_invalid" | "union_tag_not_found":
+            return _wrong_kind(shown, fault.get("ctx", {}), notes)
+        case "literal_error" if (given := _at(body, path)) in notes and notes[given].advice:
+            return unsupported(shown, f"{shown}: {given} is not supported: {notes[given].advice}")
+        case "literal_error" | "none_required" | "too_long":
+            advised = [end for end, part in enumerate(path, 1) if part in notes and notes[str(part)].advice]
+            if advised:
+                advice = notes[str(path[advised[-1] - 1])].advice
+                shown = printable(".".join(map(str, path[: advised[-1]])))
+                return unsupported(shown, f"this value of {shown} is not supported: {advice}")
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return invalid(shown, f"{shown} must be an object")
+    if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
+        return invalid(shown, f"{shown} is empty: there is nothing to answer", "empty_prompt")
+    said = re.sub(r"^(Input|List|String|Dictionary|Value) should", "it should", fault["msg"])
+    return invalid(shown, f"{shown}: {said}")
+
+
+def _wrong_kind(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
+    tag, field = context.get("tag"), str(context.get("discriminator", "")).strip("'")
+    if tag in notes:
+        return unsupported(f"{shown}.{field}", f"{shown}.{field} {tag} is not supported: {notes[str(tag)].advice}")
+    known = re.findall(r"'([^']*)'", str(context.get("expected_tags", "")))
+    choices = f" must be {_listed(known)}" if known else " is required"
+    return invalid(f"{shown}.{field}", f"{shown}.{field}{choices}")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
+    # pydantic's path also contains the names of tried types; only parts found in the body are kept.
+    path: list[int | str] = []
+    for part in location:
+        in_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
+        if in_list or (isinstance(body, Mapping) and part in body):
+            path.append(part)
+            body = body[part]
+    return path
+
+
+def _at(body: Any, path: Sequence[str | int]) -> str:
+    for part in path:
+        body = body[part]
+    return body if isinstance(body, str) else ""
+
+
+def printable(text: str) -> str:
+    """Make a client's field name safe to display."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_CHARACTERS])
+
+
+MAX_HINTS = 1024
+"""Limit of reported hints per request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Marks a field as ignored (`Annotated[..., Hint()]`, outermost)."""
+
+    done: tuple[Any, ...] = ()  # values that match the actual behavior
+    tells: bool = False  # describes the caller; accepted even with strict fields
+
+
+TELLS = Hint(tells=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenHint:
+    """An ignored field of a request."""
+
+    name: str  # without list indexes
+    path: str  # of the first occurrence, with list indexes
+    tells: bool
+
+
+def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
+    """List the ignored fields in order of occurrence, each name once.
+
+    Takes time proportional to the number of known names in the body.
+    """
+    found: dict[str, GivenHint] = {}
+    for path, tells in _hints(fields, body):
+        name = ".".join(part for part in path if isinstance(part, str))
+        if name not in found:
+            found[name] = GivenHint(name, ".".join(map(str, path)), tells)
+        if len(found) == MAX_HINTS:
+            break
+    return tuple(found.values())
+
+
+def refuse_hints(hints: Iterable[GivenHint]) -> None:
+    """Raise ApiError (400) for the first hint that does not describe the caller."""
+    for hint in hints:
+        if not hint.tells:
+            shown = printable(hint.path)
+            raise unsupported(
+                shown, f"{shown} would be ignored, and this server refuses what it would ignore: leave it out"
+            )
+
+
+def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel) and isinstance(given, list):
+        for index, (each, said) in enumerate(zip(value, given, strict=False)):
+            for path, tells in _hints(each, said):
+                yield (index, *path), tells
+    if not isinstance(value, BaseModel) or not isinstance(given, Mapping):
+        return
+    marks = _marks(type(value))
+    for name, said in given.items():
+        if said is None:
+            continue
+        if name not in marks:
+            yield (name,), False  # unknown name
+            continue
+        attribute, hint = marks[name]
+        read = getattr(value, attribute)
+        if hint is None:
+            for path, tells in _hints(read, said):
+                yield (name, *path), tells
+        elif read not in hint.done:
+            yield (name,), hint.tells
+
+
+@lru_cache(maxsize=256)
+def _marks(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
+    return {
+        spelling(name, field): (name, next((each for each in field.metadata if isinstance(each, Hint)), None))
+        for name, field in kind.model_fields.items()
+    }
+
+
+EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}
+"""Reasoning tokens per `reasoning_effort`; `max` is unlimited."""
+
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS = (
+    "`minimal`, `low`, `medium`, `high`, `xhigh` think for at most 64, 256, 1,024, 4,096, 16,384 tokens, `max` as long "
+    "as there is room"
+)
+EFFORT_ADVICE = "use none, minimal, low, medium, high, xhigh or max"
+
+
+def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of a JSON schema. Raise ApiError (400) if nested too deeply."""
+    check_depth(param, schema)
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
+    return tuple(name for name, strict in tools if strict)
+
+
+def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
+    """Return the choice of `name`, or of any tool. Raise ApiError (400) if unknown."""
+    if not names:
+        raise invalid(param, f"{param} asks for a call, but there are no tools")
+    if name is None:
+        return "required"
+    if name not in names:
+        raise invalid(param, f"{param} names a function that is not among the tools")
+    return ToolName(name)

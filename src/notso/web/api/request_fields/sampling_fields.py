@@ -1,42 +1,244 @@
-"""The fields that say how tokens are chosen, which chats and plain completions share."""
+"""Sampling, stopping and grammar fields, as spelled by OpenAI, llama.cpp and vLLM."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from notso.smollm3 import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
-from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields, Whole
-from notso.web.api.request_fields.field_reader import invalid
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, works
-from notso.web.api.request_fields.hints import TELLS, Hint
-from notso.web.api.request_fields.rarer_sampling import NAMES, RARER_NOTES, RarerSamplingFields, with_rarer
+from notso.smollm3 import MAX_BREAKERS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Grammar, SamplingParams
+from notso.web.api.request_fields.fields import (
+    TELLS,
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    hint,
+    inert,
+    invalid,
+    refused,
+    schema_grammar,
+    works,
+)
 from notso.web.edge.api_error import api_error_of
 from notso.web.values.strict_fields import at_most
+
+
+def whole(given: Any) -> Any:
+    """Convert integral floats to int; reject booleans."""
+    if isinstance(given, bool):
+        raise ValueError("it should be a number")
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+Off = Annotated[Literal[0, -1], BeforeValidator(whole)]
+OffBelow0 = Annotated[Literal[-1], BeforeValidator(whole)]
+Off0 = Annotated[Literal[0], BeforeValidator(whole)]
+Off1 = Annotated[Literal[1], BeforeValidator(whole)]
+Whole = Annotated[int, BeforeValidator(whole)]
+Number = int | float
+
+
+class AbsentSamplerFields(Fields):
+    """Samplers and options not implemented, with their neutral value."""
+
+    tfs_z: Off1 | None = None
+    top_a: Off0 | None = None
+    dynatemp_range: Off0 | None = None
+    dynatemp_exponent: Annotated[Number | None, Hint(done=(1,))] = None
+    mirostat_tau: Annotated[Number | None, Hint()] = None
+    mirostat_eta: Annotated[Number | None, Hint()] = None
+    smoothing_factor: Off0 | None = None
+    guidance_scale: Off1 | None = None
+    length_penalty: Off1 | None = None
+    no_repeat_ngram_size: Off0 | None = None
+    top_n_sigma: Off | None = None
+    adaptive_target: OffBelow0 | None = None
+    adaptive_decay: Annotated[Number | None, Hint()] = None
+    min_keep: Off0 | None = None
+    n_indent: Off0 | None = None
+    t_max_predict_ms: Off | None = None
+    id_slot: Annotated[int | None, Hint(done=(-1,))] = None
+    n_keep: Annotated[int | None, Hint(done=(0,))] = None
+    n_discard: Annotated[int | None, Hint(done=(0,))] = None
+    n_cache_reuse: Annotated[int | None, Hint(done=(0,))] = None
+    sse_ping_interval: Annotated[Number | None, Hint()] = None
+    backend_sampling: Annotated[bool | None, Hint(done=(False,))] = None
+    samplers: Annotated[Any, Hint()] = None
+    sampler_order: Annotated[Any, Hint()] = None
+    sampler_priority: Annotated[Any, Hint()] = None
+    temperature_last: Annotated[bool | None, Hint(done=(False,))] = None
+    smoothing_curve: Annotated[Number | None, Hint()] = None
+    skew: Off0 | None = None
+    typical: Off1 | None = None
+    epsilon_cutoff: Off0 | None = None
+    eta_cutoff: Off0 | None = None
+    penalty_alpha: Off0 | None = None
+    encoder_repetition_penalty: Off1 | None = None
+    num_beams: Off1 | None = None
+    use_beam_search: Literal[False] | None = None
+    early_stopping: Annotated[bool | None, Hint(done=(False,))] = None
+    best_of: Off1 | None = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Annotated[bool | None, Hint(done=(True,))] = None
+    include_stop_str_in_output: Literal[False] | None = None
+    add_bos_token: Annotated[bool | None, Hint()] = None
+    ban_eos_token: Literal[False] | None = None
+    truncation_length: Annotated[int | None, Hint()] = None
+    truncate_prompt_tokens: Annotated[int | None, Hint()] = None
+
+
+_ORDER = "the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
+
+ABSENT_NOTES: Notes = {
+    "tfs_z": inert("1: off", "use top_p, top_k or min_p"),
+    "top_a": inert("0: off", "use min_p"),
+    "dynatemp_range": inert("0: off", "use temperature"),
+    "dynatemp_exponent": hint("the range is 0", "1"),
+    "mirostat_tau": hint("mirostat is off"),
+    "mirostat_eta": hint("mirostat is off"),
+    "smoothing_factor": inert("0: off", "use temperature or min_p"),
+    "guidance_scale": inert("1: off", "say it in the messages"),
+    "length_penalty": inert("1: off", "use max_tokens"),
+    "no_repeat_ngram_size": inert("0: off", "use repeat_penalty or dry_multiplier"),
+    "top_n_sigma": inert("0 or -1: off", "use top_k, top_p or min_p"),
+    "adaptive_target": inert("-1: off", "use temperature, top_p or min_p"),
+    "adaptive_decay": hint("the sampler it belongs to is off"),
+    "min_keep": inert("0: off", "leave it out"),
+    "n_indent": inert("0: off", "leave it out"),
+    "t_max_predict_ms": inert("0 or -1: off", "an answer does not depend on the machine's speed; use max_tokens"),
+    "id_slot": hint("what is known of a prompt is found wherever it was computed", "-1"),
+    "n_keep": hint("nothing of a prompt is thrown away", "0"),
+    "n_discard": hint("nothing of a prompt is thrown away", "0"),
+    "n_cache_reuse": hint("what is known of a prompt is found by itself", "0"),
+    "sse_ping_interval": hint("a comment comes every 15 s"),
+    "backend_sampling": hint("there is one sampler", "false"),
+    "samplers": hint(_ORDER),
+    "sampler_order": hint(_ORDER),
+    "sampler_priority": hint(_ORDER),
+    "temperature_last": hint(_ORDER, "false"),
+    "smoothing_curve": hint("the sampler it belongs to is off"),
+    "skew": inert("0: off", "use top_p or min_p"),
+    "typical": inert("1: off", "use typical_p"),
+    "epsilon_cutoff": inert("0: off", "use min_p"),
+    "eta_cutoff": inert("0: off", "use min_p"),
+    "penalty_alpha": inert("0: off", "use temperature, top_p or min_p"),
+    "encoder_repetition_penalty": inert("1: off", "use repeat_penalty"),
+    "num_beams": inert("1: off", "there is no beam search; use n"),
+    "use_beam_search": inert("false", "there is no beam search; use n"),
+    "early_stopping": hint("there is no beam search", "false"),
+    "best_of": inert("1", "use n"),
+    "skip_special_tokens": inert("true", "an answer never shows control tokens"),
+    "spaces_between_special_tokens": hint("an answer never shows control tokens", "true"),
+    "include_stop_str_in_output": inert("false", "the event or field `stop` tells which stop string came"),
+    "add_bos_token": hint("the model has no token that begins a text"),
+    "ban_eos_token": inert("false", "use ignore_eos"),
+    "truncation_length": hint("the context is the server's (`--context`)"),
+    "truncate_prompt_tokens": hint("a prompt that is too long is refused"),
+}
+
+
+MIROSTAT_ADVICE = (
+    "it steers by how surprising the tokens before were, so a token would depend on more than seed, text and place, "
+    "which an answer here never does; use min_p, typical_p or top_p"
+)
+
+
+def _as_list(given: Any) -> Any:
+    # text-generation-webui and its clients send the list as JSON text.
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
+    except (ValueError, RecursionError):
+        raise ValueError("it should be a list of texts") from None
+
+
+class RarerSamplingFields(Fields):
+    """Less common sampling fields; the engine checks their ranges."""
+
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: (
+        Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_as_list)] | None
+    ) = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    mirostat: Literal[0] | None = None
+
+
+RARER_NOTES: Notes = {
+    "typical_p": works("above 0, to 1, where it is off; behind `top_k`, before `top_p`"),
+    "xtc_probability": works(
+        "0 to 1, 0 is off: how often all but the last of the choices of `xtc_threshold` or more are taken away, "
+        "behind the other filters"
+    ),
+    "xtc_threshold": works("0 to 1; 0.1 if left out; above 0.5 nothing is taken away"),
+    "dry_multiplier": works("0 to 100, 0 is off: a token that prolongs a repetition is penalised, as in llama.cpp"),
+    "dry_base": works("1 to 100; 1.75 if left out"),
+    "dry_allowed_length": works("repetitions up to this length are free; 2 if left out"),
+    "dry_penalty_last_n": works("tokens in which repetitions are looked for; -1, all, if left out; 0 is off"),
+    "dry_sequence_breakers": works(
+        f"up to {MAX_BREAKERS} texts that no repetition goes across; a line's end, `:`, `\"` and `*` if left out"
+    ),
+    "min_tokens": works(
+        "fewest tokens, thinking included, before the model's end or a stop token may come; not with a grammar"
+    ),
+    "ignore_eos": works("true: the model's end never comes, as in llama.cpp; not with a grammar"),
+    "stop_token_ids": works(f"up to {MAX_STOP_TOKENS} token ids that end the answer and are not part of it"),
+    "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
+    "mirostat": inert("0: off", MIROSTAT_ADVICE),
+}
+
+_SAME = tuple(name for name in RARER_NOTES if name not in ("repeat_last_n", "mirostat"))
+NAMES = {"penalty_window": "repeat_last_n"}
+"""Engine parameter -> API field."""
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+def with_rarer(fields: RarerSamplingFields, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Add the less common parameters."""
+    rarer = {name: getattr(fields, name) for name in _SAME}
+    for name in ("dry_sequence_breakers", "stop_token_ids"):
+        rarer[name] = None if rarer[name] is None else tuple(rarer[name])
+    # A penalty over no token is none.
+    if fields.repeat_last_n == 0:
+        return chosen | rarer | dict.fromkeys(_PENALTIES)
+    return chosen | rarer | {"penalty_window": 0 if fields.repeat_last_n == -1 else fields.repeat_last_n}
+
 
 MAX_CHOICES = 64
 MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
-"""n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+"""Limit of n x max_tokens x log probabilities per token: the response size that a small request may cause."""
 ANY_LENGTH = -1
-"""Of max_tokens, as llama.cpp and LM Studio have it: what fits."""
+"""`max_tokens` for as many as fit, as in llama.cpp and LM Studio."""
 MOST_TOKENS = 131_072
-"""No answer is longer, whatever max_tokens says: the longest context that the model was made for."""
+"""Longest possible answer: the longest context of the model."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class StreamOptions(Fields):
-    """What a stream holds beside the answer."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
 class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
-    """Ranges of the sampler's numbers are the engine's to check."""
+    """Sampling fields; the engine checks their ranges."""
 
     model: Name | None = None
     max_tokens: Whole | None = None
@@ -95,13 +297,13 @@ SAMPLING_NOTES: Notes = {
 WITHIN_SAMPLING: Notes = {
     "include_obfuscation": hint("streams are not padded", "false"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""
 
 
 def sampling_of(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
-    """One for each of the choices (`n`), which differ in their seed. Raises ApiError (400) that names the field."""
+    """Return the parameters of each choice, which differ in the seed. Raise ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -121,22 +323,22 @@ def sampling_of(
     work = choices * min(max_tokens or 1, MOST_TOKENS) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
-    # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
+    # Choices with the same seed would be identical. Seeds past the range wrap around.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
     names = NAMES if fields.n_predict is None else NAMES | {"max_tokens": "n_predict"}
     return tuple(checked_params(names, seed=seed, **given) for seed in seeds)
 
 
 def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
-    """The engine's parameters. Raises ApiError (400) that names the field, by one of `names` where there is one."""
+    """Create engine parameters. Raise ApiError (400) with the API's field name."""
     try:
         return SamplingParams(**given, given=tuple(given))
-    except ValueError as error:  # InvalidRequestError, which names the field
+    except ValueError as error:  # InvalidRequestError with the parameter's name
         raise api_error_of(error).called(names) from None
 
 
 def either(fields: Fields, *names: str) -> Any:
-    """The spellings of one field. Raises ApiError if two are given and differ."""
+    """Return the value of a field with several spellings. Raise ApiError if they differ."""
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
@@ -145,7 +347,7 @@ def either(fields: Fields, *names: str) -> Any:
 
 
 def check_stream_options(fields: SamplingFields) -> None:
-    """Raises ApiError where there is no stream for the options."""
+    """Raise ApiError for stream options without a stream."""
     if not fields.stream and fields.stream_options is not None:
         raise invalid("stream_options", "stream_options needs stream: true")
 
@@ -164,3 +366,104 @@ MAX_PROMPTS = 64
 
 
 MAX_PROMPT_IDS = 1 << 18
+
+
+MAX_GRAMMAR_CHOICES = 1_000
+
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_GRAMMAR_CHOICES, fail_fast=True)]
+Schema = dict[str, Any] | Text
+"""A JSON schema as object or text."""
+
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+
+
+class StructuredOutputs(Fields):
+    """vLLM's structured outputs, of which one may be given."""
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class GrammarFields(SamplingFields):
+    """Grammar fields, of which one may be given. A `grammar` with `::=` rules is GBNF, otherwise Lark."""
+
+    grammar: Text | None = None
+    json_schema: Schema | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    guided_json: Schema | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
+    "grammar": works("GBNF (llama.cpp's notation), or Lark's where no rule has `::=`; the answer follows it"),
+    "json_schema": works("llama.cpp's: a JSON schema, see structured-output.md"),
+    "regex": works("a regular expression that the whole answer matches"),
+    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, of which the answer is one"),
+    "guided_json": works("vLLM's name of `json_schema`"),
+    "guided_regex": works("vLLM's name of `regex`"),
+    "guided_choice": works("vLLM's name of `choice`"),
+    "guided_grammar": works("vLLM's name of `grammar`"),
+    "structured_outputs": works("vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
+    "guided_decoding_backend": refused("leave it out: there is one"),
+    "grammar_lazy": refused("leave it out: a grammar holds from the answer's first token"),
+    "grammar_triggers": refused("leave it out: a grammar holds from the answer's first token"),
+    "structural_tag": refused("give tools with strict: true"),
+}
+"""Includes the sampling notes."""
+
+
+def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
+    """Return the grammar of the answer and the field it came from. Raise ApiError (400) if invalid or ambiguous."""
+    asked = fields.structured_outputs
+    given: dict[str, Grammar | None] = {
+        "response_format": format_grammar,
+        "grammar": _written(fields.grammar),
+        "json_schema": _schema("json_schema", fields.json_schema),
+        "regex": _expression(fields.regex),
+        "choice": _one_of(fields.choice),
+        "guided_json": _schema("guided_json", fields.guided_json),
+        "guided_regex": _expression(fields.guided_regex),
+        "guided_choice": _one_of(fields.guided_choice),
+        "guided_grammar": _written(fields.guided_grammar),
+    }
+    if asked is not None:
+        given |= {
+            "structured_outputs.json": _schema("structured_outputs.json", asked.json_),
+            "structured_outputs.regex": _expression(asked.regex),
+            "structured_outputs.choice": _one_of(asked.choice),
+            "structured_outputs.grammar": _written(asked.grammar),
+            "structured_outputs.json_object": Grammar("json_object") if asked.json_object else None,
+        }
+    found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
+    if len(found) > 1:
+        raise invalid(
+            found[1][1], f"{found[0][1]} and {found[1][1]} both say what the answer must be: give one of them"
+        )
+    return found[0] if found else (None, "response_format")
+
+
+def _written(source: str | None) -> Grammar | None:
+    if not source:  # llama.cpp's clients send an empty string for none
+        return None
+    return Grammar("gbnf" if _GBNF_RULE.search(source) else "lark", source)
+
+
+def _schema(param: str, schema: Schema | None) -> Grammar | None:
+    if schema is None or isinstance(schema, str):
+        return Grammar("json_schema", schema) if schema else None
+    return schema_grammar(param, schema)
+
+
+def _expression(expression: str | None) -> Grammar | None:
+    return Grammar("regex", expression) if expression else None
+
+
+def _one_of(choices: list[str] | None) -> Grammar | None:
+    return None if choices is None else Grammar("choice", json.dumps(choices))

@@ -1,4 +1,4 @@
-"""JSON from strangers: an object, and nothing in it that would break a stream, a database or the parser itself."""
+"""Strict JSON parsing of untrusted bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.web.edge.api_error import ApiError
 
 MAX_DEPTH = 64
 LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))
-"""Schemas of thousands of properties, or as many token ids as /detokenize takes."""
+"""Enough for schemas with thousands of properties, and for the token ids of /detokenize."""
 
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
@@ -24,10 +24,10 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that `body` holds.
+    """Parse a JSON object in linear time.
 
-    Raises ApiError (400) for anything else, and for NaN, infinite numbers, integers past 64 bits, a key given twice,
-    more than `LIMITS`, and text with NUL or half a surrogate pair. Takes time in proportion to the body.
+    Raises ApiError (400) for other values, NaN, infinities, integers beyond 64 bits, duplicate keys, more than LIMITS,
+    and text with NUL or lone surrogates.
     """
     if body.startswith(_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _as_utf8(body)

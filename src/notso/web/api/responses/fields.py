@@ -1,4 +1,4 @@
-"""The fields of a response's body: the OpenAI API's newer form, whose conversations the server keeps."""
+"""Request fields of OpenAI's Responses API, with server-side conversations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.request_fields.fields import (
+    EFFORT_ADVICE,
+    EFFORTS,
     MAX_PARTS,
+    TELLS,
+    Effort,
     Fields,
+    Hint,
     Name,
     Note,
     Notes,
@@ -20,8 +25,6 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.hints import TELLS, Hint
-from notso.web.api.request_fields.request_checks import EFFORT_ADVICE, EFFORTS, Effort
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 from notso.web.values.strict_fields import at_most
 
@@ -36,11 +39,11 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""The first is done; the others ask for what does not come: thoughts come as they are, and these tools are not here."""
+"""Only the first has an effect; the others concern encrypted reasoning and tools that do not exist here."""
 
 
 class InputText(Fields):
-    """A piece of a message, as it was asked or answered."""
+    """A text part of a message."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
@@ -53,7 +56,7 @@ Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
 class MessageItem(Fields):
-    """A message, whoever said it."""
+    """A message of any role."""
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
@@ -64,14 +67,14 @@ class MessageItem(Fields):
 
 
 class ReasoningText(Fields):
-    """A piece of a thought."""
+    """Reasoning text."""
 
     type: Literal["reasoning_text"]
     text: Text
 
 
 class ReasoningItem(Fields):
-    """What an earlier answer thought; left out of the prompt but while its calls are answered."""
+    """Reasoning of an earlier answer, in the prompt only while its calls are answered."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -94,7 +97,7 @@ class CallItem(Fields):
 
 
 class CallOutputItem(Fields):
-    """What a tool returned."""
+    """A tool's result."""
 
     type: Literal["function_call_output"]
     call_id: Name
@@ -104,7 +107,7 @@ class CallOutputItem(Fields):
 
 
 class ItemReference(Fields):
-    """An item of a stored response, in whose place it stands."""
+    """Reference to an item of a stored response."""
 
     type: Literal["item_reference"]
     id: Name
@@ -125,7 +128,7 @@ class FunctionTool(Fields):
 
 
 class NamespaceTool(Fields):
-    """Functions under one name, which comes back with their calls."""
+    """A group of functions; calls report its name."""
 
     type: Literal["namespace"]
     name: Name
@@ -134,7 +137,7 @@ class NamespaceTool(Fields):
 
 
 class WebSearchTool(Fields):
-    """A search by the server, which has none: taken where the model may do without."""
+    """Server-side search, which is not available; ignored unless the call is required."""
 
     type: Annotated[
         Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"], Hint()
@@ -149,7 +152,7 @@ AnyTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool, Field(discrimi
 
 
 class FunctionChoice(Fields):
-    """The one function that is to be called."""
+    """Request to call this function."""
 
     type: Literal["function"]
     name: Name
@@ -168,7 +171,7 @@ class ObjectFormat(Fields):
 
 
 class SchemaFormat(Fields):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     name: Name
@@ -178,7 +181,7 @@ class SchemaFormat(Fields):
 
 
 class TextConfig(Fields):
-    """What the answer must be."""
+    """Answer format."""
 
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
@@ -188,7 +191,7 @@ Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(Fields):
-    """How much to think."""
+    """Reasoning options."""
 
     effort: Literal["none"] | Effort | None = None
     summary: Annotated[Summary | None, Hint()] = None
@@ -198,7 +201,7 @@ class Reasoning(Fields):
 
 
 class ResponseStreamOptions(Fields):
-    """Nothing to choose."""
+    """Stream options; none has an effect."""
 
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
@@ -235,7 +238,7 @@ class ResponseFields(InputTokenFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
-    # Fields whose value, if it is one of these, asks for nothing.
+    # Accepted only with values that have no effect.
     service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
     user: Annotated[Name | None, TELLS] = None
     safety_identifier: Annotated[Name | None, TELLS] = None
@@ -321,4 +324,4 @@ WITHIN_RESPONSE: Notes = {
     ),
     "include_obfuscation": hint("streams are not padded", "false"),
 }
-"""Of what lies within those."""
+"""Notes on nested fields."""

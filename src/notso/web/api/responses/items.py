@@ -1,4 +1,4 @@
-"""Items of stored responses: what they are called, how they are listed, and how a later question names them."""
+"""Items of stored responses: ids, listing and resolution of references."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from notso.web.api.request_fields.field_reader import invalid
+from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.serializer import as_json
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
 
 Item = Mapping[str, Any]
 Reference = tuple[int, str]
-"""Where in the input an item is named, and its id."""
+"""Index in the input, and item id."""
 
 MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
-"""Of all items that one question names: more fits into no context."""
+"""Limit of all items that a request references; more fits no context."""
 
 _MARKS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
@@ -27,20 +27,22 @@ _USUALLY_LISTED = 20
 
 
 def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) -> str:
-    """What an item of a response is called: which response it is of can be read off."""
+    """Return an item's id, which contains the response's id."""
     return f"{_MARKS[kind]}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
 
 
 def kept_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
-    """The items of a question as they are listed: each with an id, a status, and content in parts."""
+    """Return input items as listed: with ids, status and content parts."""
     return tuple(_kept(item, response_id, index) for index, item in enumerate(items))
 
 
 async def referenced_items(
     references: Sequence[Reference], stored: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> dict[str, Item]:
-    """The stored items that a question names, by their ids. Raises ApiError: 404 where there is none of that id, 400
-    for one that is named twice, and for more than anybody can mean."""
+    """Load referenced items by id.
+
+    Raises ApiError: 404 if unknown, 400 for duplicates or too many.
+    """
     ids = [id for _, id in references]
     responses: dict[str, dict[str, Item]] = {}
     found: dict[str, Item] = {}
@@ -66,13 +68,13 @@ async def referenced_items(
 
 
 def page(items: Sequence[Item], *, limit: str | None, order: str | None, after: str | None) -> dict[str, Any]:
-    """A list as the API has it: `limit` of the items, the last first unless `order` is asc, behind the one called
-    `after`. Raises ApiError (400) that names the parameter."""
+    """Return a page of items in the API's format. Raise ApiError (400) naming the parameter."""
     if order not in (None, "asc", "desc"):
         raise invalid("order", "order must be asc or desc")
     most = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else _USUALLY_LISTED if limit is None else 0
     if not 1 <= most <= _MOST_LISTED:
         raise invalid("limit", f"limit must be 1 to {_MOST_LISTED}")
+    # The API's default order is descending.
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:

@@ -1,4 +1,4 @@
-"""The body of a response becomes a question, with all that was said before it."""
+"""Conversion of Responses requests to engine messages and parameters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from itertools import groupby
 from typing import Any
 
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
-from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
-from notso.web.api.request_fields.hints import hints_of
-from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.fields import (
+    EFFORT_BUDGETS,
+    check_depth,
+    checked_choice,
+    hints_of,
+    invalid,
+    read_fields,
+    schema_grammar,
+    strict_names,
+)
 from notso.web.api.request_fields.sampling_fields import MAX_TOOLS, checked_params
 from notso.web.api.responses.fields import (
     INPUT_TOKEN_NOTES,
@@ -41,49 +48,44 @@ NAMES = {
     "thinking_budget": "reasoning.effort",
     "response_format": "text.format.schema",
 }
-"""What this API calls what a chat completion has another word for."""
+"""Engine parameter -> API field."""
 
 SCHEMA = "text.format.schema"
 
 Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
-"""What can be called, each with the namespace that it is in, by the names that the model knows them by."""
+"""Functions by the name shown to the model, with their namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
-    """What a program asked for, checked. `said` is the conversation without the instructions, which the next response
-    goes on from. `items` are the input as it was given, `references` those of it that are to be looked up before it can
-    be answered. `namespaces`: of the tools that have one, by the names that the model knows them by. `echoed` are the
-    fields that come back as they were given."""
+    """A checked response request."""
 
-    said: tuple[Message, ...]
-    items: tuple[Item, ...]
-    references: tuple[Reference, ...] = ()
-    namespaces: Mapping[str, str]
+    said: tuple[Message, ...]  # conversation without instructions
+    items: tuple[Item, ...]  # input as given
+    references: tuple[Reference, ...] = ()  # to load before answering
+    namespaces: Mapping[str, str]  # by the name shown to the model
     instructions: str | None = None
     previous_id: str | None = None
     keep: bool = True
-    echoed: Mapping[str, Any]
+    echoed: Mapping[str, Any]  # fields repeated in the response
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def after(self, earlier: Sequence[Message]) -> ResponseRequest:
-        """The same, asked after what was said before."""
+        """Prepend an earlier conversation."""
         return with_conversation(self, (*earlier, *self.said))
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Check the body of a question that is only to be counted. Raises as `parse_response_request` does."""
+    """Validate a count request. Raises like `parse_response_request`."""
     read_fields(InputTokenFields, _typed(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
     return parse_response_request(body, stored)
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Check the body of a response, the items that it names taken from `stored`, by their ids. Raises ApiError (400),
-    whose `param` names the field."""
+    """Validate a request, resolving references from `stored`. Raise ApiError (400) naming the field."""
     typed = _typed(body, stored or {})
     fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
     if fields.background and fields.store is False:
@@ -132,7 +134,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """The same question about this conversation, in which thoughts stay while their calls are answered."""
+    """Replace the conversation, keeping reasoning while its calls are answered."""
     asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
     said = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
@@ -145,7 +147,7 @@ def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> Resp
 
 
 def _typed(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
-    """With stored items in the place of their names. A message or a name need not say that it is one."""
+    # Messages and references may omit their type.
     items = body.get("input")
     if not isinstance(items, list):
         return body
@@ -169,7 +171,7 @@ def _items(given: str | list[Item]) -> tuple[Item, ...]:
 
 
 def _messages(items: Sequence[SpeltOutItem]) -> Iterator[Message]:
-    """What an assistant thought, said and called beside each other is one message."""
+    # Adjacent reasoning, text and calls of the assistant form one message.
     for by_assistant, run in groupby(items, _is_assistant):
         if by_assistant:
             yield _assistant_message(list(run))
@@ -205,12 +207,12 @@ def _text(content: ItemContent) -> str:
 
 
 def known_as(name: str, namespace: str | None) -> str:
-    """What the model knows a function by."""
+    """Return the function's name shown to the model."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
 def _functions(fields: ResponseFields) -> Functions:
-    """Raises ApiError (400) for a schema that is nested too deeply, and for too many functions."""
+    """Raise ApiError (400) for deep schemas or too many functions."""
     functions: Functions = {}
     for index, tool in enumerate(fields.tools or ()):
         within = tool if isinstance(tool, NamespaceTool) else None
@@ -230,7 +232,7 @@ def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | N
 
 
 def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> Tool:
-    """What a namespace is for is told with each of its functions."""
+    # The namespace's description is repeated for each of its functions.
     told = function.model_dump(exclude_none=True, exclude={"type", "strict"}) | {"name": name}
     if within is not None and within.description:
         told["description"] = "\n".join(filter(None, (within.description, function.description)))
@@ -240,7 +242,7 @@ def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> To
 def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # without tools there is nothing to choose
+        return "auto"  # also without tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return checked_choice("tool_choice", name, [*functions])
 
@@ -260,7 +262,6 @@ def _grammar(fields: ResponseFields) -> Grammar | None:
 
 
 def _echoed(fields: ResponseFields, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the API's own responses repeat of their request."""
     return {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,

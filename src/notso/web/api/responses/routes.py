@@ -1,4 +1,4 @@
-"""Responses that the server keeps, so that the next one can go on from them: asked for, and counted beforehand."""
+"""Routes for creating stored responses and counting their input."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from notso.web.api.responses.items import Item, kept_input, referenced_items
 from notso.web.api.responses.request import ResponseRequest, parse_input_token_request, parse_response_request
 from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
+from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
@@ -33,8 +33,8 @@ Parse = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest
 @router.post("/responses")
 @router.post("/v1/responses")
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer, after what a stored response ends with if one is named, and keep the answer unless told not to. In the
-    background: at once, with what is to be asked for later."""
+    """Answer, optionally continuing a stored response. The answer is stored unless `store` is false. With `background`,
+    return at once; the response is polled by id."""
     asked = await _read(request, services, owner, parse_response_request)
     if asked.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and only read; send store: false")
@@ -42,7 +42,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
-        if saved is None:  # several may read one answer; a deleted one must not come back with the last of them
+        if saved is None:  # several readers may finish it; saving again would restore a deleted response
             created_ms, items = int(1000 * time.time()), kept_input(asked.items, body["id"])
             stored = StoredResponse(body["id"], asked.previous_id, body, conversation, created_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
@@ -59,7 +59,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
-    """How many tokens the model would read."""
+    """Count the prompt's tokens."""
     asked = await _read(request, services, owner, parse_input_token_request)
     async with serving(services, asked.model) as model:
         dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
@@ -72,7 +72,6 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
 
 
 async def _read(request: Request, services: ApiServices, owner: str, parse: Parse) -> ResponseRequest:
-    """The question, with the stored items that it names, after the response that it goes on from."""
     asked = await read_body(request, lambda body: parse(body, None))
     if asked.references:
         found = await referenced_items(asked.references, partial(stored_response, services, owner))

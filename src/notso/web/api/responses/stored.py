@@ -1,4 +1,4 @@
-"""Responses that are kept, or answered in the background: shown, streamed once more, listed, cancelled, deleted."""
+"""Routes for stored and background responses: retrieval, resuming, listing, cancellation and deletion."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.request_fields.field_reader import invalid, printable, unsupported
-from notso.web.api.request_fields.hints import GivenHint, refuse_hints
+from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
 from notso.web.api.responses.items import kept_input, page
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
-from notso.web.api.shared.ignored import IGNORED
-from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.api_request import IGNORED
+from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, sse_events, stream_of
@@ -26,14 +24,15 @@ from notso.web.store.protocol import StoredResponse
 router = APIRouter(dependencies=[Depends(guarded)])
 
 HINTS = ("include", "include[]", "include_obfuscation")
-"""Of a stored response: it comes whole, with what was included when it was asked for."""
+"""Ignored for stored responses, which always contain what was included originally."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @router.get("/v1/responses/{response_id}")
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """A stored response, or how far one in the background is; with `stream` its events, behind `starting_after`."""
+    """Return a stored response, or a background response so far. With `stream`, stream its events after
+    `starting_after`."""
     query, headers = _query(request, services, ("stream", "starting_after"))
     streams, start = query.get("stream", "false"), query.get("starting_after")
     if streams not in ("true", "false"):
@@ -54,7 +53,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
         events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
         return stream_of(events, lambda: services.reread_streams.closed(owner))
     if running is not None:
-        if running.finished:  # a whole one is told when it is stored
+        if running.finished:  # wait until it is stored
             await asyncio.shield(running.following)
         return JSONResponse(running.followed.body(), headers=headers)
     if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
@@ -65,7 +64,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """What a response was asked with, item by item, the last first; without what it went on from."""
+    """List the input items of a response, latest first, without those of the response it continues."""
     query, headers = _query(request, services, ("limit", "order", "after"))
     running = _running(services, owner, response_id)
     if running is not None and isinstance(running.serializer, ResponseSerializer):
@@ -78,7 +77,7 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
-    """Stop a response in the background; what there is of it, stays. Nothing happens to one that has ended."""
+    """Stop a background response, keeping its text. No effect after its end."""
     running = _running(services, owner, response_id)
     if running is not None:
         running.running.stop(by_asker=True)
@@ -95,7 +94,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a stored response, and what the engine has kept of it and of no other. Those that went on from it stay."""
+    """Delete a stored response and its cached prompt. Responses that continue it stay."""
     running = _running(services, owner, response_id)
     if running is None:
         if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
@@ -112,7 +111,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
 
 
 async def stored_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
-    """The one of that id. Raises ApiError where the database fails."""
+    """Return a response by id. Raise ApiError if the database fails."""
     try:
         return await services.shared.store.response(owner, id)
     except Exception as error:
@@ -120,7 +119,7 @@ async def stored_response(services: ApiServices, owner: str, id: str) -> StoredR
 
 
 async def found_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """The same. Raises ApiError (404), which names `param`, where there is none."""
+    """Return a response by id. Raise ApiError (404) naming `param` if unknown."""
     found = await stored_response(services, owner, id)
     if found is None:
         raise ApiError(404, "not_found", "no response of that id is stored", param=param)
@@ -128,7 +127,7 @@ async def found_response(services: ApiServices, owner: str, id: str, param: str)
 
 
 async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: str) -> AnswerElsewhere | None:
-    """A response that another replica writes."""
+    """Return a response being written by another replica."""
     found = None
     if await stored_response(services, owner, response_id) is None:
         found = await services.resumable_streams.elsewhere.find(owner, response_id)
@@ -136,13 +135,13 @@ async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: 
 
 
 def _running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:
-    """A response in the background, until some time after its end."""
+    """Return a background response that runs or ended recently."""
     stream = services.resumable_streams.find(owner, response_id)
     return stream if stream is not None and stream.serializer.id == response_id else None
 
 
 def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
-    """What was asked for, and the header that names what is ignored. Raises ApiError (400) for any other name."""
+    """Return the query and the header of ignored names. Raise ApiError (400) for unknown ones."""
     for name in request.query_params:
         if name not in names and name not in HINTS:
             raise unsupported(printable(name), "this is not known here; leave it out")

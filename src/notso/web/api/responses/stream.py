@@ -1,4 +1,4 @@
-"""Responses as the OpenAI API writes them: items with parts, each begun, written and done, and numbered events."""
+"""OpenAI's Responses format: items with parts, and numbered events."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
 from notso.web.api.responses.items import item_id
 from notso.web.api.responses.request import ResponseRequest
+from notso.web.api.shared.completion import entries
 from notso.web.api.shared.serializer import PING, named_event
-from notso.web.api.shared.token_logprobs import entries
 from notso.web.edge.api_error import ApiError
 
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
-"""Stores a whole response and the conversation that the next one goes on from."""
+"""Stores a finished response and the conversation for the next one."""
 
 BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
 
 
 class ResponseSerializer:
-    """A Serializer: response.created, items, response.completed or response.incomplete; or response.failed."""
+    """Serializer for response.created, items, and response.completed, .incomplete or .failed."""
 
     ping = PING
 
@@ -42,16 +42,13 @@ class ResponseSerializer:
         self._sequence = -1
 
     def again(self) -> ResponseSerializer:
-        """The same answer from its beginning."""
         return ResponseSerializer(self.asked, self._model, self.id, self._keep, self._created)
 
     def initial_events(self) -> Iterator[bytes]:
-        """That there is a response, and that it waits or is being written."""
         yield self._sse_event("response.created", response=self.body())
         yield self._sse_event(f"response.{self._status}", response=self.body())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        """What an event adds. Raises the error of an `error` event."""
         if self._status == "queued" and event.kind not in BEFORE_IT_BEGINS:
             self._status = "in_progress"
             yield self._sse_event("response.in_progress", response=self.body())
@@ -87,8 +84,9 @@ class ResponseSerializer:
                 yield from self._close_item()
 
     async def finalise(self) -> None:
-        """It is stored before it is told that it is whole. What did not fit into its prompt is left out for good, so
-        that a chain of responses grows no longer than the context."""
+        """Store the response."""
+        # Before completion is reported. Messages dropped from its prompt stay dropped, so that a chain of responses
+        # grows no longer than the context.
         if self.asked.keep:
             said = self.asked.said
             head = 1 if said[0].role == "system" and not self.asked.instructions else 0
@@ -96,18 +94,15 @@ class ResponseSerializer:
             await self._keep(body, (*said[:head], *said[head + self._dropped :], self._assistant_message()))
 
     def closing(self) -> Iterator[bytes]:
-        """The whole."""
         yield self._sse_event(f"response.{self._status}", response=self.body())
 
     def failure(self, error: ApiError) -> bytes:
-        """What there is, and why there is no more."""
         if self._is_open:
             self._item["status"] = "incomplete"
         self._status, self._error = "failed", {"code": error.code, "message": error.message}
         return self._sse_event("response.failed", response=self.body())
 
     def body(self) -> dict[str, Any]:
-        """The response as far as it is there."""
         cut = self._status == "incomplete" and not self._is_cancelled
         return {
             "id": self.id,
@@ -141,7 +136,6 @@ class ResponseSerializer:
         return Message("assistant", texts["message"], texts["reasoning"] or None, tuple(self._calls))
 
     def _in_item(self, kind: str) -> Iterator[bytes]:
-        """Begin an item of that kind, unless one is open."""
         if self._is_open and self._item["type"] == kind:
             return
         yield from self._close_item()
@@ -178,7 +172,6 @@ class ResponseSerializer:
         return self._is_open and self._item["type"] == "function_call"
 
     def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
-        """More of the arguments of a call."""
         if not self._is_call:
             yield from self._close_item()
             self._is_open = True
@@ -189,7 +182,6 @@ class ResponseSerializer:
             yield self._within("response.function_call_arguments.delta", delta=text)
 
     def _spelt(self, known_as: str) -> dict[str, str]:
-        """The name of a function as it was given."""
         namespace = self.asked.namespaces.get(known_as)
         if namespace is None:
             return {"name": known_as}

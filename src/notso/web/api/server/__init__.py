@@ -1,1 +1,1 @@
-"""What programs may ask about the server itself."""
+"""Server endpoints: models, adapters, tokenization, status and the OpenAPI document."""

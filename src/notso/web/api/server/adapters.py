@@ -1,21 +1,18 @@
-"""Adapters added and removed while the server answers, by the addresses that vLLM has for it.
+"""Loading and unloading of adapters at runtime, on vLLM's endpoints.
 
-Files are taken from the folder that the operator named (`--adapter-dir`), and from nowhere else.
+Files are only read from the operator's `--adapter-dir`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMemoryError
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, works
+from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving
 from notso.web.edge.access import guarded
@@ -59,12 +56,8 @@ UNLOAD_NOTES: Notes = {
 
 @router.post("/v1/load_lora_adapter")
 async def load(request: Request, services: Services) -> Response:
-    """Read an adapter; requests may name it from then on."""
-
-    def parse(body: Mapping[str, Any]) -> LoadFields:
-        return read_fields(LoadFields, body, LOAD_NOTES)
-
-    fields = await read_body(request, parse)
+    """Load an adapter. Requests may name it from then on."""
+    fields = await read_body(request, lambda body: read_fields(LoadFields, body, LOAD_NOTES))
     path = _within(services.shared.settings.adapter_dir, fields.lora_path)
     async with serving(services, fields.base_model_name) as model:
         try:
@@ -80,16 +73,12 @@ async def load(request: Request, services: Services) -> Response:
 
 @router.post("/v1/unload_lora_adapter")
 async def unload(request: Request, services: Services) -> Response:
-    """Remove an adapter; answers that are being written with it go on."""
-
-    def parse(body: Mapping[str, Any]) -> UnloadFields:
-        return read_fields(UnloadFields, body, UNLOAD_NOTES)
-
-    fields = await read_body(request, parse)
+    """Unload an adapter. Running answers that use it continue."""
+    fields = await read_body(request, lambda body: read_fields(UnloadFields, body, UNLOAD_NOTES))
     _within(services.shared.settings.adapter_dir, "")
     for served in services.shared.engine.models():
         names = {name.lower(): name for name in adapters_of(served)}
-        name = names.get(fields.lora_name.lower())  # as requests call it, in any case
+        name = names.get(fields.lora_name.lower())  # names are case-insensitive
         if name is not None:
             if served.engine is not None:
                 await asyncio.to_thread(served.engine.adapters.remove, name)
@@ -99,7 +88,6 @@ async def unload(request: Request, services: Services) -> Response:
 
 
 def _within(folder: Path | None, name: str) -> Path:
-    """A path within the operator's folder, whatever links there are. Raises ApiError."""
     if folder is None:
         raise ApiError(
             403, "not_allowed", "adapters are loaded by requests only where --adapter-dir names their folder"

@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from the table of fields: `python -m notso.web.api.server.compatibility`."""
+"""Generator of docs/compatibility.md from the field tables: `python -m notso.web.api.server.compatibility`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
-from notso.web.api.llama_cpp.fields import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
+from notso.web.api.llama_cpp.request import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
 from notso.web.api.ollama import fields as ollama
 from notso.web.api.request_fields.fields import Note, Notes
@@ -49,7 +49,7 @@ addresses do, and what comes back, is described in [api.md](api.md).
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One kind of body: where it is sent, its fields, and a note about each of them and of others."""
+    """An endpoint's body: its fields, and notes on them and on nested ones."""
 
     path: str
     api: str
@@ -77,7 +77,6 @@ ADDRESSES = (
 
 
 def page() -> str:
-    """The whole page."""
     return "\n".join([HEAD, *map(_section, ADDRESSES)])
 
 

@@ -1,4 +1,4 @@
-"""The models there are: what answers, what else is installed, and what adapters make of each."""
+"""Model listing: the default model, installed files and their adapters."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/v1/models")
 async def list_models(services: Services) -> Response:
-    """The default model first, then what else is installed, each followed by itself with its adapters; none while the
-    first one loads."""
+    """List models and adapters, the default model first. Empty until that is loaded."""
     return JSONResponse({"object": "list", "data": [entry for _, entry in await _entries(services)]})
 
 
 @router.get("/v1/models/{name:path}")
 async def show_model(services: Services, name: str) -> Response:
-    """A model, by any of its names."""
+    """Describe a model by any of its names."""
     choice = await chosen_model(services, name)
     for listed, entry in await _entries(services):
         if listed == choice:
@@ -48,7 +47,6 @@ async def show_model(services: Services, name: str) -> Response:
 
 
 async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, Any]]]:
-    """What each may be asked for by, and what is told of it."""
     host, registry = services.shared.engine, services.shared.model_registry
     entries: list[tuple[ModelChoice, dict[str, Any]]] = []
     info = host.info
@@ -72,7 +70,7 @@ def _changed_s(path: Path | None) -> int:
 
 
 def _with_adapters(served: ServedModel, base: dict[str, Any]) -> Iterator[tuple[ModelChoice, dict[str, Any]]]:
-    """As vLLM lists adapters: `parent` is the model that they belong to."""
+    # As in vLLM, `parent` is the adapter's base model.
     infos = served.engine.adapters.infos if served.engine is not None else {}
     for name in adapters_of(served):
         info = infos.get(name)

@@ -1,4 +1,4 @@
-"""What programs can ask, as an OpenAPI document: made from the routes, and the table that requests are refused by."""
+"""OpenAPI document, generated from the routes and the field tables that validate requests."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SCHEMAS = "#/components/schemas/"
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    """This document."""
+    """Return this document."""
     return JSONResponse(await asyncio.to_thread(document, request.app))
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The whole document."""
+    """Build the OpenAPI document."""
     kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True

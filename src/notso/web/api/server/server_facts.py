@@ -1,11 +1,13 @@
-"""What a program may know of the server: its model and defaults, and what the places for answers are doing."""
+"""Server status: properties, slots, health, metrics, and errors for unsupported endpoints."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo, SamplingParams
@@ -13,7 +15,7 @@ from notso.web.api.shared.completion import release
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, public
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
@@ -22,7 +24,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/props")
 async def props(services: Services) -> Response:
-    """The model, the context and what a request that says nothing gets."""
+    """Return the model, its context length and the default parameters."""
     info = _info(services)
     return JSONResponse(
         {
@@ -51,7 +53,7 @@ async def props(services: Services) -> Response:
 
 @router.get("/slots")
 async def slots(services: Services) -> Response:
-    """Each place for an answer and whether it is taken: counts, and no word of anybody's."""
+    """List slots and whether each is processing. No content is exposed."""
     info, stats = _info(services), services.shared.engine.stats()
     running = stats.running if stats is not None else 0
     listed: list[dict[str, Any]] = [
@@ -62,7 +64,6 @@ async def slots(services: Services) -> Response:
 
 
 def _info(services: Services) -> ModelInfo:
-    """Of the default model, loaded or not. Raises ApiError (503) while it is not known."""
     require_serving(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None and failure:
@@ -70,3 +71,69 @@ def _info(services: Services) -> ModelInfo:
     if info is None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
     return info
+
+
+health_router = APIRouter(dependencies=[Depends(public)])
+
+
+@health_router.get("/health")
+@health_router.head("/health")
+@health_router.get("/v1/health")
+async def health(services: Services) -> JSONResponse:
+    """Return 200 if a request would be answered, loading a model if needed. Return 503 during the first load or a model
+    switch, after its failure, without a database connection, and while stopping."""
+    # `leaving` is set before stopping, for as long as a proxy needs to notice.
+    shared = services.shared
+    status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
+    if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:
+        status = "database_away"
+    if status not in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
+        return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
+    info = shared.engine.info
+    about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
+    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}  # replicas work independently meanwhile
+    return JSONResponse({"status": "ok", **about, **missing})
+
+
+@health_router.get("/livez")
+@health_router.head("/livez")
+async def livez() -> JSONResponse:
+    """Return 200 while the process responds. Waits for nothing."""
+    return JSONResponse({"status": "alive"})
+
+
+@router.get("/metrics")
+async def metrics(services: Services) -> Response:
+    """Return metrics in Prometheus text format. Requires a key, as they reveal the owner's usage."""
+    headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
+    return Response(await asyncio.to_thread(services.metrics.text), headers=headers)
+
+
+_CHAT = "SmolLM3 is a chat model"
+
+
+def _refused(reason: str) -> ApiError:
+    return ApiError(400, "not_supported", reason)
+
+
+@router.post("/v1/embeddings")
+@router.post("/embeddings")
+async def embeddings() -> Response:
+    """Not supported: SmolLM3 was not trained for embeddings."""
+    raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
+
+
+@router.post("/v1/rerank")
+@router.post("/rerank")
+@router.post("/v1/reranking")
+@router.post("/reranking")
+async def rerank() -> Response:
+    """Not supported: SmolLM3 was not trained for ranking."""
+    raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
+
+
+@router.post("/v1/infill")
+@router.post("/infill")
+async def infill() -> Response:
+    """Not supported: the vocabulary has no infill tokens."""
+    raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")

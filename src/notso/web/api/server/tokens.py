@@ -1,4 +1,4 @@
-"""Text to tokens and back, and a conversation as the model reads it: for who wants to look."""
+"""Tokenization, detokenization, prompt rendering and token counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import InvalidRequestError
-from notso.web.api.chat_completions.request import parse_chat_request
-from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Fields, Notes, Text, works
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
+from notso.web.api.chat_completions.fields import parse_chat_request
+from notso.web.api.request_fields.fields import Fields, Notes, Text, invalid, read_fields, works
+from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving, with_prompt
@@ -23,7 +22,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 F = TypeVar("F", bound=Fields)
 
 MAX_TOKENS = 1 << 18
-TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # as the model's own tokenizer_config.json says
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # from the model's tokenizer_config.json
 
 
 class TokenizeFields(Fields):
@@ -61,8 +60,7 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 @router.post("/tokenize")
 async def tokenize(request: Request, services: Services) -> Response:
-    """Token ids of a text. What looks like a control token is text, unless `parse_special` says otherwise or the text
-    is a `prompt`."""
+    """Return token ids of a text. Control tokens are parsed with `parse_special`, and by default in a `prompt`."""
     asked = await read_body(request, _reader(TokenizeFields, TOKENIZE_NOTES))
     is_prompt = asked.prompt is not None
     text = asked.prompt if is_prompt else asked.content
@@ -74,7 +72,7 @@ async def tokenize(request: Request, services: Services) -> Response:
 
         def work() -> Response:
             ids: list[Any] = engine.tokenize(text, special=special)
-            if asked.with_pieces:  # a long text says few tokens often: each is made once
+            if asked.with_pieces:  # long texts repeat few distinct tokens, so each piece is built once
                 told = list(dict.fromkeys(ids))
                 pieces = {
                     id: {"id": id, "piece": piece} for id, piece in zip(told, engine.token_texts(told), strict=True)
@@ -88,7 +86,7 @@ async def tokenize(request: Request, services: Services) -> Response:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(services: Services) -> Response:
-    """What vLLM's clients ask about a tokenizer before they use it from afar: its control tokens, and the context."""
+    """Return control tokens and context length, as vLLM's clients need for remote tokenization."""
     async with serving(services) as model:
         return JSONResponse(
             {
@@ -102,7 +100,7 @@ async def tokenizer_info(services: Services) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(request: Request, services: Services) -> Response:
-    """The text of token ids, control tokens as they are spelt, by llama-server's name for it and by vLLM's."""
+    """Return the text of token ids, control tokens spelled out, in llama-server's `content` and vLLM's `prompt`."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
     async with serving(services) as model:
         engine = model.engine
@@ -120,7 +118,7 @@ async def detokenize(request: Request, services: Services) -> Response:
 @router.post("/chat/completions/input_tokens")
 @router.post("/v1/chat/completions/input_tokens")
 async def input_tokens(request: Request, services: Services) -> Response:
-    """How many tokens a chat completion of this body would make the model read."""
+    """Count the prompt tokens of a chat completion."""
     asked = await read_body(request, parse_chat_request)
     async with serving(services, asked.model) as model:
         engine = model.engine
@@ -136,7 +134,7 @@ async def input_tokens(request: Request, services: Services) -> Response:
 
 @router.post("/apply-template")
 async def apply_template(request: Request, services: Services) -> Response:
-    """The prompt that a chat completion of this body would make the model read, as text, and how long it is."""
+    """Render the prompt of a chat completion and count its tokens."""
     asked = await read_body(request, parse_chat_request)
     if asked.options.continue_last:
         raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")

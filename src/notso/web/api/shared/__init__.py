@@ -1,1 +1,1 @@
-"""What all the programs' APIs have in common."""
+"""Request handling and response formats shared by all APIs."""

@@ -1,8 +1,9 @@
-"""The events of answers become the body of a chat completion."""
+"""Chat completion bodies built from events: choices, timings and log probabilities."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,19 +13,69 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall, Usage
-from notso.web.api.shared.token_logprobs import entries
+
+IMPOSSIBLE = -9999.0
+"""Replaces minus infinity, which JSON cannot represent."""
+
+
+def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return chat log probabilities with bytes and top alternatives."""
+    return [entry_of(token) | {"top_logprobs": [entry_of(other) for other in token.top]} for token in tokens]
+
+
+def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
+    """Return log probabilities of plain completions as four lists.
+
+    `offset` is the text offset of the first token in characters.
+    """
+    listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in tokens:
+        # A prompt's first token has no probability; the API has null there.
+        is_first = math.isnan(token.logprob)
+        top = {_spelt(other): _finite(other.logprob) for other in token.top}
+        listed["tokens"].append(_spelt(token))
+        listed["token_logprobs"].append(None if is_first else _finite(token.logprob))
+        listed["top_logprobs"].append(None if is_first else top)
+        # A token that starts within a character has that character's offset.
+        listed["text_offset"].append(offset - (not _begins(token.bytes[:1])))
+        offset += _begins(token.bytes)
+    return listed
+
+
+def characters(tokens: Iterable[TokenLogprob]) -> int:
+    """Return the number of characters that begin in the tokens."""
+    return sum(_begins(token.bytes) for token in tokens)
+
+
+def _begins(spelt: Sequence[int]) -> int:
+    # UTF-8 continuation bytes are 10xxxxxx.
+    return sum(byte & 0xC0 != 0x80 for byte in spelt)
+
+
+def _spelt(token: TokenLogprob) -> str:
+    # Partial characters are spelled as in OpenAI's API; as text, several would look alike.
+    if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def entry_of(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token's entry without alternatives."""
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.bytes)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, IMPOSSIBLE)
+
 
 OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer, as collected from its events. `raw_thinking` puts the thoughts into the content, within tags.
+    """One answer collected from its events."""
 
-    The log probabilities are None where none were asked for.
-    """
-
-    raw_thinking: bool = False
+    raw_thinking: bool = False  # put the reasoning into the content within tags
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -33,12 +84,11 @@ class Choice:
     finish_reason: FinishReason = "stop"
     ended: bool = False
     in_raw_reasoning: bool = False
-    content_logprobs: list[TokenLogprob] | None = None
+    content_logprobs: list[TokenLogprob] | None = None  # None if not requested
     reasoning_logprobs: list[TokenLogprob] | None = None
 
     def add(self, event: Event) -> dict[str, Any] | None:
-        """Take an event in; what a stream has to say about it (`delta`), if anything. Raises the error of an `error`
-        event."""
+        """Apply an event and return its stream delta, if any. Raise the error of an `error` event."""
         match event.kind:
             case "reasoning" if self.raw_thinking:
                 piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
@@ -68,7 +118,7 @@ class Choice:
                 self._weigh(self.content_logprobs, event)
                 self.finish_reason = event.finish_reason or "stop"
                 self.ended = True
-                if self.begun_call is not None:  # cut: what was told of it stands
+                if self.begun_call is not None:  # cut off: the streamed part remains
                     self.tool_calls.append(self.begun_call)
                     self.begun_call = None
                 if tail := self._end_of_reasoning():
@@ -77,18 +127,17 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why it ended, as the API says it."""
+        """The API's finish reason."""
         if self.tool_calls and self.finish_reason == "stop":
             return "tool_calls"
         return "stop" if self.finish_reason == "cancelled" else self.finish_reason
 
     @property
     def logprobs(self) -> dict[str, Any] | None:
-        """Of all its tokens."""
         return logprobs_body(self.content_logprobs, self.reasoning_logprobs)
 
     def body(self, index: int) -> dict[str, Any]:
-        """An entry of `choices`."""
+        """Return an entry of `choices`."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -97,7 +146,7 @@ class Choice:
         return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.reason}
 
     def _call_on(self, call: ToolCall, text: str) -> dict[str, Any] | None:
-        """More of the arguments of a call; what a stream has to say about it, and about a thought that ends with it."""
+        # The delta includes the end of the reasoning, if the call ends it.
         index, before = len(self.tool_calls), self._end_of_reasoning()
         if self.begun_call is None:
             self.begun_call = replace(call, arguments=text)
@@ -123,7 +172,6 @@ class Choice:
 
 
 def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    """An answer of which nothing is known yet."""
     choice = Choice(raw_thinking)
     if logprobs:
         choice.content_logprobs, choice.reasoning_logprobs = [], []
@@ -133,7 +181,7 @@ def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
 def logprobs_body(
     content: Iterable[TokenLogprob] | None, reasoning: Iterable[TokenLogprob] | None
 ) -> dict[str, Any] | None:
-    """`logprobs` of a choice; those of the thoughts stand beside those of the answer."""
+    # vLLM-style `reasoning_content` is listed beside the answer's tokens.
     if content is None:
         return None
     reasoning_entries = entries(reasoning or ())
@@ -143,7 +191,7 @@ def logprobs_body(
 
 
 def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    """A whole answer. Raises the error of an `error` event."""
+    """Build a whole answer. Raise the error of an `error` event."""
     choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
     for event in events:
         choice.add(event)
@@ -152,7 +200,7 @@ def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bo
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What all parts of one response say about it."""
+    """Fields common to all parts of one response."""
 
     model: str
     fingerprint: str
@@ -160,7 +208,6 @@ class Completion:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self, choices: Sequence[Choice], reasoning_mode: str) -> dict[str, Any]:
-        """The whole response."""
         return self.head("chat.completion") | {
             "choices": [choice.body(index) for index, choice in enumerate(choices)],
             "usage": usage_body(choices),
@@ -170,16 +217,14 @@ class Completion:
     def chunk(
         self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
     ) -> dict[str, Any]:
-        """One chunk of a stream."""
         entry = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self.head("chat.completion.chunk") | {"choices": [entry]} | more
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The last chunk, for who asked for it."""
+        """Return the final chunk with usage."""
         return self.head("chat.completion.chunk") | {"choices": [], "usage": usage_body(choices)}
 
     def head(self, kind: str) -> dict[str, Any]:
-        """What the parts of one response have in common."""
         return {
             "id": self.id,
             "object": kind,
@@ -190,13 +235,13 @@ class Completion:
 
 
 def new_id(kind: str, mark: str = "-") -> str:
-    """A name that nobody can guess."""
+    """Return an unguessable id."""
     return f"{kind}{mark}{secrets.token_hex(12)}"
 
 
 @lru_cache(maxsize=8)
 def release() -> str:
-    """The version of this program."""
+    """Return the installed version."""
     try:
         return version("notso-smollm3-bot")
     except PackageNotFoundError:
@@ -204,14 +249,15 @@ def release() -> str:
 
 
 def fingerprint(info: ModelInfo) -> str:
-    """Changes with whatever may change an answer: the release, the file, the cache's format."""
+    """Return a value that changes with anything that may change an answer."""
+    # Release, model file and cache format.
     parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantisation.items()))
     digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
     return f"fp_{digest[:12]}"
 
 
 def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
-    """Tokens; a prompt, which as many choices share as there are for each, counts once."""
+    """Return token counts. A prompt shared by several choices counts once."""
     known = list(_usages(choices))
     read = list(_usages(choices[:: max(1, len(choices) // prompts)]))
     prompt = sum(usage.prompt_tokens for usage in read)
@@ -226,7 +272,7 @@ def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Of the first choice: tokens and milliseconds of reading and writing, under llama-server's names."""
+    """Return the first choice's timings under llama-server's names."""
     usage = next(_usages(choices), None)
     if usage is None:
         return {}
@@ -235,8 +281,8 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
-    """Tokens of the prompt taken from the cache and read, tokens written, and what that took. The first token written
-    comes of reading: the rate is that of the others."""
+    """Return token counts and times of prefill and decode."""
+    # The first token is produced by the prefill, so decode rates exclude it.
     read_ms, written_ms = round(read_ms, 3), round(written_ms, 3)
     return {
         "cache_n": cached,
@@ -265,3 +311,25 @@ def _each(milliseconds: float, tokens: int) -> float:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+class Stopwatch:
+    """Timings of one choice while it is streamed."""
+
+    def __init__(self) -> None:
+        self._cached = self._read = 0
+        self._began = self._first = 0.0
+
+    def take(self, event: Event) -> dict[str, Any] | None:
+        """Return `timings` for progress and text events."""
+        now = time.monotonic()
+        self._began = self._began or now
+        if event.progress is not None:
+            self._cached = event.progress.cached_tokens
+            self._read = event.progress.done_tokens - self._cached
+            return timings_body(self._cached, self._read, 1000 * (now - self._began), 0, 0.0)
+        if event.kind not in ("reasoning", "text"):
+            return None
+        self._first = self._first or now
+        reading, writing = 1000 * (self._first - self._began), 1000 * (now - self._first)
+        return timings_body(self._cached, self._read, reading, event.tokens, writing)

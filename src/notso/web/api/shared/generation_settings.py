@@ -1,4 +1,4 @@
-"""How tokens are chosen, under the names that llama.cpp's server tells it by."""
+"""Sampling parameters under llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from notso.smollm3 import SamplingParams
 
 RANDOM_SEED = 0xFFFFFFFF
-"""What llama.cpp tells where each answer draws its own seed."""
+"""llama.cpp's value for a random seed per answer."""
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """All of them; samplers that there are not are told as off."""
+    """Return all parameters; samplers not supported appear as off."""
     longest = -1 if params.max_tokens is None else params.max_tokens
     return {
         "seed": RANDOM_SEED if params.seed is None else params.seed,

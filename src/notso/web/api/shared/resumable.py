@@ -1,38 +1,193 @@
-"""Answers that outlive their reader: those of requests that named a conversation, to be read again or stopped by it."""
+"""Answers of named conversations that outlive their reader and can be resumed or stopped on any replica."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
 
 from notso.smollm3 import NotsoError
-from notso.web.api.shared.answers_elsewhere import AnswerLog, AnswersElsewhere, claim_name
-from notso.web.api.shared.generation_events import generation_events
-from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of
+from notso.web.api.shared.serializer import Serializer, closing_events_of, data_event, generation_events, sse_events_of
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
-from notso.web.replicas.exchange import Alone, Exchange
+from notso.web.replicas.exchange import Alone, Body, Exchange
+
+FIRST_SECONDS = 0.5
+"""An answer without any change after this time does not exist."""
+SILENT_SECONDS = 2.0
+"""Silence after which the writer's existence is checked."""
+UNREAD_SECONDS = 5.0
+PING_SECONDS = 15.0
+
+
+class AnswerLog:
+    """Stream events of one answer and its body."""
+
+    def __init__(self, id: str = "", body: Any = None) -> None:
+        self.id = id  # names the answer
+        self.body = body  # JSON; a preliminary one until the answer is finished
+        self.sse_events: list[bytes] = []
+        self.finished = False
+        self.at_change: Callable[[], None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def number(self) -> int:
+        """Number of changes: events plus one for the end."""
+        return len(self.sse_events) + self.finished
+
+    def add(self, sse_events: Iterable[bytes]) -> None:
+        self.sse_events += sse_events
+        self._wake()
+
+    def finish(self, body: Any) -> None:
+        """Set the final body."""
+        self.body, self.finished = body, True
+        self._wake()
+
+    def changes(self, after: int) -> Body:
+        """Return the changes after a number; -1 for all."""
+        sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
+        return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
+
+    def take(self, changes: Body) -> bool:
+        """Apply changes to this copy; False if earlier ones are missing."""
+        after = max(0, changes["after"])
+        # The first changes of another answer with this name restart the copy.
+        if changes["after"] < 0 and changes["id"] != self.id:
+            self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
+        if changes["id"] != self.id or after > len(self.sse_events):
+            return False
+        self.sse_events += [event.encode() for event in changes["sse_events"][len(self.sse_events) - after :]]
+        if changes["finished"]:
+            self.body, self.finished = changes["body"], True
+        self._wake()
+        return True
+
+    async def wait(self, number: int, seconds: float) -> bool:
+        """Wait for a change. Return False on timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.number <= number:
+                    await self._changed.wait()
+        return self.number > number
+
+    def _wake(self) -> None:
+        if self.at_change is not None:
+            self.at_change()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class AnswerElsewhere:
+    """Copy of an answer written by another replica."""
+
+    def __init__(self, exchange: Exchange, owner: str, conversation: str) -> None:
+        self.log = AnswerLog()
+        self._exchange = exchange
+        self._name = claim_name(owner, conversation)
+
+    @property
+    def finished(self) -> bool:
+        return self.log.finished
+
+    def stop(self) -> None:
+        """Ask the writer to stop; the text so far stays."""
+        self._exchange.tell("stop answer", name=self._name)
+
+    async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
+        """Yield numbered events from `start`, and pings during silence."""
+        number, silent_s = start, 0.0
+        while True:
+            for event in self.log.sse_events[number:]:
+                yield b"id: " + str(number).encode() + b"\n" + event
+                number += 1
+                silent_s = 0.0
+            if self.log.finished and number >= len(self.log.sse_events):
+                return
+            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
+                if await self._is_abandoned():
+                    yield data_event(_gone().body_for("/v1/"))
+                    return
+                silent_s += SILENT_SECONDS
+                if silent_s >= PING_SECONDS:
+                    silent_s = 0.0
+                    yield ping
+
+    async def whole(self) -> Any:
+        """Wait for the body. Raise ApiError (503) if the writer is gone."""
+        while not self.log.finished:
+            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self._is_abandoned():
+                raise _gone()
+        return self.log.body
+
+    async def _is_abandoned(self) -> bool:
+        return not self.log.finished and not await self._exchange.is_held(self._name)
+
+
+class AnswersElsewhere:
+    """Finds answers of other replicas. Use on the event loop."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def find(self, owner: str, conversation: str) -> AnswerElsewhere | None:
+        """Return a conversation's latest answer on another replica."""
+        if not self._exchange.is_shared:
+            return None
+        found = AnswerElsewhere(self._exchange, owner, conversation)
+        begun = asyncio.Event()
+
+        def take(changes: Body) -> bool:
+            taken = found.log.take(changes)
+            begun.set()
+            return taken
+
+        task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, found.log))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
+            return found
+        task.cancel()
+        return None
+
+    async def _keep(self, name: str, take: Callable[[Body], bool], log: AnswerLog) -> None:
+        with self._exchange.following(name, take):
+            while not log.finished:
+                if not await log.wait(log.number, PING_SECONDS) and not await self._exchange.is_held(name):
+                    return
+
+
+def claim_name(owner: str, conversation: str) -> str:
+    """Return an answer's name among replicas."""
+    # Hashed, so that the exchange server learns neither owners nor conversations.
+    return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
+
+
+def _gone() -> ApiError:
+    return ApiError(503, "shutting_down", "the server that wrote this answer is gone", retry_after_seconds=5)
+
 
 RESUMABLE_SECONDS = 300.0
 MAX_RESUMABLE = 256
 
 
 class ResumableStream:
-    """An answer that goes on by itself. `serializer` is how it is written down, `followed` how far it is, `log` what
-    of it readers at other replicas get, where there are any.
-    """
+    """An answer that runs independently of its readers."""
 
     def __init__(self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None = None) -> None:
         self.running = running
-        self.serializer = serializer
-        self.followed = serializer.again()
-        self.log = log
+        self.serializer = serializer  # output format
+        self.followed = serializer.again()  # position of generation
+        self.log = log  # copy for readers at other replicas, if any
         self.following = asyncio.create_task(self._follow())
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is there."""
         return self.running.finished
 
     async def _follow(self) -> None:
@@ -44,7 +199,7 @@ class ResumableStream:
                     self._tell(await sse_events_of(serializer, *item))
             await serializer.finalise()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
-        except (ApiError, NotsoError) as error:  # which every reader gets to see
+        except (ApiError, NotsoError) as error:  # every reader receives it
             self._tell((serializer.failure(api_error_of(error)),))
         finally:
             self.running.close()
@@ -58,7 +213,7 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """By whose they are and the conversation's name. On the loop. What other replicas write is found as well."""
+    """Resumable answers by owner and conversation. Use on the event loop."""
 
     def __init__(self, exchange: Exchange | None = None) -> None:
         self._exchange = exchange or Alone()
@@ -70,9 +225,9 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claimed(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
-        """Nobody else answers in this conversation while the answer `name` is asked for.
+        """Reserve a conversation for the answer `name`.
 
-        Raises ApiError: 409 while another is asked for or written in it, 429 if too many are.
+        Raises ApiError: 409 while another answer runs in it, 429 if too many are open.
         """
         there, key = self.find(owner, conversation), (owner, conversation)
         busy = self._claimed.get(key) or (there.running.name if there is not None and not there.finished else "")
@@ -94,14 +249,14 @@ class ResumableStreams:
             del self._claimed[key]
 
     def keep(self, owner: str, conversation: str, running: RunningRequest, serializer: Serializer) -> ResumableStream:
-        """From here on the answer goes on whether or not anybody reads it. It is forgotten some time after its end."""
+        """Continue the answer without readers; it is dropped some time after its end."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log)
         if log is not None:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.tell("new answer", name=claim_name(owner, conversation))
         stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
-        loop = asyncio.get_running_loop()  # the clock holds the name instead of all that was said
+        loop = asyncio.get_running_loop()  # the timer holds only the name, not the text
         stream.following.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )
@@ -113,21 +268,19 @@ class ResumableStreams:
         return stream
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
-        """The newest of that conversation."""
+        """Return the conversation's latest answer on this replica."""
         return self._streams.get((owner, conversation))
 
     def forget(self, owner: str, conversation: str) -> None:
-        """It is not there any more."""
         self._streams.pop((owner, conversation), None)
 
     def _stop(self, name: str) -> None:
-        """Asked for at another replica."""
         for key, stream in self._streams.items():
             if claim_name(*key) == name:
                 stream.running.stop(by_asker=True)
 
     def _forget_old(self, name: str) -> None:
-        """The newest of that conversation is another replica's."""
+        # Another replica has a newer answer of the conversation.
         for key, stream in list(self._streams.items()):
             if stream.finished and claim_name(*key) == name:
                 del self._streams[key]
@@ -139,8 +292,7 @@ class ResumableStreams:
 
 
 async def numbered(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
-    """The frames from number `start` on, each with its number as the event's id; a ping, which comes by the clock, has
-    none."""
+    """Number the events from `start`; pings depend on timing and have no number."""
     number = -1
     async for sse_event in sse_events:
         if sse_event == ping:

@@ -1,95 +1,91 @@
-"""How an API writes an answer down: the frames of a stream, and the whole."""
+"""Serializer interface for streamed and whole responses, and iteration over a request's events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
 from notso.web.edge.api_error import ApiError
+from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 
-_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # no line ends of an event stream, but of some clients that read one
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients take these for line ends, against the standard
 
 
 class Serializer(Protocol):
-    """Fed with the events of a request's answers in order; the same events always make the same frames.
+    """Converts events to one API's format; equal events give equal frames."""
 
-    `id` names the answer. `ping` is said where nothing else is for a while.
-    """
-
-    id: str
-    ping: bytes
+    id: str  # names the answer
+    ping: bytes  # sent during silence
 
     def again(self) -> Serializer:
-        """The same answer, for somebody who reads it from the beginning."""
+        """Return a serializer at the answer's beginning."""
 
-    def initial_events(self) -> Iterable[bytes]:
-        """Frames before the first event."""
+    def initial_events(self) -> Iterable[bytes]: ...
 
     def take(self, number: int, event: Event) -> Iterable[bytes]:
-        """Frames for an event of choice `number`. Raises the error of an `error` event."""
+        """Return an event's frames. Raise the error of an `error` event."""
 
     async def finalise(self) -> None:
-        """What must be done before the end is told."""
+        """Do what must precede the end, such as storing."""
 
-    def closing(self) -> Iterable[bytes]:
-        """Frames after the last event."""
+    def closing(self) -> Iterable[bytes]: ...
 
     def failure(self, error: ApiError) -> bytes:
-        """The frame that ends a stream in place of the others."""
+        """Return the frame that ends a failed stream."""
 
     def body(self) -> Any:
-        """The whole response, after the last event: what is JSON. Takes time where it has log probabilities."""
+        """Return the JSON body after the last event. Slow with log probabilities."""
 
 
 class LargeJSONResponse(JSONResponse):
-    """JSON of any size, encoded in small steps. Make it off the event loop."""
+    """JSON of any size, encoded in small steps; construct off the event loop."""
 
     def render(self, content: Any) -> bytes:
         return json_bytes(content)
 
 
 WHOLE_KINDS = ("prompt", "tool_call", "end")
-"""Events of which a frame may hold as much as a whole answer or prompt."""
+"""Events with frames as large as a whole answer or prompt."""
 
 
 async def sse_events_of(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
-    """`take`, off the event loop where it may take long. Raises the error of an `error` event."""
+    """Call `take`, in a thread for large events."""
     if event.kind in WHOLE_KINDS:
         return await asyncio.to_thread(lambda: list(serializer.take(number, event)))
     return serializer.take(number, event)
 
 
 async def closing_events_of(serializer: Serializer) -> Iterable[bytes]:
-    """`closing`, off the event loop."""
     return await asyncio.to_thread(lambda: list(serializer.closing()))
 
 
 async def whole_response(serializer: Serializer) -> JSONResponse:
-    """Return the response of a serializer that has taken its last event."""
+    """Return the response of a finished serializer."""
     return await asyncio.to_thread(lambda: LargeJSONResponse(serializer.body()))
 
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
-    """On one line, also for clients that take more characters for line ends than they should. is_whole: it may be of a
-    whole answer, and so large."""
+    """Encode on one line. `is_whole` marks values that may be large."""
+    # Escaped for clients that split lines at more characters than the standard has.
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def data_event(value: Any, *, is_whole: bool = False) -> bytes:
-    """An event without a name. JSON has no bare line ends, so it is one line whatever the model wrote."""
+    """Encode an unnamed event."""
+    # JSON escapes line ends, so the event is one line.
     return b"data: " + as_json(value, is_whole=is_whole).encode() + b"\n\n"
 
 
 def named_event(name: str, value: Any, *, is_whole: bool = False) -> bytes:
-    """An event with a name, of a fixed set."""
+    """Encode a named event."""
     return b"event: " + name.encode() + b"\n" + data_event(value, is_whole=is_whole)
 
 
@@ -100,7 +96,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
-    """How far the prompt is read, under llama-server's names."""
+    """Return prefill progress under llama-server's names."""
     computed = progress.done_tokens - progress.cached_tokens
     spent_ms = 1000 * computed / progress.tokens_per_s if progress.tokens_per_s else 0
     return {
@@ -109,3 +105,17 @@ def progress_body(progress: Progress) -> dict[str, Any]:
         "processed": progress.done_tokens,
         "time_ms": round(spent_ms),
     }
+
+
+PING_SECONDS = 15.0
+
+
+async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
+    """Yield (choice number, event) to the end, None during silence. Raise ApiError (503) if the engine stops."""
+    async for number, events in running.events(silence_s=PING_SECONDS):
+        if not events:
+            yield None
+        for event in events:
+            if event.finish_reason == "cancelled" and not running.stopped_by_asker:
+                raise ApiError(503, "shutting_down", "the engine stopped on the way", retry_after_seconds=5)
+            yield number, event

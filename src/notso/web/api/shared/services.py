@@ -1,4 +1,4 @@
-"""What the routes of the programs' APIs share, made once per application."""
+"""Services of the API routes, created once per application."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from notso.web.edge.open_streams import OpenStreams
 from notso.web.engine.metrics import Metrics
 from notso.web.services import Shared
 
-MAX_REREAD_STREAMS = 64  # of answers that are read again; who follows one from another machine may be many
+MAX_REREAD_STREAMS = 64  # a reader on another replica may follow many answers, so rereading has its own limit
 
 
 @dataclass(slots=True)
 class ApiServices:
-    """Answers that can be read again, and the counters of all."""
+    """API-specific services."""
 
     shared: Shared
     metrics: Metrics
@@ -26,7 +26,6 @@ class ApiServices:
 
 
 def api_services(request: Request) -> ApiServices:
-    """The application's, for routes."""
     return cast(ApiServices, request.app.state.api)
 
 

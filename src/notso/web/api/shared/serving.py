@@ -1,4 +1,4 @@
-"""From a program's body to the answer it gets, in whichever form: read, admitted, asked, written down, let go."""
+"""Request lifecycle of the APIs: parsing, admission, generation and response."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelError, ModelInfo, NotsoError
-from notso.web.api.request_fields.hints import refuse_hints
+from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
-from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.generation_events import generation_events
-from notso.web.api.shared.ignored import dropped_by_template, ignored_headers
+from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
 from notso.web.api.shared.resumable import numbered
-from notso.web.api.shared.serializer import Serializer, closing_events_of, sse_events_of, whole_response
+from notso.web.api.shared.serializer import (
+    Serializer,
+    closing_events_of,
+    generation_events,
+    sse_events_of,
+    whole_response,
+)
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of
@@ -50,8 +54,10 @@ _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """The body, checked. Raises ApiError: 415, unless it may be `of_any_type`, or 400 that names what is wrong; hints
-    too, where the settings say so."""
+    """Parse the body. Raise ApiError: 415 for another type, 400 if invalid.
+
+    With `of_any_type`, the content type is not checked. With `strict_fields`, hints are rejected.
+    """
     if (
         not of_any_type
         and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
@@ -66,13 +72,14 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
-    """What takes time in proportion to the request's prompt, which its body bounds."""
+    """Run work proportional to the request's prompt size."""
+    # The body bounds the size of the prompt.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A model that stays loaded while somebody uses it; `info` has the name that a program is told."""
+    """A model held loaded; `info` has the name reported to clients."""
 
     engine: ChatEngine
     info: ModelInfo
@@ -80,8 +87,7 @@ class Serving:
 
 
 def require_serving(services: ApiServices) -> None:
-    """Raises ApiError (503) where no request would be answered: the server stops, its first model is not there yet, or
-    could not be loaded."""
+    """Raise ApiError (503) while stopping or before the first load."""
     host = services.shared.engine
     if services.shared.stopping:
         raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
@@ -90,8 +96,10 @@ def require_serving(services: ApiServices) -> None:
 
 
 async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
-    """What a request's `model` means. Raises ApiError: 404 where nothing is called that, 400 where its file is no model
-    that runs here, 503 as `require_serving`."""
+    """Resolve the `model` field.
+
+    Raises ApiError: 404 if unknown, 400 if the file cannot run, 503 as `require_serving`.
+    """
     require_serving(services)
     host, registry = services.shared.engine, services.shared.model_registry
     await host.settled()
@@ -115,7 +123,7 @@ async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice
 
 @asynccontextmanager
 async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[Serving]:
-    """The model that a request names, loaded: it is waited for. Raises ApiError."""
+    """Hold the named model, waiting for it to load. Raise ApiError."""
     choice = await chosen_model(services, wanted)
     running = services.shared.requests.open("", counts=False)
     try:
@@ -140,7 +148,6 @@ def _failed(why: str) -> ApiError:
 
 
 def _unusable(error: Exception) -> ApiError:
-    """Why a file is refused, as a program gets it."""
     if isinstance(error, NotsoError):
         return ApiError(400, "model_not_supported", str(error), param="model")
     if isinstance(error, OSError):
@@ -155,8 +162,11 @@ async def respond(
     asked: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
-    """As `_response`, with a header that names what was ignored."""
-    dropped: list[str] = []
+    """Answer a request, whole or streamed. Raise ApiError before the first byte.
+
+    Disconnecting stops the answer, unless it belongs to a named conversation or runs in the background.
+    """
+    dropped: list[str] = []  # reported in a header with the ignored fields
     response = await _response(request, services, owner, asked, serializer_of, dropped)
     response.headers.update(await with_prompt(request, lambda: ignored_headers(asked, dropped)))
     return response
@@ -170,9 +180,6 @@ async def _response(
     serializer_of: Callable[[ModelInfo], Serializer],
     dropped: list[str],
 ) -> Response:
-    """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
-    conversation, or wants it in the background, where it is known by its own id. Raises ApiError for whatever can be
-    refused before the first byte."""
     host, choice = services.shared.engine, await chosen_model(services, asked.model)
     choices, conversation = len(list(asked.choices)), conversation_of(request)
     running = _admitted(services, owner, choices)
@@ -201,7 +208,7 @@ async def _response(
         ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
 
         async def begin() -> None:
-            """All that can be refused is refused before the first byte."""
+            # Everything that can be rejected is rejected here, before the first byte.
             await running.begin(ask, lambda work: with_prompt(request, work))
 
         if conversation is None:
@@ -230,7 +237,7 @@ async def _response(
 
 
 def conversation_of(request: Request) -> str | None:
-    """The conversation a request names. Raises ApiError (400) for a name that is none."""
+    """Return the conversation header. Raise ApiError (400) if malformed."""
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
         raise ApiError(
@@ -240,7 +247,7 @@ def conversation_of(request: Request) -> str | None:
 
 
 async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIterator[bytes]:
-    """Everything a stream says, or one error in the place of what is missing."""
+    """Yield the whole stream; an error becomes its last frame."""
     try:
         for sse_event in serializer.initial_events():
             yield sse_event
@@ -258,7 +265,7 @@ async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIt
 
 
 async def whole(running: RunningRequest, serializer: Serializer) -> Response:
-    """The whole response. Raises the error of an answer."""
+    """Return the whole response. Raise the answer's error."""
     async for item in generation_events(running):
         if item is not None:
             for _ in await sse_events_of(serializer, *item):
@@ -268,12 +275,12 @@ async def whole(running: RunningRequest, serializer: Serializer) -> Response:
 
 
 def stream_of(chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> Response:
-    """A stream of events; `at_end` is called when it ends or its reader leaves."""
+    """Return an event stream; `at_end` is called at its end or on disconnect."""
     return _Stream(chunks, at_end)
 
 
 def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """The error as a program gets it, the field called by one of `names`; what nobody expected is logged."""
+    """Convert an error to an ApiError with this API's field names; log unexpected ones."""
     mapped = api_error_of(error).called(names or {})
     if mapped.code == "internal_error":
         logger.error("unexpected %s on an API request", type(error).__name__, exc_info=error)
@@ -281,8 +288,6 @@ def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
 
 
 def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest:
-    """One request more. Raises ApiError (429) where too many wait already, with the time after which it is worth asking
-    again."""
     requests = services.shared.requests
     running = requests.admit(owner, choices=choices, on_end=services.metrics.observe)
     if running is not None:
@@ -294,7 +299,6 @@ def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest
 
 
 async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> Response:
-    """The whole answer, or nothing to anybody if the client leaves meanwhile."""
     writing = asyncio.create_task(whole(running, serializer))
     leaving = asyncio.create_task(_left(request))
     try:
@@ -314,8 +318,9 @@ async def _left(request: Request) -> None:
 
 
 class _Stream(StreamingResponse):
-    """Calls `at_end` also if it ends before its first chunk: a generator would not hear of that."""
+    """Calls `at_end` even if it ends before its first chunk."""
 
+    # A generator that was never started is not notified of its end.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._at_end = at_end

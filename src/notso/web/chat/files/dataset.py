@@ -1,7 +1,7 @@
-"""What a chat can teach: its shown branch as a conversation, and pairs of answers of which a person preferred one.
+"""Training rows from chats: the shown branch as a conversation, and preferred against rejected answers.
 
-Rows have the names that TRL knows: `messages` for supervised tuning, `prompt`, `chosen` and `rejected` for preferences.
-`chat_template_kwargs` says what the template was given beside them.
+Columns are named as in TRL: `messages` for supervised tuning; `prompt`, `chosen` and `rejected` for preferences;
+`chat_template_kwargs` for the template's arguments.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from notso.web.turns.tool_rounds import answer_messages
 
 Row = dict[str, Any]
 NO_THOUGHTS = "<think>\n\n</think>\n"
-"""What the template puts before an answer of a conversation without thinking."""
+"""What the template puts before answers in conversations without thinking."""
 
 
 def conversation(whole: WholeChat) -> Row | None:
-    """The shown branch up to its last finished answer, as far as nothing before that is unfinished; None where there is
-    no such answer."""
+    """Return the shown branch up to its last finished answer, if any."""
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
+    # Nothing after an unfinished message is used.
     cut = next((at for at, message in enumerate(shown) if not _is_whole(message)), len(shown))
     last = next((at for at in reversed(range(cut)) if _teaches(shown[at])), None)
     if last is None:
@@ -36,10 +36,9 @@ def conversation(whole: WholeChat) -> Row | None:
 
 
 def preferences(whole: WholeChat) -> Iterator[Row]:
-    """Of each question with several finished answers the one that is preferred, beside each of the others.
+    """Pair the preferred answer of each question with each of its other finished answers.
 
-    Preferred is the version that a person edited, else the one that is shown. Where several were edited, that which is
-    shown or else the newest.
+    Preferred is the edited version, else the shown one; of several edited ones the shown or else the newest.
     """
     shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
     for question in (message for message in whole.messages if message.role == "user"):
@@ -83,9 +82,9 @@ def _options(thinking: bool) -> Row:
 
 
 def _as_row(message: Message, thinking: bool) -> Row:
-    """As a chat template takes it. Thoughts stand in the text, as the model writes them."""
     row: Row = {"role": message.role, "content": message.content}
     if message.role == "assistant" and thinking:
+        # Thoughts are part of the text, as the model writes them.
         thoughts = f"<think>\n{message.reasoning_content}\n</think>\n" if message.reasoning_content else NO_THOUGHTS
         row["content"] = thoughts + message.content
     if message.tool_calls:
@@ -99,5 +98,5 @@ def _as_row(message: Message, thinking: bool) -> Row:
 def _arguments(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # the model wrote what is no JSON: it is shown as it is
+    except ValueError:  # the model wrote invalid JSON: keep the text
         return text

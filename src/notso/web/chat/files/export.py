@@ -1,4 +1,4 @@
-"""A chat as a file: JSON with the whole tree for machines, Markdown of the shown branch for people."""
+"""Chat export: JSON of the whole tree, or Markdown of the shown branch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.web.turns.tool_rounds import parts_of
 from notso.web.values.wording import words
 
 FORMAT_NAME = "notso-chats"
-FORMAT_VERSION = 2  # 1 knew no tool calls
+FORMAT_VERSION = 2  # version 1 had no tool calls
 
 _UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -25,13 +25,12 @@ JSON_TAIL = b"]\n}\n"
 
 
 def chat_as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
-    """One of the chats between head and tail, commas between them: everything but what can be made anew (HTML) or is
-    nobody else's business (generation ids)."""
+    """Return one of the chats between JSON_HEAD and JSON_TAIL, comma-separated."""
     return json.dumps(_chat_json(chat, messages), ensure_ascii=False, indent=1).encode()
 
 
 def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
-    """What the page shows, without thoughts."""
+    """Return messages as Markdown, without thoughts."""
     parts = [f"# {chat.title}"]
     for message in shown:
         if message.kind == "summary":
@@ -49,7 +48,7 @@ def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
 
 
 def file_name(chat: Chat, ending: str) -> str:
-    """A name that every system can write."""
+    """Return a file name valid on every system."""
     return (_UNFIT_IN_NAMES.sub("-", chat.title).strip("-.").lower()[:60] or "chat") + f".{ending}"
 
 
@@ -69,6 +68,7 @@ def _chat_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
 
 def _message_json(message: StoredMessage) -> dict[str, Any]:
     return {
+        # Left out: HTML, which can be rendered again, and generation ids, which are internal.
         "id": message.id,
         "parent_id": message.parent_id,
         "chosen_child": message.chosen_child,
@@ -95,6 +95,7 @@ def _tool_use(use: ToolUse) -> str:
 
 
 def _fenced(text: str) -> str:
+    # The fence must be longer than any run of backticks in the text.
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

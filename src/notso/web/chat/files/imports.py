@@ -1,7 +1,6 @@
-"""Reading chats from a file: our own export, or a list of messages as the OpenAI API has it.
+"""Import chats from untrusted files: our own export, or OpenAI message lists.
 
-Every byte of it is a stranger's. Everything gets a new id, so that nothing that is there can be overwritten. Takes
-time: not on the event loop.
+Everything gets new ids, so an import cannot overwrite stored data. Blocking: do not call on the event loop.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from notso.web.values.strict_fields import StrictFields, at_most
 from notso.web.values.wording import words
 
 MAX_CHATS = 2_000
-MAX_MESSAGES = 25_000  # of all chats together: more of an export of ours do not go into 16 MiB
+MAX_MESSAGES = 25_000  # of all chats together; an export of 16 MiB holds fewer
 MAX_TEXT = 1_000_000
 MAX_DEPTH = 64
-LIMITS = JsonLimits(MAX_DEPTH, objects=100_000, values=1_000_000)  # 16 MiB of ours hold fewer
+LIMITS = JsonLimits(MAX_DEPTH, objects=100_000, values=1_000_000)  # an export of 16 MiB holds fewer
 ARGUMENTS_LIMITS = JsonLimits(MAX_DEPTH, objects=10_000, values=100_000)
 MAX_TOOL_USES = 200
 MAX_SETTINGS = 100
@@ -147,7 +146,7 @@ class _Said(StrictFields):
     reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
     tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES, fail_fast=True)
-    # What the API's own clients write beside it:
+    # Fields that OpenAI clients add when they dump a message:
     annotations: list[Any] | None = Field(default=None, max_length=0)
     audio: None = None
     function_call: None = None
@@ -170,7 +169,7 @@ class _OpenAIList(StrictFields):
 
 
 def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
-    """The chats in a file, with ids of their own. Raises Problem, which says what is wrong and where."""
+    """Parse chats and give them new ids. Raises Problem naming the invalid field."""
     data = _parse(body)
     if isinstance(data, dict) and data.get("format") == FORMAT_NAME:
         version = data.get("version")
@@ -186,7 +185,7 @@ def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
 
 
 def _check_count(chats: Any) -> None:
-    """Of messages in all, before anything is made of one."""
+    # Counted before validation builds objects of them.
     lists = [each.get("messages") for each in chats if isinstance(each, dict)] if isinstance(chats, list) else []
     if sum(len(each) for each in lists if isinstance(each, list)) > MAX_MESSAGES:
         raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_MESSAGES:,} messages"))
@@ -206,7 +205,7 @@ def _own(source: _Chat) -> ImportedChat:
     except ValueError:
         raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="no such day")) from None
     wanted = {k: v for k, v in shown_values(source.settings).items() if v}
-    wanted.pop("tools", None)  # a person switches them on, not a file
+    wanted.pop("tools", None)  # tools are enabled by the user only, never by a file
     settings, problems = changed({}, wanted)
     if problems:
         place, reason = next(iter(problems.items()))
@@ -217,7 +216,7 @@ def _own(source: _Chat) -> ImportedChat:
         thinking=source.thinking,
         prompt_date=day,
         created_ms=min(source.created_ms or now, now),
-        updated_ms=min(source.updated_ms or now, now),  # from the future it would stand on top for ever
+        updated_ms=min(source.updated_ms or now, now),  # a time in the future would keep the chat on top
         pinned=source.pinned,
         settings=settings,
         chosen_root=new_ids.get(source.chosen_root or ""),
@@ -250,8 +249,8 @@ def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> Sto
 
 
 def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
-    """In the order of their rounds and places, whatever the file says, so that they can be put back into the text."""
     uses: list[ToolUse] = []
+    # Rounds and positions must not decrease, whatever the file says: the text is split at them.
     number = content_at = reasoning_at = 0
     for each in source.tool_uses:
         number = max(number, each.round)
@@ -274,7 +273,7 @@ def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
     title = title_of(next((each.content for each in instructions if each.role == "user"), ""))
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings)
     messages: list[StoredMessage] = []
-    unanswered: dict[str, int] = {}  # the newest answer's calls: their ids in the list, and their places in the answer
+    unanswered: dict[str, int] = {}  # calls of the newest answer without a result: id -> index
 
     def add(role: Literal["user", "assistant"], content: str) -> None:
         follows = messages[-1].id if messages else None
@@ -290,6 +289,7 @@ def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
             uses[at] = replace(uses[at], state="done", result=each.content)
             messages[-1] = replace(messages[-1], tool_uses=tuple(uses))
         elif isinstance(each, _Said):
+            # An assistant message after tool results continues the same answer.
             if not messages or not _ends_with_calls(messages[-1]):
                 add("assistant", "")
             before = len(messages[-1].tool_uses)
@@ -304,12 +304,10 @@ def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
 
 
 def _ends_with_calls(message: StoredMessage) -> bool:
-    """Whether what an assistant says next belongs to this answer."""
     return bool(message.tool_uses) and message.tool_uses[-1].round_end == len(message.content)
 
 
 def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
-    """The answer with what the model said next, and called then: without results for now."""
     content = "\n\n".join(filter(None, (answer.content, said.content)))
     reasoning = "\n\n".join(filter(None, (answer.reasoning, said.reasoning_content)))
     number = answer.tool_uses[-1].round + 1 if answer.tool_uses else 0
@@ -318,6 +316,7 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
             new_tool_use_id(),
             call.function.name,
             call.function.arguments,
+            # Calls stay so where the file holds no result.
             "interrupted",
             number,
             content_at=len(content),
@@ -358,6 +357,7 @@ def _parse(body: bytes) -> Any:
         elif isinstance(error, RecursionError):
             reason = "it is nested too deep"
         raise Problem(400, words["import_broken"].format(reason=reason)) from None
+    # Decoding valid UTF-8 gives surrogates or NUL only through these escapes; other files skip the walk.
     if any(mark in body for mark in (b"\\ud", b"\\uD", b"\\u0000", b"\x00")):
         _check_text(data)
     return data

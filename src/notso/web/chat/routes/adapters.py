@@ -1,4 +1,4 @@
-"""Adapters on the page about models: loaded from the operator's folder, and removed."""
+"""Routes that load adapters from the operator's folder and remove them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.post("/models/adapters/load")
 async def load_adapter(request: Request, services: Services) -> Response:
-    """Read one for the default model; chats may choose it from then on."""
+    """Load an adapter for the default model."""
     fields = await read_form(request)
     folder, file = services.shared.settings.adapter_dir, fields.get("file", "")
     path = within(folder, file) if folder is not None and file else None
@@ -39,7 +39,7 @@ async def load_adapter(request: Request, services: Services) -> Response:
 
 @router.post("/models/adapters/unload")
 async def unload_adapter(request: Request, services: Services) -> Response:
-    """Remove one of the default model; answers that are being written with it go on."""
+    """Remove an adapter; running answers keep it until they end."""
     name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine
     if engine is None or name not in engine.adapters.infos:
         raise Problem(404, words["error_unknown_adapter"])

@@ -1,4 +1,4 @@
-"""All chats at once: the list, those that are put away among it, and what is done with several of them."""
+"""The page of all chats, including archived ones, and actions on several of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ ACTIONS = ("archive", "unarchive", "delete")
 
 @router.get("/archive")
 async def show_all(request: Request, services: Services, owner: Owner, page: str = "") -> Response:
-    """The chats that are kept, a page of them at a time, each with a box to choose it by."""
     return await _page(request, services, owner, page)
 
 
 @router.post("/archive")
 async def change_many(request: Request, services: Services, owner: Owner) -> Response:
-    """Put the chosen chats away, take them out again, or delete them; deleting can be undone for a moment."""
+    """Archive, unarchive or delete the selected chats."""
     fields = await read_form(request, most=MOST_CHOSEN)
     action = fields.get("action", "")
     chosen = [name.removeprefix("chat-") for name in fields if name.startswith("chat-")]
@@ -57,7 +56,6 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
 
 @router.post("/undo")
 async def undo_many(request: Request, services: Services, owner: Owner) -> Response:
-    """Take back the deletion of several chats."""
     fields = await read_form(request, most=MOST_CHOSEN)
     restored = [await services.shared.store.restore(owner, trash_id) for trash_id in fields if trash_id != "key"]
     if not any(restored):
@@ -69,7 +67,7 @@ async def undo_many(request: Request, services: Services, owner: Owner) -> Respo
 
 @router.post("/chats/{chat_id}/archive")
 async def archive(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Put one chat away: it leaves the list, and is found by searching as before."""
+    """Archive a chat; search still finds it."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
     await services.shared.store.set_archived(owner, chat.id, True)

@@ -1,4 +1,4 @@
-"""What can be done with a whole chat, and finding one among many."""
+"""Routes for whole chats: list, search, rename, pin, delete, clear, summarize."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from notso.web.chat.views import (
 )
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_choice import loaded_engine
+from notso.web.engine.model_names import loaded_engine
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
@@ -46,14 +46,14 @@ router = APIRouter(dependencies=[Depends(guarded)])
 MAX_HITS = 40
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
-"""Of Markdown: a line that is found is read, not laid out."""
+"""Markdown marks, removed because a search hit is shown as plain text."""
 
 
 @router.get("/chats")
 async def list_chats(
     request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
 ) -> Response:
-    """The list of chats in the sidebar, `count` of them; `current` is the one on the page."""
+    """Show `count` chats of the sidebar; `current` is the open one."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
     chat = await services.shared.store.chat(owner, current) if is_id(current) else None
@@ -63,7 +63,6 @@ async def list_chats(
 
 @router.get("/search")
 async def search(request: Request, services: Services, owner: Owner, q: str = "") -> Response:
-    """Chats and messages that hold the words."""
     query = q[:MAX_QUERY_CHARACTERS]
     found = await services.shared.store.search(owner, query, MAX_HITS)
     hits = [
@@ -82,7 +81,7 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
 
 @router.get("/chats/{chat_id}/turns")
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
+    """Show a chat's messages after another tab changed or deleted them."""
     revision = services.feed.revision
     view = await read_shown_if_any(services, owner, chat_id, first=first_on(request))
     if view is not None:
@@ -94,14 +93,14 @@ async def show_turns(request: Request, services: Services, owner: Owner, chat_id
             "key": new_id(),
             "last_user_message": "",
         }
-        gone |= in_step_context(request, revision) | {"chat": {"id": chat_id}}  # it may be brought back
+        # The page keeps the chat's id, because undo in another tab may restore it.
+        gone |= in_step_context(request, revision) | {"chat": {"id": chat_id}}
         return await services.pages.respond(request, "_gone.html", 404, **gone)
     raise Problem(404, words["error_unknown_chat"])
 
 
 @router.post("/chats/{chat_id}/title")
 async def rename(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Rename a chat."""
     chat = await find_chat(services, owner, chat_id)
     title = " ".join((await read_form(request)).get("title", "").split())
     if not 1 <= len(title) <= MAX_TITLE_CHARACTERS:
@@ -113,7 +112,6 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/chats/{chat_id}/pin")
 async def pin(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Keep a chat at the top of the list, or no longer."""
     chat = await find_chat(services, owner, chat_id)
     pinned = (await read_form(request)).get("pinned") == "on"
     await services.shared.store.set_pinned(owner, chat.id, pinned)
@@ -123,7 +121,7 @@ async def pin(request: Request, services: Services, owner: Owner, chat_id: str) 
 
 @router.post("/chats/{chat_id}/keep")
 async def keep(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """A temporary chat is one like others from now on."""
+    """Make a temporary chat permanent."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
     await services.shared.store.keep(owner, chat.id)
@@ -133,18 +131,18 @@ async def keep(request: Request, services: Services, owner: Owner, chat_id: str)
 
 @router.post("/chats/{chat_id}/delete")
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete a chat with everything in it, for good after a moment in which that can be undone."""
+    """Move a chat to the trash, restorable for a moment."""
     chat = await find_chat(services, owner, chat_id)
     fields = await read_form(request)
     current = fields.get("current", chat.id)
     services.turns.stop_chat(owner, chat.id)
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
-        raise Problem(404, words["error_unknown_chat"])  # another tab was quicker
+        raise Problem(404, words["error_unknown_chat"])  # deleted by another tab
     services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
         return to_page(request, f"/?undo={trash_id}")
-    shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # it stays on the page
+    shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # stays on the page
     listed = await list_context(services, owner, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
@@ -152,19 +150,18 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/chats/{chat_id}/clear")
 async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Empty a chat; its settings stay."""
+    """Delete the messages and keep the settings."""
     return await _empty(request, services, owner, chat_id, reset=False)
 
 
 @router.post("/chats/{chat_id}/reset")
 async def reset(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Empty a chat and take its settings back to the defaults."""
+    """Delete the messages and reset the settings."""
     return await _empty(request, services, owner, chat_id, reset=True)
 
 
 @router.post("/undo/{trash_id}")
 async def undo(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
-    """Take back a deletion."""
     await read_form(request)
     chat_id = await services.shared.store.restore(owner, trash_id) if is_generation_id(trash_id) else None
     if chat_id is None:
@@ -175,7 +172,7 @@ async def undo(request: Request, services: Services, owner: Owner, trash_id: str
 
 @router.post("/chats/{chat_id}/summarize")
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Have the conversation so far summed up, for the model to read instead."""
+    """Add a summary that replaces earlier messages in prompts."""
     fields = await read_form(request)
     view = await read_branch(services, owner, chat_id, last_shown(request, fields))
     accepted, view = await summarise(services, owner, view, fields)
@@ -186,9 +183,8 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
 
 @router.get("/chats/{chat_id}/suggestions")
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """What might be asked next: waits for it, and answers 204 when there is nothing to suggest: so where the chat was
-    deleted or continued while its page asked.
-    """
+    """Return follow-up questions, or 204."""
+    # The chat may have been deleted or continued since the page asked: 204, not an error.
     view = await read_branch_if_any(services, owner, chat_id, last_shown(request))
     if view is None:
         return Response(status_code=204)
@@ -197,7 +193,7 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
         return Response(status_code=204)
     tools = services.toolbox.definitions(settings.tool_names)
     engine, choice = await loaded_engine(*models_of(services), settings.model)
-    if engine is None:  # nothing is loaded for this alone
+    if engine is None:  # suggestions alone do not load a model
         return Response(status_code=204)
     found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice)
     if not found:
@@ -219,4 +215,4 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
 
 def _marked(snippet: str) -> Markup:
     text = str(escape(_MARKS.sub("", snippet))).replace(HIT_BEGINS, "<mark>").replace(HIT_ENDS, "</mark>")
-    return Markup(text)  # escaped first: only our own marks are markup
+    return Markup(text)  # escaped first: only the <mark> tags are markup

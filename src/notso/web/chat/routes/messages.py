@@ -1,4 +1,4 @@
-"""What can be done with one message: see it, copy it, edit it, have it answered again, go on, choose a version."""
+"""Routes for one message: show, copy, edit, regenerate, continue, choose a version, branch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Part = Literal["answer", "reasoning", "all", "note"]
 async def show_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str, after: str = ""
 ) -> Response:
-    """One message as it is now, with the composer's buttons to match: what a page fetches when a stream is done."""
+    """Show one message after its stream ended, with matching buttons."""
     view = await read_shown(services, owner, chat_id, through=message_id)
     shown = next((each for each in view.path if each.message.id == message_id), None)
     if shown is None and is_id(message_id):
@@ -53,7 +53,7 @@ async def show_message(
 
 @router.get("/text")
 async def text(services: Services, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
-    """A message as it was written, Markdown and all, to be copied; `note`: why it failed."""
+    """Return a message's source; `note`: why it failed."""
     message = await find_message(services, owner, chat_id, message_id)
     reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     texts = {"answer": message.content, "reasoning": message.reasoning, "all": reasoning + message.content}
@@ -63,7 +63,6 @@ async def text(services: Services, owner: Owner, chat_id: str, message_id: str, 
 
 @router.get("/edit")
 async def edit_form(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """The message's text in a form."""
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
     template = "_edit.html" if is_fragment(request) else "edit.html"
@@ -72,7 +71,7 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
 
 @router.post("/edit")
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """A changed question is asked again, beside the first; a changed answer takes the place of what it was."""
+    """Ask an edited question again, or replace an answer's text."""
     fields = await read_form(request)
     with keeping(fields.get("text", "")):
         message = await find_message(services, owner, chat_id, message_id)
@@ -94,7 +93,6 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
 
 @router.post("/regenerate")
 async def regenerate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Another answer to the same question, beside the first."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
@@ -106,7 +104,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
 async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
-    """Write the same answer on; with mode `answer`, an unfinished thought is closed first."""
+    """Continue an answer; mode `answer` closes its thought first."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     if (
@@ -123,7 +121,6 @@ async def continue_message(
 
 @router.post("/choose")
 async def choose(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Show this version, and remember it."""
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     await services.shared.store.choose(owner, chat_id, message.id)
@@ -133,7 +130,7 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/branch")
 async def branch(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """A new chat that begins with everything down to this message; the old one stays as it is."""
+    """Copy the messages down to this one into a new chat."""
     await read_form(request)
     known = is_id(chat_id) and is_id(message_id)
     found = await services.shared.store.branch(owner, chat_id, message_id) if known else None
@@ -149,7 +146,7 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/unsummarize")
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Take a summary out: the model reads everything again."""
+    """Remove a summary, so that the model reads everything again."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     through = last_shown(request, fields)
@@ -168,7 +165,6 @@ async def _with_turn(
 
 
 def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:
-    """Attachments as the fields of the form that sent them."""
     return [
         (f"file-{number}-{part}", getattr(each, part))
         for number, each in enumerate(attachments, start=1)

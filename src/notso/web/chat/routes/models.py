@@ -1,4 +1,4 @@
-"""The page about models: what answers now, what else is here, and fetching what is not."""
+"""The models page: loaded and available models, and downloads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import adapter_files
 from notso.web.engine.change_over import change_over
-from notso.web.engine.facts import model_facts
-from notso.web.engine.model_names import served_file
+from notso.web.engine.model_names import model_facts, served_file
 from notso.web.engine.models import Inventory, take_inventory
 from notso.web.values.errors import NotsoError
 from notso.web.values.ids import is_id
@@ -29,13 +28,12 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/models")
 async def models_page(request: Request, services: Services) -> Response:
-    """What answers now and what else could."""
     return await services.pages.respond(request, "models.html", **await _context(services))
 
 
 @router.get("/models/download")
 async def show_download(request: Request, services: Services) -> Response:
-    """The page's moving part: what it asks for each second while something is loaded or fetched."""
+    """Show the part of the page that is polled while a model loads."""
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
     return await services.pages.respond(request, "_models.html", **await _context(services))
@@ -43,7 +41,7 @@ async def show_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download")
 async def begin_download(request: Request, services: Services) -> Response:
-    """Fetch an official file, or go on where that stopped. It takes the demo's place when it is there."""
+    """Start or resume a download; the file then replaces the demo model."""
     name = (await read_form(request)).get("name", "")
     file = next((file for file in official_files() if file.name == name), None)
     if file is None:
@@ -58,7 +56,7 @@ async def begin_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download/stop")
 async def stop_download(request: Request, services: Services) -> Response:
-    """End a download; what has arrived is kept."""
+    """Stop a download, keeping what was received."""
     await read_form(request)
     services.downloads.stop()
     return await shown(request, services)
@@ -66,16 +64,13 @@ async def stop_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/switch")
 async def switch_model(request: Request, services: Services) -> Response:
-    """Make another model the default. Chats stay; answers under way go on to their end, what is asked meanwhile waits
-    for the new one. A file that is no model which runs here is refused before.
-
-    A command names it as a person would, by a part of its name that only one has.
-    """
+    """Make another model the default; running answers finish, new ones wait for it."""
     fields = await read_form(request)
     host, registry = services.shared.engine, services.shared.model_registry
     name, inventory = fields.get("model", ""), await _inventory(services)
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
+        # A command may give any part of a name that only one model has.
         likely = inventory.like(name)
         if len(likely) > 1:
             names = ", ".join(each.model.name for each in likely)
@@ -87,6 +82,7 @@ async def switch_model(request: Request, services: Services) -> Response:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     if registry.check is not None:
         try:
+            # An unsupported file is refused before the running model is replaced.
             await asyncio.to_thread(registry.check, chosen.path)
         except (NotsoError, OSError) as error:
             raise Problem(400, words["error_model_refused"].format(name=chosen.model.name, reason=error)) from error
@@ -99,7 +95,6 @@ async def switch_model(request: Request, services: Services) -> Response:
 
 
 async def shown(request: Request, services: ChatServices) -> Response:
-    """The page as it is now, or its moving part."""
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
     return await services.pages.respond(request, "_models.html", **await _context(services))
@@ -108,7 +103,7 @@ async def shown(request: Request, services: ChatServices) -> Response:
 async def _context(services: ChatServices) -> dict[str, Any]:
     folder = services.shared.settings.adapter_dir
     files = await asyncio.to_thread(adapter_files, folder)
-    inventory = await _inventory(services)  # before what follows is read, all of one moment
+    inventory = await _inventory(services)  # the last await: all that follows is of one moment
     engine, download = services.shared.engine, services.downloads.current
     loaded = engine.engine.adapters.infos if engine.engine is not None else {}
     in_use = {Path(each.path).name for each in loaded.values()}

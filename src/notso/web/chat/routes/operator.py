@@ -1,4 +1,4 @@
-"""The operator's page: what each key and person used, which keys there are, what was done. Nothing anybody wrote."""
+"""The operator's page: usage per key and user, keys and audit log, but no content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ROWS, MAX_ENTRIES = 500, 200
 
 @router.get("/operator")
 async def operator_page(request: Request, services: Services) -> Response:
-    """For operators only, where accounts are kept."""
+    """Show the page, to operators only."""
     accounts = services.shared.accounts
     if accounts is None:
         raise Problem(404, words["error_no_accounts"])

@@ -1,4 +1,4 @@
-"""The pages of the chat, sending, and watching an answer. Each works with and without a script in the browser."""
+"""Chat pages, sending messages and streaming answers; each works with and without JavaScript."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ router = APIRouter(dependencies=[Depends(guarded)])
 async def home(
     request: Request, services: Services, owner: Owner, undo: str = "", start: str = "", temporary: str = ""
 ) -> Response:
-    """A greeting and an empty composer, or in it how a question may begin."""
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     draft = words[f"start_{start}_text"] if start in STARTS else ""
     return await chat_page(request, services, owner, None, draft=draft, temporary=temporary == "on", toast=toast)
@@ -64,7 +63,6 @@ async def home(
 
 @router.post("/chats")
 async def begin_chat(request: Request, services: Services, owner: Owner) -> Response:
-    """The first message makes the chat."""
     fields = await read_form(request)
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
     chat = replace(chat, temporary="temporary" in fields)
@@ -84,7 +82,6 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
 async def show_chat(
     request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = "", all: str = ""
 ) -> Response:
-    """A chat with its messages; an unfinished answer attaches itself to its stream."""
     through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
     view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
     await _seen(services, owner, view.chat)
@@ -94,7 +91,6 @@ async def show_chat(
 
 @router.get("/chats/{chat_id}/earlier")
 async def show_earlier(request: Request, services: Services, owner: Owner, chat_id: str, before: str = "") -> Response:
-    """The messages above one that a page begins with, some of them at a time."""
     view = await read_above(services, owner, chat_id, before)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat_id}", 303)
@@ -111,7 +107,7 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/chats/{chat_id}/messages")
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Create a turn. Both bubbles come back once it is on disk; the answer's bubble attaches to the stream."""
+    """Store a turn and return both of its messages."""
     fields = await read_form(request)
     last = last_shown(request, fields)
     with keeping(fields.get("text", "")):
@@ -127,7 +123,7 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/chats/{chat_id}/thinking")
 async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """The toggle beside the input, and its budget; they count from the next message."""
+    """Set thinking and its budget for the next message."""
     chat = await find_chat(services, owner, chat_id)
     await _with_toggle(services, owner, chat, await read_form(request))
     return back(request, f"/chats/{chat.id}")
@@ -135,7 +131,7 @@ async def set_thinking(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/generations/{generation_id}/stop")
 async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """Stop an answer; what it has said so far is kept. Stopping a finished one does nothing."""
+    """Stop an answer and keep its text."""
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.stop(generation_id)
@@ -144,7 +140,7 @@ async def stop(request: Request, services: Services, owner: Owner, generation_id
 
 @router.post("/generations/{generation_id}/answer-now")
 async def answer_now(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """Let it think no further; the answer begins."""
+    """End the thinking of a running answer."""
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.answer_now(generation_id)
@@ -152,14 +148,15 @@ async def answer_now(request: Request, services: Services, owner: Owner, generat
 
 
 async def attached(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
-    """The answer and log behind a stream. Whatever can be refused is, before anything is rendered for it."""
+    """Return an answer and its log. Raises Problem 404 and 429."""
     message = await find_generation(services, owner, generation_id)
+    # Refused before anything is rendered for it.
     if services.turn_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
     turn = services.turns.find(generation_id)
     if turn is not None:
         return message, turn.log
-    message = await find_generation(services, owner, generation_id)  # it may have ended between the two looks
+    message = await find_generation(services, owner, generation_id)  # the turn may have ended since it was read
     log = await services.relay.log_of(owner, message) if message.active else None
     if log is not None:
         return message, log
@@ -177,12 +174,13 @@ async def events(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Attach to an answer: a snapshot or what came after Last-Event-ID, then the rest as it comes, then `done`.
+    """Stream an answer: a snapshot or what followed Last-Event-ID, then updates, then `done`.
 
-    A page that says where it stands with `after` hears here what it hears from /feed while no answer comes.
+    With `after`, the events of /feed since that revision are included.
     """
     message, log = target
     events = turn_events(message.id, log, last_number(last_event_id))
+    # One connection per page, not two.
     if after:
         others = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
         events = both(events, others)
@@ -198,9 +196,9 @@ async def feed(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """What other tabs do: `chats` when the list of chats changed, `turns` when this chat did."""
+    """Stream changes by other tabs: `chats` (the list) and `turns` (this chat)."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
-    if shown is not None:  # a short answer may have ended before its page was there to read it
+    if shown is not None:  # a short answer may have ended before its page was loaded
         await _seen(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)
@@ -208,20 +206,17 @@ async def feed(
 
 @router.get("/status")
 async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """What the status badge and the banner ask for while a model loads or is fetched, and until questions are answered.
-
-    The badge's own words are left alone meanwhile: the stream of an answer on the page sets them.
-    """
+    """Show badge and banner, polled while a model loads or answers run."""
     view = await read_shown_if_any(services, owner, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0
+    # The badge's text stays as it is: an answer's stream sets it.
     where = f"/chats/{chat}" if is_id(chat) else ""
     return await services.pages.respond(request, "_status.html", **context, where=where)
 
 
 @router.get("/status/details")
 async def status_details(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """What stands behind the badge: asked for again and again for as long as a person looks at it."""
     path = await _path_if_any(services, owner, chat)
     context = status_context(services) | details_context(services, path)
     return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
@@ -230,7 +225,7 @@ async def status_details(request: Request, services: Services, owner: Owner, cha
 async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
     if not chat.unread:
         return
-    with contextlib.suppress(StorageError):  # it is shown anyhow
+    with contextlib.suppress(StorageError):  # a mark that stays must not hide the chat
         await services.shared.store.set_unread(owner, chat.id, False)
         services.feed.announce(owner, chat.id, "", turns=False)
 
@@ -241,7 +236,6 @@ async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list
 
 
 async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
-    """The chat with the composer's own settings, stored where they changed."""
     if chat.thinking != ("thinking" in fields):
         chat = replace(chat, thinking="thinking" in fields)
         await services.shared.store.set_thinking(owner, chat.id, chat.thinking)

@@ -1,4 +1,4 @@
-"""What plugins add to the page: their commands, their pages, and switching one on again that failed."""
+"""Routes for plugins: their commands, their pages, and restarting after a failure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ NO_SCRIPTS = (
     "default-src 'none'; style-src 'self'; img-src 'self'; font-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-"""Not even ours: what a plugin shows of others' words could name one of them, and what it should do."""
+"""Policy without any script, even ours: untrusted text on a plugin's page could trigger them by markup."""
 MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 
 
 @router.post("/plugins/{name}/start")
 async def start_plugin(request: Request, services: Services, name: str) -> Response:
-    """Switch one on again."""
     await read_form(request)
     process = _find(services, name)
     await asyncio.to_thread(process.start)
@@ -45,7 +44,6 @@ async def start_plugin(request: Request, services: Services, name: str) -> Respo
 
 @router.post("/plugins/{name}/commands/{command}")
 async def run_command(request: Request, services: Services, name: str, command: str) -> Response:
-    """What a command of a plugin says."""
     argument = (await read_form(request)).get("argument", "")
     process = _find(services, name)
     rows = process.offer.get("slash_commands", [])
@@ -62,7 +60,7 @@ async def run_command(request: Request, services: Services, name: str, command: 
 @router.get("/plugins/{name}/pages/{path:path}")
 @router.post("/plugins/{name}/pages/{path:path}")
 async def show_page(request: Request, services: Services, owner: Owner, name: str, path: str) -> Response:
-    """A plugin's page, under a content policy of its own."""
+    """Serve a plugin's page under a stricter policy."""
     form = await read_form(request) if request.method == "POST" else {}
     process = _find(services, name)
     if not any(row["path"] == path for row in process.offer.get("pages", [])):
@@ -83,6 +81,7 @@ async def show_page(request: Request, services: Services, owner: Owner, name: st
 
 
 def _is_status(status: Any) -> bool:
+    # No redirects, no 401, and neither 204 nor 205, which have no body.
     return type(status) is int and (200 <= status < 300 or 400 <= status < 500) and status not in (204, 205, 401)
 
 

@@ -1,6 +1,6 @@
-"""HTML and SVG that a model wrote, drawn in a frame that can do nothing: no scripts, no forms, no network, no origin.
+"""Preview of HTML and SVG written by a model, in a frame without scripts, forms, network or origin.
 
-Scripts and whatever could speak to the network by itself are taken out, and the frame's own policy refuses the rest.
+The sanitizer removes scripts and anything that loads by itself; the frame's policy refuses the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
 )
-_CALM = (  # what can be drawn so slowly that the page around it stands still
+_CALM = (  # effects so slow to draw that they freeze the page around the frame
     "<style>@layer calm { * { filter: none !important; backdrop-filter: none !important; "
     "mix-blend-mode: normal !important } }</style>"
 )
@@ -33,9 +33,10 @@ _CALM = (  # what can be drawn so slowly that the page around it stands still
 
 @router.post("/preview")
 async def show_preview(request: Request, services: Services, owner: Owner) -> Response:
-    """What the text draws, or why it cannot be shown. One at a time for each owner: it takes a process."""
+    """Render the text, or why it was refused."""
     text = (await read_form(request)).get("text", "")
     try:
+        # Each preview starts a process: one at a time per owner.
         async with services.previews.turn(owner):
             return _page(await preview_html(text))
     except ConfinedWorkError:

@@ -1,4 +1,4 @@
-"""Saved prompts: texts that a person uses again, each by a name that the palette of commands knows too."""
+"""Saved prompts: reusable texts with a name that the command palette offers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ _NAME = re.compile(r"[a-z0-9_-]{1,32}")
 
 @router.get("/prompts")
 async def show_prompts(request: Request, services: Services, owner: Owner) -> Response:
-    """Those that are saved, each in a form, and an empty one."""
     return await _page(request, services, owner)
 
 
 @router.post("/prompts")
 async def save_prompt(request: Request, services: Services, owner: Owner) -> Response:
-    """Save one: a new one, one in the place of another of its name, or one under a new name (`was`)."""
+    """Add, replace or rename (`was`) a prompt."""
     fields = await read_form(request)
     name, kind, text = fields.get("name", "").strip(), fields.get("kind", ""), fields.get("text", "").strip("\n")
     typed = SavedPrompt(name, cast(PromptKind, kind if kind in KINDS else "message"), text)
@@ -49,6 +48,7 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
     if len(saved | {name}) > MAX_PROMPTS:
         return await _page(request, services, owner, words["error_prompts"].format(limit=MAX_PROMPTS), typed)
     await services.shared.store.save_prompt(owner, typed)
+    # Saved under the new name first: a failure in between loses nothing.
     if was != name and was in saved:
         await services.shared.store.delete_prompt(owner, was)
     return RedirectResponse("/prompts", 303)
@@ -56,7 +56,6 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
 
 @router.post("/prompts/{name}/delete")
 async def delete_prompt(request: Request, services: Services, owner: Owner, name: str) -> Response:
-    """Delete one."""
     await read_form(request)
     if not await services.shared.store.delete_prompt(owner, name):
         raise Problem(404, words["error_unknown_page"])

@@ -1,4 +1,4 @@
-"""The settings of a chat and of new ones, and what a draft would cost."""
+"""Routes for settings of a chat and of new chats, and for the cost estimate of a draft."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_choice import choosable_names, loaded_engine
+from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.folder import DataFolder, look_at
@@ -38,31 +38,29 @@ YEAR_SECONDS = 365 * 24 * 3600
 @router.get("/settings")
 @router.get("/chats/{chat_id}/settings")
 async def show_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    """What new chats begin with, or what a chat has otherwise."""
     return await _show(request, services, owner, chat)
 
 
 @router.post("/settings")
 @router.post("/chats/{chat_id}/settings")
 async def change_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    """Change them; fields that are not sent or cannot be stay as they are, empty ones go back to the default."""
+    """Change settings: missing and invalid fields stay, empty ones are reset."""
     return await _change(request, services, owner, chat)
 
 
 @router.post("/estimate")
 async def estimate_new(request: Request, services: Services, owner: Owner) -> Response:
-    """What the draft of a new chat takes."""
     return await _estimate(request, services, owner, await read_form(request), None)
 
 
 @router.post("/chats/{chat_id}/estimate")
 async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """What a chat with the draft at its end takes of the context, and what reading it would cost."""
+    """Estimate context usage and prefill time with the draft."""
     fields = await read_form(request)
     last = last_shown(request, fields)
     view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None and is_fragment(request):
-        return Response(status_code=204)  # deleted a moment ago, and the page is about to leave it
+        return Response(status_code=204)  # deleted just now; the page is about to leave it
     if view is None:
         raise Problem(404, words["error_unknown_chat"])
     if last and not view.line:
@@ -72,7 +70,7 @@ async def estimate(request: Request, services: Services, owner: Owner, chat_id: 
 
 @router.post("/language")
 async def choose_language(request: Request) -> Response:
-    """This browser's pages speak another language from now on, or again the browser's own."""
+    """Set the language of this browser; empty: the browser's own."""
     chosen = (await read_form(request)).get("language", "")
     if chosen and chosen not in LANGUAGES:
         raise Problem(400, words["error_form"])
@@ -141,18 +139,18 @@ async def _change(request: Request, services: ChatServices, owner: str, chat: Ch
     else:
         await services.shared.store.set_settings(owner, chat.id, settings)
         chat = await find_chat(services, owner, chat.id)
-    if problems:  # what else was typed is kept: the sheet may be closed before the rest is mended
+    if problems:  # keep all typed text: the sheet may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in shown_values({})}
         return await _show(request, services, owner, chat, typed=typed, problems=problems)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
+    # A command shows no form, so a toast reports the change.
     toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
-    thinking = "thinking" in form  # of a page that has no chat yet
+    thinking = "thinking" in form  # the state of a page that has no chat yet
     return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
 def _report(form: Mapping[str, str], chat: Chat | None) -> str:
-    """What a command changed, and where: nobody saw a form for it."""
     names = [name for name in shown_values({}) if name in form]
     changes = ", ".join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
@@ -184,7 +182,7 @@ async def _estimate(
             lambda: measure(engine, line, draft, settings, options), text_size([*line, draft]), owner
         )
     except ModelError:
-        return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
+        return Response(status_code=204)  # the engine is shutting down; the next keystroke retries
     response = await services.pages.respond(
         request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
     )

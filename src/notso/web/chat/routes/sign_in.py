@@ -1,4 +1,4 @@
-"""The key swapped for a cookie, the way to an OpenID provider and back, and the end of a session."""
+"""Sign-in by key or OpenID provider, and sign-out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse
 from notso.web.chat.services import ChatServices, Services
 from notso.web.edge.access import NOBODY, Caller, KeyRing, caller_of, cookie_name, guarded, public
 from notso.web.edge.forms import read_form
-from notso.web.sign_in.sign_in_error import SignInError
+from notso.web.values.errors import SignInError
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -23,26 +23,25 @@ FLOW_SECONDS = 600
 
 
 class Provider(Protocol):
-    """An OpenID provider. Methods raise SignInError. `is_https`: browsers come back by https."""
+    """An OpenID provider. Methods raise SignInError; `is_https`: the callback's scheme."""
 
     is_https: bool
 
     async def begin(self, browser: str) -> str:
-        """Where to send a browser."""
+        """Return the provider's authorization URL."""
 
     async def finish(self, browser: str, state: str, code: str) -> Caller:
-        """Who came back."""
+        """Verify the callback."""
 
 
 @router.get("/login")
 async def login_page(request: Request, services: Services) -> Response:
-    """Asks for the key, or offers the provider."""
     return await _ask(request, services)
 
 
 @router.post("/login")
 async def login(request: Request, services: Services) -> Response:
-    """The right key gets a cookie that scripts cannot read and other sites' pages do not send."""
+    """Exchange the key for an HttpOnly session cookie."""
     ring: KeyRing = request.app.state.key_ring
     key = (await read_form(request)).get("api_key", "")
     caller = await ring.caller_with(key)
@@ -56,7 +55,7 @@ async def login(request: Request, services: Services) -> Response:
 
 @router.get("/login/oidc")
 async def go_to_provider(request: Request, services: Services) -> Response:
-    """To the provider, with a cookie by which the browser is known when it comes back."""
+    """Redirect to the provider, with a cookie identifying the browser."""
     provider = _provider(request)
     browser, secure = secrets.token_urlsafe(32), provider.is_https or _is_secure(request)
     try:
@@ -70,8 +69,7 @@ async def go_to_provider(request: Request, services: Services) -> Response:
 
 @router.get("/login/oidc/callback")
 async def come_back(request: Request, services: Services) -> Response:
-    """From the provider. The page that follows leads on by itself: a cookie that only our own pages send would not come
-    along where another site sent the browser."""
+    """Complete the provider's sign-in."""
     query, provider = request.query_params, _provider(request)
     secure = provider.is_https or _is_secure(request)
     flow = cookie_name(request, FLOW_COOKIE)
@@ -83,6 +81,8 @@ async def come_back(request: Request, services: Services) -> Response:
     except SignInError as error:
         await _audit(request, services, NOBODY, "could not sign in")
         return await _ask(request, services, 403, str(error))
+    # A page that leads on by itself, not a redirect: a SameSite=Strict cookie is not sent with a navigation that
+    # another site started.
     response = await services.pages.respond(request, "signed_in.html")
     response.delete_cookie(flow, path="/login", httponly=True, samesite="lax", secure=secure)
     await _begin_session(request, services, response, caller, secure=secure)
@@ -91,7 +91,7 @@ async def come_back(request: Request, services: Services) -> Response:
 
 @sessions.post("/logout")
 async def logout(request: Request, services: Services) -> Response:
-    """The browser's cookie counts no more, here or wherever else it went."""
+    """End the session everywhere its cookie was copied to."""
     ring: KeyRing = request.app.state.key_ring
     await read_form(request)
     await ring.end_session(request.cookies.get(cookie_name(request), ""))

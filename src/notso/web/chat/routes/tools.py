@@ -1,4 +1,4 @@
-"""Permission for a tool call, and which tools a chat may use at all."""
+"""Permission for tool calls, and the selection of tools for a chat."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import settings_of
+from notso.web.chat.submit import allowed_in, settings_of, with_tools
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.tool_offer import allowed_in, with_tools
 from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.model_choice import loaded_engine
+from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
@@ -31,13 +30,13 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/generations/{generation_id}/permission")
 async def show_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """The question whether a call may be run, or what the running one asks; nothing where none waits."""
+    """Show a pending permission request or tool's question."""
     return await _permission(request, services, await find_generation(services, owner, generation_id))
 
 
 @router.post("/generations/{generation_id}/permission")
 async def give_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """A person's word on the call that waits. A word given twice, or too late, changes nothing."""
+    """Answer a permission request; late answers change nothing."""
     message = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
     permission = fields.get("answer", "")
@@ -54,7 +53,7 @@ async def give_permission(request: Request, services: Services, owner: Owner, ge
 
 @router.post("/generations/{generation_id}/question")
 async def answer_question(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """A person's word on what a tool's server asks: the values, checked as it wants them, or none."""
+    """Answer a tool server's question, or decline."""
     message = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
     question = services.turns.question(generation_id)
@@ -74,14 +73,13 @@ async def answer_question(request: Request, services: Services, owner: Owner, ge
 @router.get("/tools")
 @router.get("/chats/{chat_id}/tools")
 async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    """What new chats or one chat may use, and what that costs of each prompt."""
+    """Show the available tools with their prompt cost."""
     return await _show(request, services, owner, chat)
 
 
 @router.post("/tools")
 @router.post("/chats/{chat_id}/tools")
 async def choose_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    """Choose it; it counts from the next message."""
     fields = await read_form(request)
     await services.toolbox.ready()
     stored = (await settings_of(services, owner, chat)).tool_names
@@ -98,8 +96,8 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
 
 
 def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> bool:
-    """Whether a tool is on after this form: as the form says where it was changed there, else as it is stored."""
     checked = f"tool-{name}" in fields
+    # Unchanged in this form: another tab may have changed the stored value since.
     if "was" in fields and checked == (name in fields["was"].split()):
         return name in stored
     return checked
@@ -128,7 +126,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
         try:
             costs = await asyncio.to_thread(_costs, engine, services.toolbox.all(), chosen, thinking, day)
         except ModelError:
-            costs = None  # the engine is just going away, or its template knows no tools
+            costs = None  # the engine is shutting down, or its template has no tools
     return await services.pages.respond(
         request,
         "_tools.html" if is_fragment(request) else "tools.html",
@@ -145,7 +143,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
 def _costs(
     engine: ChatEngine, tools: Sequence[ChatTool], chosen: Sequence[ChatTool], thinking: bool, day: date
 ) -> dict[str, int]:
-    """Tokens of a prompt: for each tool alone, and under '' for the chosen ones together."""
+    """Tokens of each tool, and under '' of all chosen ones."""
     question = (Message("user", ""),)
 
     def count(some: Sequence[ChatTool]) -> int:

@@ -1,4 +1,4 @@
-"""Chats as files, out and in."""
+"""Routes for export, backup and import of chats."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from notso.web.values.wording import words
 router = APIRouter(dependencies=[Depends(guarded)])
 
 Kind = Literal["md", "json", "html"]
-GIVE_WAY_SECONDS = 2.0  # a backup of which nothing is taken for so long makes room for another
+GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
 STYLES = ("surfaces.css", "text.css", "messages.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}")
 async def export_chat(request: Request, services: Services, owner: Owner, chat_id: str, kind: Kind) -> Response:
-    """One chat: Markdown or a still page of the shown branch, or JSON of all of it."""
+    """Export the shown branch as Markdown or HTML, or everything as JSON."""
     chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
     async with services.exporting.turn(owner):
@@ -63,7 +63,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
 
 @router.get("/export")
 async def export_all(services: Services, owner: Owner) -> Response:
-    """Every chat, as JSON; of a damaged database those that can be read, and the file's name says if not all can."""
+    """Export all readable chats; the file name says if some are missing."""
     chats, name = await services.shared.store.chats(owner), "notso-chats.json"
     chats = [chat for chat in chats if not chat.temporary]
     if services.shared.store.read_only:
@@ -74,12 +74,10 @@ async def export_all(services: Services, owner: Owner) -> Response:
 
 @router.get("/backup")
 async def backup(services: Services) -> Response:
-    """All there is, as a file that can stand in the database's place. One at a time: each is as large again.
-
-    Who takes nothing of the one that is being sent gives way to who asks for the next.
-    """
+    """Download a copy of the SQLite database. Raises Problem 429 while busy, 501 on PostgreSQL."""
     if services.shared.store.is_shared:
         raise Problem(501, BACKUP_ELSEWHERE)
+    # One at a time: each copy is as large as the database. A stalled download is dropped for the next.
     if services.backing_up.locked():
         reader = services.backup_reader
         if reader is None or reader.unread_since is None or time.monotonic() - reader.unread_since < GIVE_WAY_SECONDS:
@@ -99,7 +97,7 @@ async def backup(services: Services) -> Response:
 
 @router.post("/import")
 async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
-    """Chats from a file: our own export, or a list of messages. What is there already is never touched."""
+    """Add chats from an export or a message list."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", FORM_TYPE):
         raise Problem(415, words["import_unknown"])
@@ -108,7 +106,7 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
     def read() -> list[ImportedChat]:
         return read_chats(parse_form(body).get("json", "").encode() if kind == FORM_TYPE else body, title_of)
 
-    # Until it is stored: what is read of a file takes several times its bytes.
+    # Held until the chats are stored: a parsed file takes several times its size in memory.
     async with services.importing.turn(owner):
         chats = await services.importing.work(read)
         await services.shared.store.add_chats(owner, chats)
@@ -125,8 +123,6 @@ class _ReaderGoneError(Exception):
 
 
 class _PassingFile(FileResponse):
-    """The one backup on its way: it is gone once it was sent, or its reader was; then there may be another."""
-
     def __init__(self, services: ChatServices, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
         self._services = services
@@ -143,13 +139,15 @@ class _PassingFile(FileResponse):
             with contextlib.suppress(_ReaderGoneError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
+            # The one backup is gone once it was sent or its reader left; then another may start.
             self._services.backup_reader = None
             self._services.backing_up.release()
             await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
 
 
 async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
-    """Each chat is read when those before it were taken, and no two are made at once, whoever asks for them."""
+
+    # Each chat is read only after the client took the one before it.
     yield JSON_HEAD
     for number, chat in enumerate(chats):
         async with services.exporting.turn(owner):
@@ -171,7 +169,7 @@ async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
 
 def _css() -> Markup:
     texts = [path.read_text() for name in STYLES if (path := Path(STATIC_DIRECTORY, name)).exists()]
-    return Markup("\n".join(texts))  # our own files
+    return Markup("\n".join(texts))  # trusted: the package's own files
 
 
 def _download(body: bytes | str | AsyncIterator[bytes], media_type: str, name: str) -> Response:

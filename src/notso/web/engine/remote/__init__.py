@@ -1,1 +1,1 @@
-"""An engine that another server runs, as a front end has it."""
+"""Remote engine, as used by a front end."""

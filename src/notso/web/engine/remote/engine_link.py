@@ -1,7 +1,7 @@
-"""The connection of a front end to its engine: calls that take a moment, and one stream of all answers' events.
+"""Connection of a front end to its engine: short calls, and one stream with the events of all answers.
 
-A thread follows the stream. Where it breaks it is taken up again, and every answer goes on from the number of its last
-event; after some seconds without a connection the engine is lost, and all that it was writing ends with an error.
+A thread follows the stream. After a disconnect it resumes each answer after its last event; after LOST_SECONDS without
+a connection the engine counts as lost and its answers end with an error.
 """
 
 from __future__ import annotations
@@ -29,65 +29,63 @@ T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 logger = logging.getLogger("notso.web.engine")
 
 WIRE_PATH = "/engine/v1"
-"""Another form of what crosses has another number."""
+"""Incompatible wire formats get another number."""
 CONNECT_SECONDS = 3.0
 CALL_SECONDS = 120.0
-"""A model that was unloaded is loaded for a request."""
+"""Long enough to load an unloaded model for a request."""
 SILENCE_SECONDS = 5.0
-"""The engine says something each second."""
+"""The engine sends at least one line per second."""
 LOST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""A line holds what was written of all answers since the line before, the answer to a call at most the token ids of a
-prompt."""
+"""A line holds all text since the previous line; a call's result is at most the token ids of a prompt."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
-"""A connection that was used within so long is used again: servers close those that rest."""
+"""Idle connections are reused within this time, as servers close idle ones."""
 NOT_UNDERSTOOD = "says what is not understood: use the same release for both"
 FAILURES = (OSError, http.client.HTTPException)
 
 
 class RefusedError(EngineError):
-    """The engine is there, and does not take this front end: nothing changes before somebody does."""
+    """The engine rejects this front end; retrying does not help until its configuration changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What an engine says of itself. `state` is that of its default model, or `stopping`."""
+    """Status of an engine."""
 
-    state: str = "loading"
+    state: str = "loading"  # of the default model, or `stopping`
     failure: str = ""
     info: ModelInfo | None = None
     adapters: Mapping[str, AdapterInfo] = field(default_factory=dict)
 
     @property
     def can_answer(self) -> bool:
-        """If need be by a model that is loaded for it."""
+        """Whether it can answer, possibly after loading a model."""
         return self.state in ("ready", "unloaded") and self.info is not None
 
     @property
     def has_failed(self) -> bool:
-        """Waiting alone does not help."""
+        """Whether waiting is useless."""
         return self.state in ("failed", "stopped", "stopping")
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An answer that has not ended. `begun`: the engine has said that it takes it."""
+    """An unfinished answer."""
 
     generation: Generation
     events: int = 0
-    begun: bool = False
+    begun: bool = False  # accepted by the engine
 
 
 class EngineLink:
-    """Thread-safe. `when_changed` is called, from its thread, when the engine was lost or says otherwise of itself."""
+    """Thread-safe. `when_changed` is called from its thread on loss or change of the engine."""
 
     def __init__(self, url: str, key: str, when_changed: Callable[[], None]) -> None:
-        """`url` is http://HOST[:PORT] or https://..., checked by the settings."""
         parts = urlsplit(url)
         self.name = f"the engine at {parts.netloc}"
         self._parts = parts
@@ -109,12 +107,11 @@ class EngineLink:
         self.stats = EngineStats()
 
     def start(self) -> None:
-        """Begin to follow."""
         for work in (self._follow, self._steer):
             threading.Thread(target=work, name="notso-link", daemon=True).start()
 
     def close(self) -> None:
-        """End what is open, and follow no more."""
+        """End all answers and the stream."""
         self._closed = True
         self._steering.put(None)
         self._break_calls()
@@ -123,7 +120,7 @@ class EngineLink:
             self._changed.notify_all()
 
     def wait(self) -> About:
-        """What the engine says of itself, once it can answer. Raises EngineError where it does not, or is not there."""
+        """Wait until the engine can answer. Raise EngineError if it cannot or is unreachable."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._tried)
             self._changed.wait_for(lambda: self._closed or not self.is_up or self._settled)
@@ -143,7 +140,7 @@ class EngineLink:
     # ---- answers
 
     def begin(self, body: Mapping[str, Any]) -> Generation:
-        """Have an answer begun. Raises what the engine refuses it with, or EngineError."""
+        """Start an answer. Raise the engine's error, or EngineError."""
         with self._changed:
             number = self._last = self._last + 1
             generation = Generation(lambda: self._wants(number))
@@ -152,23 +149,22 @@ class EngineLink:
             self.call("submit", {**body, "session": self._session, "number": number})
         except BaseException:
             self._open.pop(number, None)
-            self._steering.put(("stop", number))  # it may have come there nevertheless
+            self._steering.put(("stop", number))  # the engine may have received it nevertheless
             raise
         entry.begun = True
         return generation
 
     def stop_all(self) -> None:
-        """End all that is being written."""
         for each in list(self._open.values()):
             each.generation.stop()
 
     def end_all(self) -> None:
-        """The same, without waiting for the engine."""
+        """End all answers without waiting for the engine."""
         self.stop_all()
         self._end_all("the engine was closed")
 
     def _wants(self, number: int) -> None:
-        """In whichever thread stops it: it must not block."""
+        # Runs in any thread that steers the generation: it must not block.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -181,7 +177,7 @@ class EngineLink:
             kind, number = wanted
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
-            except EngineError as error:  # what is open is said again when the stream is taken up
+            except EngineError as error:  # the next stream request repeats pending stops
                 logger.debug("not told to the engine: %s", error)
             finally:
                 self._steering.task_done()
@@ -189,7 +185,7 @@ class EngineLink:
     # ---- calls
 
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
-        """What the engine gives for it. Raises what it refuses, or EngineError where it is not there."""
+        """Call a method of the engine. Raise its error, or EngineError if unreachable."""
         data = json.dumps(body).encode()
         connection, is_fresh = self._connection()
         try:
@@ -198,7 +194,7 @@ class EngineLink:
             except FAILURES:
                 if is_fresh or self._closed:
                     raise
-                connection.close()  # the server had closed it meanwhile; both methods that change something bear it
+                connection.close()  # probably an idle connection closed by the server; every call may be repeated
                 self._in_use.discard(connection)
                 connection = self._connect(CALL_SECONDS)
                 told = self._ask(connection, name, data)
@@ -234,7 +230,6 @@ class EngineLink:
         return bytes(told)
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """One that is ready, and whether it is new."""
         while self._spare:
             try:
                 connection, used = self._spare.pop()
@@ -263,11 +258,11 @@ class EngineLink:
         return connection
 
     def _break_calls(self) -> None:
-        """Whoever waits for an answer hears that there is none."""
+        # Waiting calls fail at once.
         for connection in list(self._in_use):
             try:
                 connection.sock.shutdown(2)
-            except (OSError, AttributeError):  # it is closed
+            except (OSError, AttributeError):  # already closed
                 continue
 
     def _require_taken(self, response: http.client.HTTPResponse) -> None:
@@ -307,7 +302,7 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """As they come. Raises one of FAILURES, EngineError or ValueError."""
+        """Raise one of FAILURES, EngineError or ValueError."""
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:
@@ -368,7 +363,7 @@ class EngineLink:
             self._when_changed()
 
     def _note_trouble(self, trouble: str, is_lost: bool) -> None:
-        """The connection is broken; for a while that harms nobody."""
+        # Short interruptions are not reported.
         was_up = self.is_up
         if trouble != self.trouble and (is_lost or not was_up):
             logger.warning("%s", trouble)
@@ -397,7 +392,7 @@ def _end(entry: _Open, why: str) -> None:
 
 
 def checked_numbers(value: T) -> T:
-    """A value of counts and times, whose numbers can be stored and shown. Raises ValueError."""
+    """Check that all numbers are valid counts or times. Raise ValueError."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
         if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too
@@ -406,7 +401,7 @@ def checked_numbers(value: T) -> T:
 
 
 def _checked(event: Event) -> Event:
-    """An event that carries what its kind promises, in text that can be stored and shown. Raises ValueError."""
+    """Check an event's fields for its kind. Raise ValueError."""
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:
             raise ValueError(f"a {event.kind} without {name}")
@@ -418,7 +413,7 @@ def _checked(event: Event) -> Event:
         raise ValueError("a place or a count that is none")
     calls = [call for call in (event.tool_call, event.begun_call) if call is not None]
     for text in (event.text, event.stop or "", *(part for call in calls for part in (call.id, call.name))):
-        text.encode()  # a lone surrogate
+        text.encode()  # raises for a lone surrogate
     for call in calls:
         call.arguments.encode()
     return event

@@ -1,4 +1,4 @@
-"""An engine that another server runs: a front end keeps and shows, and computes nothing."""
+"""Engine run by another server, as used by a front end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from notso.web.engine.remote.wire_values import packed, types_of
 
 
 class RemoteSource:
-    """Connects with the engine at an address; an EngineSource, and one that says when it is worth asking again."""
+    """Connects to an engine server; an EngineSource that reports when to retry."""
 
     def __init__(self, url: str, key: str) -> None:
-        """Nothing is asked of it yet. url: http://HOST[:PORT]; key: what that server's NOTSO_ENGINE_KEY is."""
+        # `key` is the NOTSO_ENGINE_KEY of the engine's server.
         self._lock = threading.Lock()
         self._link = EngineLink(url, key, self._changed)
         self._started = False
@@ -35,7 +35,7 @@ class RemoteSource:
         self._when_back: list[Callable[[], None]] = []
 
     def __call__(self) -> RemoteEngine:
-        """The engine, once its model is loaded. Raises EngineError: it does not answer, or cannot."""
+        """Wait for the engine. Raise EngineError if unreachable or unable to answer."""
         with self._lock:
             if not self._started:
                 self._started = True
@@ -46,17 +46,15 @@ class RemoteSource:
         engine = RemoteEngine(self._link, about.info)
         with self._lock:
             self._engine = engine
-        self._changed()  # it may be lost by now
+        self._changed()  # the engine may already be lost
         return engine
 
     def when_back(self, callback: Callable[[], None]) -> None:
-        """Call it, once, from any thread, when the engine can answer."""
         with self._lock:
             self._when_back = [callback]
         self._changed()
 
     def close(self) -> None:
-        """Follow it no more."""
         self._link.close()
 
     def _changed(self) -> None:
@@ -76,31 +74,30 @@ class RemoteSource:
 
 
 class RemoteAdapters:
-    """Those of the engine, where they are loaded and removed."""
+    """Adapters of the remote engine; they are loaded and removed there."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
 
     @property
     def infos(self) -> Mapping[str, AdapterInfo]:
-        """Those that there are now."""
         return self._link.about.adapters
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Raises InvalidRequestError: a path says nothing here."""
+        """Raise InvalidRequestError: paths are local to the engine."""
         raise InvalidRequestError("adapters are loaded at the engine, not at its front ends", param="adapter")
 
     def remove(self, name: str) -> None:
-        """Raises InvalidRequestError."""
         raise InvalidRequestError("adapters are removed at the engine, not at its front ends", param="adapter")
 
 
 class RemoteEngine:
-    """A ChatEngine; see there. Methods raise EngineError where the engine does not answer, else what it raises. What
-    `stats` says is a second old at the most while answers are written."""
+    """ChatEngine over an EngineLink. Raises EngineError if unreachable.
+
+    `stats` is at most a second old while answers are generated.
+    """
 
     def __init__(self, link: EngineLink, info: ModelInfo) -> None:
-        """Use RemoteSource."""
         self._link = link
         self._lock = threading.Lock()
         self._when_lost: list[Callable[[], None]] = []
@@ -111,13 +108,12 @@ class RemoteEngine:
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Queue a question."""
         return self._link.begin(_body(messages, params, options))
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        """The engine keeps what was written for a minute; after that it writes it anew."""
+        # The engine keeps a prepared prompt for a few seconds and renders it again after that.
         body = _body(messages, params, options)
         prepared = self._link.call("prepare", body)
         return lambda: self._link.begin({**body, "prepared": prepared})
@@ -125,49 +121,40 @@ class RemoteEngine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """A person still types."""
         self._call("speculative_prefill", messages, params, options)
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
-        """The prompt as text."""
         text: str = self._call("render", messages, options)
         return text
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of a text."""
         ids: list[int] = self._call("tokenize", text, special=special)
         return ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
         text: str = self._call("detokenize", ids)
         return text
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself."""
         texts: list[str] = self._call("token_texts", ids)
         return texts
 
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """Length of the whole rendered prompt."""
         count: int = self._call("count_tokens", messages, options, check=_count)
         return count
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """What reading that prompt would cost now."""
         estimate: PromptEstimate = self._call("estimate", messages, options, check=checked_numbers)
         return estimate
 
     def stats(self) -> EngineStats:
-        """As the engine told last; never blocks."""
         return self._link.stats
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
-        """Remove what the engine has cached of a conversation."""
         self._call("clear_cache", owner, conversation)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call it, once, when the engine does not answer any more, is stopping, or has another model."""
+        """Call once when the engine is unreachable, stopping, or has another model."""
         with self._lock:
             if not self._lost:
                 self._when_lost.append(callback)
@@ -175,7 +162,7 @@ class RemoteEngine:
         callback()
 
     def lose(self) -> None:
-        """It can answer no more in this form."""
+        """Mark the engine as lost."""
         with self._lock:
             self._lost, callbacks = True, self._when_lost
             self._when_lost = []
@@ -183,7 +170,8 @@ class RemoteEngine:
             callback()
 
     def close(self) -> None:
-        """End what runs. Where the engine was exchanged for another, what it still writes goes on to its end."""
+        """End running answers, unless the engine was replaced."""
+        # Answers of a replaced engine continue to their end.
         if not self._lost:
             self._link.end_all()
 

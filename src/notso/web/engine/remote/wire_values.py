@@ -1,6 +1,6 @@
-"""What crosses between a front end and its engine, as JSON and back: the values' own types say how.
+"""JSON serialization between front end and engine, derived from type hints.
 
-A field that has its default is left out. Numbers that are none (NaN) travel as Python writes them: both ends are ours.
+Fields with their default are omitted. NaN is sent in Python's notation, as both ends run this code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ERRORS: dict[str, type[NotsoError]] = {
         *(OutOfMemoryError, TemplateError),
     )
 }
-"""Those that the other end makes again; of another the nearest above it."""
+"""Errors restored as their own class; others become the nearest base class."""
 _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
@@ -44,11 +44,11 @@ METHODS = frozenset(
         *("speculative_prefill", "clear_cache"),
     }
 )
-"""Of a ChatEngine: those that answer at once."""
+"""ChatEngine methods that return at once."""
 
 
 def packed(value: Any) -> Any:
-    """A value as `json` writes it."""
+    """Convert a value for `json`."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, NotsoError):
@@ -66,18 +66,18 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(hint: Any, given: Any) -> Any:
-    """A value of that type. Raises ValueError for what is none; InvalidRequestError where the type refuses it."""
+    """Convert JSON to a type. Raise ValueError, or InvalidRequestError from the type's own checks."""
     return _unpacker(hint)(given)
 
 
 def packed_error(error: NotsoError) -> dict[str, Any]:
-    """Its class, those above it, and what it carries."""
+    """Serialize an error with its classes and fields."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, NotsoError)]
     return {"kinds": kinds, "message": str(error)} | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
 
 
 def unpacked_error(given: Any) -> NotsoError:
-    """And back. Raises ValueError for what is none."""
+    """Restore an error. Raise ValueError if malformed."""
     if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
         raise ValueError("no error")
     kind = next((ERRORS[each] for each in given["kinds"] if each in ERRORS), EngineError)
@@ -95,7 +95,7 @@ def unpacked_error(given: Any) -> NotsoError:
 
 
 class MethodTypes:
-    """Arguments and result of one of METHODS."""
+    """Argument and result types of a method in METHODS."""
 
     def __init__(self, name: str) -> None:
         method = getattr(ChatEngine, name)
@@ -103,18 +103,15 @@ class MethodTypes:
         self._hints = get_type_hints(method)
 
     def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        """Arguments as JSON, by their names."""
         given = self._signature.bind(None, *arguments, **named).arguments
         return {name: packed(each) for name, each in given.items() if name != "self"}
 
     def unpack(self, given: Any) -> dict[str, Any]:
-        """And back. Raises ValueError."""
         if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:
             raise ValueError("no arguments of this method")
         return {name: unpacked(self._hints[name], each) for name, each in given.items()}
 
     def unpack_result(self, given: Any) -> Any:
-        """What it gave. Raises ValueError."""
         return unpacked(self._hints["return"], given)
 
 
@@ -130,7 +127,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Exactly: 1 is no 1.0."""
+    # The representation distinguishes 1 from 1.0.
     if value is default:
         return True
     return not is_dataclass(value) and bool(value == default) and repr(value) == repr(default)
@@ -226,7 +223,7 @@ def _dataclass(kind: type) -> Unpack:
 
 
 class _Later:
-    """The unpacker of a type that may contain itself."""
+    """Defers lookup for types that contain themselves."""
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint

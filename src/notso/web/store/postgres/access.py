@@ -1,4 +1,4 @@
-"""People and keys in the PostgreSQL database that holds the conversations: one of all servers."""
+"""API keys and usage in PostgreSQL, shared by all servers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from notso.web.values.errors import StorageError
 
 T = TypeVar("T")
 
-ACCESS_THREADS = 2  # keys are looked up at each request: none waits for usage to be written
+ACCESS_THREADS = 2  # so that no request's key lookup waits for a write of usage
 
 
 class PostgresAccessStore(SQLAccessStore):
-    """An AccessStore over those `connections`, which others may use, too. Threads of its own use them, so that nobody's
-    key waits behind conversations."""
+    """An AccessStore over shared `connections`."""
 
     NOW_MS = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
     ALONE = "SELECT pg_advisory_xact_lock(hashtextextended(?, 36))"
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        # Threads of its own, so that key lookups do not queue behind conversations.
         self._threads = ThreadPoolExecutor(ACCESS_THREADS, thread_name_prefix="notso-access")
         self._is_open = False
 
     async def open(self) -> None:
-        """Reach the database, bring its schema up to date. Opening an open store does nothing."""
+        """Connect and migrate the schema. Idempotent."""
         if not self._is_open:
             await self._in_thread(self._connections.open)
             self._is_open = True
@@ -48,8 +48,8 @@ class PostgresAccessStore(SQLAccessStore):
         return await self._soon(lambda: self._connections.look(work))
 
     async def _soon(self, work: Callable[[], T]) -> T:
-        """What `work` returns. Raises StorageError where the database hangs and no heartbeat has broken that off."""
         try:
+            # The last resort: heartbeats of the other store usually break hanging work off earlier.
             async with asyncio.timeout(MOST_SECONDS):
                 return await self._in_thread(work)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: how they are made and pooled, and what is said when the database is away."""
+"""Connection pool for PostgreSQL, schema migration, and translation of database errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from notso.web.store.postgres.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
 
 logger = logging.getLogger("notso.web.store")
-for noisy in ("psycopg", "psycopg.pool"):  # each attempt to reach a database that is away, each rollback that fails
+for noisy in ("psycopg", "psycopg.pool"):  # they log every failed reconnect and rollback
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 T = TypeVar("T")
@@ -33,13 +33,13 @@ T = TypeVar("T")
 SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
-PATIENCE_SECONDS = 3.0  # for a connection
-SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away, so that nobody waits in a line for it
-RECONNECT_SECONDS = 0.2  # the pool tries for so long; then whoever asks next has it try again
+PATIENCE_SECONDS = 3.0  # waiting for a connection
+SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away: requests must not pile up
+RECONNECT_SECONDS = 0.2  # the pool retries for so long; the next request starts it again
 TRIES = 3
-HANG_SECONDS = 2.0  # a heartbeat that is not answered by then: the database, or the way to it, hangs
-MOST_SECONDS = 35.0  # for work on one connection: the database itself ends a statement after 30 s
-MIGRATION_LOCK = 0x6E6F74736F  # any number that every release knows
+HANG_SECONDS = 2.0  # without an answer to a heartbeat by then, database or network hang
+MOST_SECONDS = 35.0  # of work on a connection; statement_timeout is 30 s
+MIGRATION_LOCK = 0x6E6F74736F  # arbitrary, but the same in every release
 
 AWAY = "the database of conversations does not answer just now: nothing was lost, please try again"
 FAILED = "the conversations cannot be read or written just now"
@@ -63,7 +63,7 @@ _DEFAULTS = {
 
 
 class _EscapedText(StrDumperUnknown):
-    """PostgreSQL's text holds any character but U+0000. That is written as U+0001 and a 0, U+0001 itself with a 1."""
+    """Escapes U+0000, which PostgreSQL's text cannot hold, as U+0001 '0', and U+0001 as U+0001 '1'."""
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:
@@ -72,7 +72,7 @@ class _EscapedText(StrDumperUnknown):
 
 
 class _PlainText(Loader):
-    """What `_EscapedText` wrote."""
+    """Reverses _EscapedText."""
 
     def load(self, data: Buffer) -> str:
         text = bytes(data).decode()
@@ -80,10 +80,9 @@ class _PlainText(Loader):
 
 
 class Connections:
-    """A pool of at most `most` connections to the database at `url`, for the process that is called `replica`.
+    """A pool of up to `most` connections to `url`, for the process named `replica`. Thread-safe.
 
-    Used by threads. Every method may raise StorageError. Several stores may open it; the last one that closes it lets
-    the connections go.
+    Methods raise StorageError. Stores share it; the last close releases the connections.
     """
 
     def __init__(self, url: str, most: int, replica: str) -> None:
@@ -106,7 +105,7 @@ class Connections:
         )
 
     def open(self) -> None:
-        """Reach the database and bring its schema up to date. Raises DataDirectoryNewerError, too."""
+        """Connect and migrate the schema. Raises DataDirectoryNewerError."""
         with storage_errors(), self._opening:
             if not self._users:
                 with connect(self._url) as connection:
@@ -116,15 +115,14 @@ class Connections:
             self._users += 1
 
     def close(self) -> None:
-        """Let all connections go, unless another store uses them."""
+        """Release the connections, unless another store uses them."""
         with self._opening:
             self._users -= 1
             if not self._users:
                 self._pool.close(timeout=PATIENCE_SECONDS)
 
     def write(self, work: Callable[[PostgresDatabase], T]) -> T:
-        """Run `work` in one transaction, and again where another one was in its way or its connection was
-        lost before it ended."""
+        """Run `work` in a transaction, with retries after conflicts and lost connections."""
         with storage_errors():
             for left in reversed(range(TRIES)):
                 ended = is_lost = False
@@ -137,6 +135,8 @@ class Connections:
                                 ended = True
                             return result
                         finally:
+                            # Retried only if COMMIT was not sent: otherwise it may have
+                            # succeeded.
                             is_lost = connection.closed and not ended
                 except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
                     if not left:
@@ -147,7 +147,7 @@ class Connections:
             raise StorageError(FAILED)
 
     def look(self, work: Callable[[PostgresDatabase], T]) -> T:
-        """Run `work`, which only reads, and again where its connection turns out to be broken."""
+        """Run read-only `work`, once more if the connection is broken."""
         with storage_errors():
             try:
                 with self._connection() as connection:
@@ -159,8 +159,7 @@ class Connections:
                     return work(PostgresDatabase(connection, self._replica))
 
     def cut_off(self, seconds: float = 0.0) -> None:
-        """Break off what has been asked for so long: the database hangs, and nobody waits for it any longer. What
-        nobody uses is replaced."""
+        """Break connections busy for `seconds`; 0: all of them, and replace the idle ones."""
         if not seconds:
             self._note_away(True)
             self._pool.drain()
@@ -171,8 +170,6 @@ class Connections:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection[DictRow]]:
-        """One of the pool. After a restart of the database all that were idle are broken: the first that is found so
-        has all of them replaced."""
         try:
             connection = self._pool.getconn(SHORT_PATIENCE_SECONDS if self._is_away else PATIENCE_SECONDS)
         except PoolTimeout:
@@ -183,6 +180,8 @@ class Connections:
             yield connection
             self._note_away(False)
         except psycopg.OperationalError:
+            # A restart of the database breaks all idle connections: replace them all at the first
+            # failure.
             if connection.closed:
                 self._pool.drain()
             raise
@@ -197,7 +196,7 @@ class Connections:
 
 
 def connect(url: str) -> Connection[tuple[Any, ...]]:
-    """One connection, by itself. Raises StorageError, which says why there is none."""
+    """Open one connection outside of the pool. Raises StorageError with the reason."""
     try:
         return Connection.connect(url, **_defaults_for(url), autocommit=True)
     except psycopg.OperationalError as error:
@@ -205,14 +204,14 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
 
 
 def _break(connection: Connection[Any]) -> None:
-    """End whatever waits for it, in any thread."""
+    """Shut the socket down, which ends every wait for it in any thread."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
-    """Break it off where the database takes longer than CONNECT_SECONDS: it answers anything else than work at once."""
+    # Only for requests that the database answers at once, so a delay means that it hangs.
     late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
     late.daemon = True
     late.start()
@@ -223,7 +222,7 @@ def _deadline(connection: Connection[Any]) -> Iterator[None]:
 
 
 def ask_server(url: str, settings: Sequence[str]) -> list[str]:
-    """How those are set, where this program may use the database at all. Raises StorageError."""
+    """Return server settings, if the database is usable. Raises StorageError."""
     with storage_errors(), connect(url) as connection, _deadline(connection):
         check(connection)
         rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
@@ -231,14 +230,16 @@ def ask_server(url: str, settings: Sequence[str]) -> list[str]:
 
 
 def migrate(connection: Connection[Any]) -> None:
-    """Run the steps that are missing, each in one transaction, while no other process does. A schema that is up to date
-    is not touched. Raises DataDirectoryNewerError."""
+    """Run missing migrations, each in a transaction under a lock shared by all processes.
+
+    Raises DataDirectoryNewerError.
+    """
     with _deadline(connection):
         version = _version(connection)
     while version < SCHEMA_VERSION:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-            version = _version(connection)  # another process may have been first
+            version = _version(connection)  # another process may have migrated meanwhile
             if version >= SCHEMA_VERSION:
                 break
             if version == 0:
@@ -257,11 +258,11 @@ def migrate(connection: Connection[Any]) -> None:
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn what PostgreSQL says into our own errors, without addresses, names or SQL."""
+    """Translate psycopg errors into StorageError, without addresses, names or SQL."""
     try:
         yield
     except psycopg.Error as error:
-        if not isinstance(error, PoolTimeout):  # that the database is away was said already
+        if not isinstance(error, PoolTimeout):  # the outage is logged already
             logger.error("database: %s (%s)", type(error).__name__, error.sqlstate or "no state")
         raise _storage_error(error) from error
 
@@ -283,7 +284,7 @@ def _storage_error(error: psycopg.Error) -> StorageError:
 
 
 def check(connection: Connection[Any]) -> None:
-    """Raise StorageError where the server is too old, or the database cannot hold every text."""
+    """Raise StorageError for an old server or an encoding other than UTF-8."""
     if connection.info.server_version < OLDEST_VERSION:
         raise StorageError("the database of conversations needs PostgreSQL 13 or newer")
     encoding = connection.info.parameter_status("server_encoding")
@@ -292,8 +293,7 @@ def check(connection: Connection[Any]) -> None:
 
 
 def _version(connection: Connection[Any]) -> int:
-    """Of the schema; 0 where there is none."""
-    # Not by to_regclass, which may remember from before a lock was waited for that there was none.
+    # Not to_regclass: it may use a catalog snapshot from before the lock was acquired.
     there = connection.execute(
         "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
     )
@@ -317,15 +317,15 @@ def _configure(connection: Connection[Any]) -> None:
 
 
 def _defaults_for(url: str) -> dict[str, Any]:
-    """What the address does not say itself. Raises StorageError where it is none."""
     try:
         said = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise StorageError("the address of the database cannot be read: postgresql://USER@HOST/NAME") from error
+    # Only what the address does not set itself.
     return {name: value for name, value in _DEFAULTS.items() if name not in said}
 
 
 def _reason(error: psycopg.Error) -> str:
-    """The first line of what the library says, which may name host, user and database, and no password."""
+    """First line of the message: it may name host, user and database, but no password."""
     lines = str(error).strip().splitlines()
     return lines[0].strip().rstrip(".") if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""A PostgreSQL connection as the common statements see it, and the leases of those who write answers.
+"""PostgreSQL connection for the shared statements, and leases on unfinished answers.
 
-A process that writes answers has a row in `replicas`, which says until when by the clock of the database. Its lease
-also counts from the moment the database was started, for while that is away nobody can renew anything.
+A process that writes answers has a row in `replicas` with the expiry of its lease, by the clock of the database.
+Leases also count from the start of the database: while it is down, none can be renewed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from notso.web.store.postgres.words import query_of, snippet_of, vector_of
 from notso.web.store.protocol import LEASE_SECONDS, Heartbeat, Orphan, SearchHit, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
 
-FORGOTTEN_DAYS = 30  # caches on the disk of a process that has been away longer are its operator's
+FORGOTTEN_DAYS = 30  # the disk cache of a process away for longer is left to its operator
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
@@ -34,7 +34,7 @@ ORDER BY indexed.message_id IS NOT NULL, ts_rank(indexed.words, ?::tsquery) DESC
 
 
 class _SentRows:
-    """What a statement found that was sent without waiting for its answer."""
+    """Result of a pipelined statement."""
 
     def __init__(self, cursor: Cursor[DictRow], pipeline: Pipeline) -> None:
         self._cursor = cursor
@@ -42,6 +42,7 @@ class _SentRows:
 
     @property
     def rowcount(self) -> int:
+        # rowcount is known only after the server's answer; fetching waits by itself.
         self._pipeline.sync()
         return self._cursor.rowcount
 
@@ -56,7 +57,7 @@ class _SentRows:
 
 
 class PostgresDatabase(Database):
-    """One connection, for the process that is called `replica`."""
+    """One connection, for the process named `replica`."""
 
     for_update = " FOR UPDATE"
 
@@ -71,8 +72,10 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, begin: str) -> Iterator[None]:
-        """All or nothing. Statements are sent at once, and only what is read is waited for: a statement costs no round
-        trip of its own. What fails is raised by what is read next, or at the end."""
+        """Run a transaction in pipeline mode: statements cost no round trip, only reads wait.
+
+        An error is raised by the next read, or at the end.
+        """
         try:
             with self._connection.pipeline() as self._pipeline:
                 self._connection.execute(begin.encode())
@@ -88,9 +91,10 @@ class PostgresDatabase(Database):
 
     def begin_much(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
+        # The transaction waits while the other database is read.
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
-    # ---- words
+    # ---- search index: rows are deleted with their chat or message (ON DELETE CASCADE)
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
         self.execute("DELETE FROM indexed WHERE chat_id = ? AND owner = ? AND message_id IS NULL", (chat_id, owner))
@@ -106,10 +110,10 @@ class PostgresDatabase(Database):
         )
 
     def remove_chat(self, chat_id: str) -> None:
-        """The words go with their chat."""
+        pass
 
     def remove_message(self, message_id: str) -> None:
-        """The words go with their message."""
+        pass
 
     def find(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         wanted = query_of(query)
@@ -129,8 +133,8 @@ class PostgresDatabase(Database):
         )
 
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        """It becomes an orphan, which the next heartbeat of any process finds."""
         self.execute(
+            # Recorded as an orphan for the next heartbeat of any process.
             "WITH ended AS (UPDATE messages SET state = 'interrupted', holder = NULL"
             f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_gone()} RETURNING *)"
             " INSERT INTO orphans (generation_id, owner, chat_id, message_id)"
@@ -146,7 +150,6 @@ class PostgresDatabase(Database):
         self.execute("UPDATE messages SET holder = NULL WHERE id = ? AND holder = ?", (message_id, self._replica))
 
     def renew(self) -> None:
-        """This process is there for so long more."""
         self.execute(
             f"INSERT INTO replicas (id, expires) VALUES (?, clock_timestamp() + {_lease()})"
             " ON CONFLICT (id) DO UPDATE SET expires = excluded.expires",
@@ -154,10 +157,10 @@ class PostgresDatabase(Database):
         )
 
     def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        """See ChatStore. Of two that find the same orphan one gets it."""
         self.renew()
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
+            # SKIP LOCKED: of concurrent heartbeats only one gets an orphan.
             f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_gone()} FOR UPDATE SKIP LOCKED)"
             " RETURNING owner, chat_id, id AS message_id, generation_id"
         ).fetchall()
@@ -172,7 +175,7 @@ class PostgresDatabase(Database):
         return Heartbeat(tuple(Orphan(**row) for row in ended), self._lost(running))
 
     def leave(self) -> None:
-        """This process goes: what it has not finished is interrupted."""
+        """Interrupt this process's unfinished answers and end its lease."""
         self.execute(
             f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}",
             (self._replica,),
@@ -180,7 +183,7 @@ class PostgresDatabase(Database):
         self.execute("DELETE FROM replicas WHERE id = ?", (self._replica,))
 
     def others(self) -> int:
-        """How many other processes use the database just now."""
+        """Return the number of other processes with a valid lease."""
         row = self.execute(
             "SELECT count(*) AS n FROM replicas WHERE id <> ? AND expires > clock_timestamp()", (self._replica,)
         ).fetchone()
@@ -195,13 +198,13 @@ class PostgresDatabase(Database):
         )
         return frozenset(running) - {row["generation_id"] for row in rows}
 
-    # ---- what is deleted for good
+    # ---- permanent deletion
 
     def forget(self, owner: str, first_message_id: str) -> None:
         self.execute("INSERT INTO forgotten (owner, first_message_id) VALUES (?, ?)", (owner, first_message_id))
 
     def forgotten(self, after: int) -> list[Any]:
-        """Conversations that were deleted for good, by any process, since that number; and theirs."""
+        """Return conversations that any process purged since number `after`."""
         self.execute(f"DELETE FROM forgotten WHERE since < clock_timestamp() - interval '{FORGOTTEN_DAYS} days'")
         return self.execute(
             "SELECT number, owner, first_message_id FROM forgotten WHERE number > ? ORDER BY number", (after,)

@@ -1,6 +1,6 @@
-"""The schema, as numbered steps that only go forward. A released step is never edited.
+"""PostgreSQL schema as numbered, forward-only migrations. Never edit a released one.
 
-Identifiers and texts are compared by their bytes, as SQLite does, whatever the locale of the database.
+Identifiers and texts use COLLATE "C", which compares bytes as SQLite does, in every locale.
 """
 
 from __future__ import annotations
@@ -161,8 +161,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
-    # 4: a branch is followed within an index; lists of chats are read in their order; what an owner keeps is added
-    # up.
+    # 4: indexes that cover branches and the order of chat lists; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position);
@@ -174,7 +173,7 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 5: what running requests have reserved of their quotas.
+    # 5: quota reserved by running requests.
     """
     CREATE TABLE reservations (
         id TEXT COLLATE "C" PRIMARY KEY,

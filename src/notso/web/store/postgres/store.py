@@ -1,4 +1,4 @@
-"""Conversations in a PostgreSQL database that several processes share. The event loop waits for none of its threads."""
+"""Conversations in a PostgreSQL database shared by several processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 WRITE_THREADS = 4
 READ_THREADS = 4
-LEASE_THREADS = 1  # a heartbeat stands in no line
-COMMIT_SPREAD = 1000  # what has a higher number may be committed earlier
+LEASE_THREADS = 1  # heartbeats must not queue
+COMMIT_SPREAD = 1000  # identity numbers may be committed out of order
 
 
 class PostgresStore(SQLStore):
-    """A ChatStore in the database at `url` (see protocol.py for the methods)."""
+    """A ChatStore in the database at `url`."""
 
     damage: Damage = ""
     is_shared = True
@@ -44,29 +44,26 @@ class PostgresStore(SQLStore):
 
     @property
     def read_only(self) -> bool:
-        """See ChatStore."""
         return False
 
     def access(self) -> PostgresAccessStore:
-        """People and keys in the same database, by the same connections."""
+        """Return a store of keys over the same connections."""
         return PostgresAccessStore(self._connections)
 
     async def open(self) -> None:
-        """Reach the database, bring its schema up to date, and begin with leases. Opening an open store does nothing.
-
-        What a process that has gone left unfinished is interrupted once its lease has run out.
-        """
+        """Connect, migrate the schema and take a lease. Idempotent."""
         if not self._is_open:
             await self._in(self._lease_thread, self._connections.open)
             self._is_open = True
+            # Answers of processes that are gone are interrupted once their leases expire.
             await self._in(self._lease_thread, lambda: self._connections.write(PostgresDatabase.renew))
 
     async def close(self) -> None:
-        """Let all connections go, and the lease. A database that is away sees it run out."""
         if self._is_open:
             self._is_open = False
             try:
                 await self._soon(lambda: self._connections.write(PostgresDatabase.leave))
+            # The database is away: the lease will expire.
             except StorageError:
                 pass
             finally:
@@ -85,8 +82,8 @@ class PostgresStore(SQLStore):
         await self.heartbeat(frozenset())
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        """Also what others have deleted for good: caches of this process may hold it."""
         due = await super().thrown_away(seconds, now)
+        # Also what other processes purged: this one's caches may hold it.
         since = max(self._forgotten, default=0) - COMMIT_SPREAD
         rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.forgotten(since)))
         new = [row for row in rows if row["number"] not in self._forgotten]
@@ -94,7 +91,6 @@ class PostgresStore(SQLStore):
         return list(dict.fromkeys([*due, *(Conversation(row["owner"], row["first_message_id"]) for row in new)]))
 
     async def backup(self, target: Path) -> None:
-        """Raises StorageError: PostgreSQL has its own."""
         raise StorageError(BACKUP_ELSEWHERE)
 
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
@@ -104,9 +100,8 @@ class PostgresStore(SQLStore):
         return await self._reads.run(owner, lambda: self._connections.look(work))
 
     async def _soon(self, work: Callable[[], T]) -> T:
-        """What `work` returns, in the thread for leases. Raises StorageError where the database hangs: what anybody has
-        asked of it is broken off then."""
         try:
+            # The database hangs: everything asked of it is broken off.
             async with asyncio.timeout(HANG_SECONDS):
                 return await self._in(self._lease_thread, work)
         except TimeoutError:

@@ -1,6 +1,6 @@
-"""Words to be found, made here and not by PostgreSQL's parser, whose words depend on the locale of each database.
+"""Search words for PostgreSQL, split here because its parser depends on each database's locale.
 
-A word is letters and digits, folded: no accents, no case. So it is with SQLite's index.
+A word is letters and digits without accents and case, as in SQLite's index.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 
 MAX_INDEXED_CHARACTERS = 262_144
 MAX_WORD_CHARACTERS = 255  # PostgreSQL refuses words of 2 KiB
-MAX_PLACES = 64  # of one word; PostgreSQL keeps 255
-LAST_PLACE = 16_383  # PostgreSQL counts no further
+MAX_PLACES = 64  # of one word; PostgreSQL stores at most 255
+LAST_PLACE = 16_383  # PostgreSQL's highest position
 MAX_VECTOR_BYTES = 900_000  # PostgreSQL refuses vectors of 1 MiB
 SNIPPET_WORDS = 14
-BEFORE = 4  # of them before the first that is marked
+BEFORE = 4  # words before the first match
 
 _WORD = re.compile(r"[^\W_]+")
 
 
 def vector_of(text: str) -> str:
-    """A text as PostgreSQL reads a `tsvector`. Of a text with too many words the first ones are found."""
+    """Return a text as a `tsvector` literal; of very long texts only the first words are indexed."""
     places: dict[str, list[int]] = {}
     room = MAX_VECTOR_BYTES
     for place, word in enumerate(words_in(text[:MAX_INDEXED_CHARACTERS]), 1):
@@ -41,17 +41,17 @@ def vector_of(text: str) -> str:
 
 
 def query_of(query: str) -> str:
-    """All its words as PostgreSQL reads a `tsquery`: the last one may go on, and those that are written without a blank
-    between them must follow each other. Empty where there are none."""
+    """Return a query as a `tsquery` literal; '' without words."""
     groups = [words for part in query.split() if (words := words_in(part))]
     quoted = [[f"'{word}'" for word in words] for words in groups]
     if quoted:
+        # The last word may be a prefix. Words without a space between them must be adjacent.
         quoted[-1][-1] += ":*"
     return " & ".join(f"({' <-> '.join(words)})" for words in quoted)
 
 
 def snippet_of(text: str, query: str) -> str:
-    """A dozen words around the first of those looked for, which are marked, each."""
+    """Return SNIPPET_WORDS words around the first match, with all matches marked."""
     wanted = words_in(query)
     words = _WORD.finditer(text[:MAX_INDEXED_CHARACTERS])
     shown: deque[re.Match[str]] = deque(maxlen=BEFORE + 1)
@@ -73,14 +73,14 @@ def snippet_of(text: str, query: str) -> str:
 
 
 def words_in(text: str) -> list[str]:
-    """Its words, folded, in order."""
+    """Return the folded words in order."""
     if text.isascii():
         return [word[:MAX_WORD_CHARACTERS] for word in _WORD.findall(text.lower())]
     return [word[:MAX_WORD_CHARACTERS] for each in _WORD.findall(text) for word in _WORD.findall(fold(each))]
 
 
 def fold(text: str) -> str:
-    """Without accents and case."""
+    """Remove accents and case."""
     if text.isascii():
         return text.lower()
     plain = unicodedata.normalize("NFKD", text)

@@ -1,1 +1,1 @@
-"""What the stores in SQL databases have in common: statements that SQLite and PostgreSQL read alike."""
+"""SQL stores: statements that SQLite and PostgreSQL have in common."""

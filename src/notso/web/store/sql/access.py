@@ -1,4 +1,4 @@
-"""People and keys in a database that speaks SQL: what is asked of it. How it is asked, each database says itself."""
+"""API keys, usage and audit log in SQL; databases supply the transactions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HELD = """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _ENTRY = "at_ms, owner, action, address, count"
 _LOGS = {False: "audit", True: "operator_audit"}
-# The oldest of whoever has most goes first, so that nobody pushes out what others did.
+# Deletes the oldest entry of the owner with most entries, so that no owner can push out those of others.
 _FORGET_OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table}
@@ -44,8 +44,7 @@ DELETE FROM {table} WHERE number IN (
 
 
 class SQLAccessStore(ABC):
-    """An AccessStore but for its opening and closing (see ../access.py for the methods). `NOW_MS` is the database's own
-    clock; `ALONE`, a statement with a parameter, keeps other transactions about the same owner waiting."""
+    """Base of AccessStores. `NOW_MS` is the database's clock; `ALONE` locks an owner."""
 
     NOW_MS: ClassVar[str]
     ALONE: ClassVar[str] = ""
@@ -58,11 +57,11 @@ class SQLAccessStore(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[Statements], T]) -> T:
-        """Run `work` in one transaction, off the event loop. What it changed is on disk when this returns."""
+        """Run `work` in a transaction off the event loop; it is on disk on return."""
 
     @abstractmethod
     async def look(self, work: Callable[[Statements], T]) -> T:
-        """Run `work`, which only reads, off the event loop."""
+        """Run read-only `work` off the event loop."""
 
     async def add_key(self, key: ApiKey, digest: bytes) -> bool:
         limits = key.requests_per_minute, key.tokens_per_day
@@ -93,7 +92,7 @@ class SQLAccessStore(ABC):
         return await self.write(work)
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
-        # In one order, whoever writes: of two servers that write about the same people none waits for the other twice.
+        # In one order in all servers, which prevents deadlocks.
         values = sorted(
             (row.day.isoformat(), row.owner, row.used.requests, row.used.prompt_tokens, row.used.completion_tokens)
             for row in rows
@@ -113,7 +112,7 @@ class SQLAccessStore(ABC):
         def work(db: Statements) -> list[Reservation] | Used:
             if self.ALONE:
                 db.execute(self.ALONE, (owner,))
-            # Reserved first: what ends between the two statements is counted twice, and never not at all.
+            # Reservations first: one that ends between the two statements is counted twice rather than not at all.
             held = db.execute(f"{_HELD} AND until_ms > {self.NOW_MS}", about).fetchone()
             row = db.execute(_USED, about).fetchone()
             used = _used(row) if row else Used()

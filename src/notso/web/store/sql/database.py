@@ -1,4 +1,4 @@
-"""A connection as the statements of this package see it, and what databases do each in their own way."""
+"""Connection interface of the shared SQL statements, with the database-specific operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = str | int | float | bool | bytes | None
 
 
 class Rows(Protocol):
-    """What a statement found. A row is read by the names of its columns."""
+    """Result of a statement; rows are read by column name."""
 
     @property
     def rowcount(self) -> int: ...
@@ -26,77 +26,72 @@ class Rows(Protocol):
 
 
 class Statements(Protocol):
-    """One connection, within a transaction where something is written."""
+    """One connection, in a transaction if anything is written."""
 
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
-        """Run one statement; `?` stands for a parameter."""
+        """Run one statement; `?` marks a parameter."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """What is read within it is as of one moment."""
+        """Read consistently within the block."""
 
 
 class Database(ABC):
-    """Statements, and what the tables of conversations need beside them.
+    """Statements, and operations that differ between databases."""
 
-    `for_update` ends a SELECT whose rows nobody else may change until the transaction has ended.
-    """
-
+    # Suffix of a SELECT that locks its rows until the transaction ends.
     for_update: str
 
     @abstractmethod
-    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
-        """Run one statement; `?` stands for a parameter."""
+    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...
 
     @abstractmethod
-    def snapshot(self) -> AbstractContextManager[None]:
-        """What is read within it is as of one moment."""
+    def snapshot(self) -> AbstractContextManager[None]: ...
 
     @abstractmethod
     def begin_much(self) -> None:
-        """Until the transaction ends a message may come before the one that it follows, and it may take its time."""
+        """Defer foreign keys and lift timeouts for this transaction."""
 
-    # ---- words to be found
+    # ---- search index
 
     @abstractmethod
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
-        """Make a title findable, in place of its former one."""
+        """Index a title, replacing the old one."""
 
     @abstractmethod
     def index_message(self, owner: str, message: StoredMessage) -> None:
-        """Make a message findable, in place of its former text."""
+        """Index a message, replacing its old text."""
 
     @abstractmethod
     def remove_chat(self, chat_id: str) -> None:
-        """Before a chat is deleted: its words go too."""
+        """Remove a chat from the index, before it is deleted."""
 
     @abstractmethod
     def remove_message(self, message_id: str) -> None:
-        """Before a message is deleted, likewise."""
+        """Remove a message from the index, before it is deleted."""
 
     @abstractmethod
-    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        """See ChatStore.search."""
+    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]: ...
 
-    # ---- unfinished turns, and whose they are
+    # ---- leases on unfinished answers
 
     @abstractmethod
     def take(self, owner: str, message_id: str) -> None:
-        """An unfinished answer is this process's from now on."""
+        """Assign an unfinished answer to this process."""
 
     @abstractmethod
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        """Interrupt the chat's unfinished answer if the process that had it has gone."""
+        """Interrupt the chat's unfinished answer if its process is gone."""
 
     @abstractmethod
     def holds(self, message_id: str) -> bool:
-        """Whether an unfinished answer is this process's."""
+        """Whether this process runs the answer."""
 
     @abstractmethod
     def let_go(self, message_id: str) -> None:
-        """An answer has ended: it is nobody's."""
+        """Release a finished answer."""
 
-    # ---- what is deleted for good
+    # ---- permanent deletion
 
     @abstractmethod
     def forget(self, owner: str, first_message_id: str) -> None:
-        """Tell the other processes that a conversation is deleted: their caches hold it too."""
+        """Notify other processes that a conversation was deleted."""

@@ -1,4 +1,4 @@
-"""Rows of the database to values and back."""
+"""Conversion between database rows and values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage, ToolUse
 from notso.web.store.sql.database import Database
 
-ROW_CHARACTERS = 500
-"""So much a message counts besides its text."""
+ROW_CHARACTERS = 500  # counted for a message besides its text
 _PLAIN: tuple[str, ...] = (
     "id",
     "chat_id",
@@ -42,7 +41,6 @@ _SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHER
 
 
 def chat_of(row: Any) -> Chat:
-    """A row of `chats`."""
     return Chat(
         id=row["id"],
         title=row["title"],
@@ -60,12 +58,10 @@ def chat_of(row: Any) -> Chat:
 
 
 def attachments_of(text: str) -> tuple[Attachment, ...]:
-    """The files of a row of `messages`."""
     return tuple(Attachment(**each) for each in json.loads(text))
 
 
 def message_of(row: Any) -> StoredMessage:
-    """A row of `messages`. A call that nobody can finish any more was interrupted."""
     message = StoredMessage(
         **{name: row[name] for name in _PLAIN},
         numbers=Numbers(**{name: row[name] for name in _NUMBERS}),
@@ -75,25 +71,35 @@ def message_of(row: Any) -> StoredMessage:
     )
     if message.active or all(use.is_final for use in message.tool_uses):
         return message
+    # The answer has ended, so no process will finish these calls.
     uses = (use if use.is_final else replace(use, state="interrupted") for use in message.tool_uses)
     return replace(message, tool_uses=tuple(uses))
 
 
 def insert_chat(db: Database, owner: str, chat: Chat) -> None:
-    """A new chat."""
     db.execute(
         "INSERT INTO chats (id, owner, title, thinking, prompt_date, created_ms, updated_ms, pinned, settings,"
         " chosen_root, unread, archived, temporary) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
-            *(chat.id, owner, chat.title, chat.thinking, chat.prompt_date.isoformat(), chat.created_ms),
-            *(chat.updated_ms, chat.pinned, settings_text(chat.settings), chat.chosen_root),
-            *(chat.unread, chat.archived, chat.temporary),
+            chat.id,
+            owner,
+            chat.title,
+            chat.thinking,
+            chat.prompt_date.isoformat(),
+            chat.created_ms,
+            chat.updated_ms,
+            chat.pinned,
+            settings_text(chat.settings),
+            chat.chosen_root,
+            chat.unread,
+            chat.archived,
+            chat.temporary,
         ),
     )
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """A new message, after all that the chat has. Numbers and HTML come later, with `update_message`."""
+    """Append a message; `update_message` adds numbers and HTML."""
     attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
     db.execute(
         "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, reasoning, state, generation_id,"
@@ -101,24 +107,31 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
         " VALUES (?,?,?,?,(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
         ",?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
-            *(
-                message.id,
-                message.chat_id,
-                owner,
-                message.parent_id,
-                message.chat_id,
-                owner,
-                message.role,
-                message.content,
-            ),
-            *(message.reasoning, message.state, message.generation_id, key, message.created_ms, message.kind),
-            *(message.chosen_child, message.edited, attachments, message.note, _size(message, attachments)),
+            message.id,
+            message.chat_id,
+            owner,
+            message.parent_id,
+            message.chat_id,
+            owner,
+            message.role,
+            message.content,
+            message.reasoning,
+            message.state,
+            message.generation_id,
+            key,
+            message.created_ms,
+            message.kind,
+            message.chosen_child,
+            message.edited,
+            attachments,
+            message.note,
+            _size(message, attachments),
         ),
     )
 
 
 def update_message(db: Database, owner: str, assistant_message: StoredMessage) -> bool:
-    """Everything about an answer that changes while it is written."""
+    """Save everything about an answer that changes while it is generated."""
     tool_uses = json.dumps([asdict(use) for use in assistant_message.tool_uses])
     made: dict[str, str | int] = {"tool_uses": tool_uses, "size": _size(assistant_message, tool_uses)}
     numbers = assistant_message.numbers
@@ -134,5 +147,4 @@ def _size(message: StoredMessage, more: str) -> int:
 
 
 def settings_text(settings: Mapping[str, SettingValue]) -> str:
-    """Settings as they are kept."""
     return json.dumps(dict(settings), sort_keys=True)

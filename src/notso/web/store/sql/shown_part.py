@@ -1,4 +1,4 @@
-"""The parts of a chat that are read: the end of the branch that a page shows, and what a prompt is made from."""
+"""Recursive queries for parts of a chat: the end of the shown branch, and the messages of a prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ up(id, parent_id, role, k) AS (
 """
 _CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
 _KNOWN = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
-# A branch goes on with what was chosen, or else with the newest. Each step reads one entry of an index.
+# A branch continues with the chosen child, else the newest. Each step reads one index entry.
 _DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
@@ -43,8 +43,8 @@ SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY 
 _ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
-# Characters that are sure to be in a prompt; a file's text is kept as JSON, which takes up to six for one. A question
-# whose answer failed without a word is left out of a prompt.
+# Lower bound of a message's characters in a prompt: attachments are stored as JSON, which takes up to six characters
+# for one. Questions with a failed, empty answer are left out of prompts.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
 _STANDS = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
 _FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"
@@ -75,9 +75,9 @@ def end_of_branch(
     through: str | None,
     first: str | None,
 ) -> tuple[list[Shown], int]:
-    """The newest `limit` messages of the branch, from the message `first` on where that is one of the
-    newest MOST_SHOWN; and how many stand above them. The branch passes the message `through` of the chat."""
+    """Return the newest messages (see ChatStore.shown_chat) and the number above them."""
     here = (chat_id, owner)
+    # Both statements are sent before either is read: PostgreSQL pipelines them.
     found = db.execute(_END, (through, *(here * 4), MOST_SHOWN))
     above = db.execute(_DEPTH, (through, *here, _NO_END)) if through is not None else None
     line = found.fetchall()
@@ -91,7 +91,7 @@ def end_of_branch(
 
 
 def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
-    """The id of the newest message of the shown branch, where the chat has one."""
+    """Find the id of the shown branch's newest message."""
     return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
 
 
@@ -104,7 +104,7 @@ def end_for_prompt(
     *,
     most_characters: int | None,
 ) -> tuple[list[StoredMessage], str | None, int, bool]:
-    """The line, the first message, the number of messages above, and whether a summary begins it: see Branch."""
+    """Return line, first message, number of messages above, and whether a summary begins it."""
     here = (chat_id, owner)
     most = (_NO_END, _NO_END if most_characters is None else most_characters, most_characters is not None)
     if last is None:
@@ -123,7 +123,7 @@ def end_for_prompt(
 
 
 def files_above(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
-    """The attachments of the messages above this one, each as it is kept, oldest first."""
+    """Return attachments of the messages above, as stored, oldest first."""
     rows = db.execute(_FILES, (message_id, chat_id, owner, _NO_END))
     return [row["attachments"] for row in rows]
 
@@ -137,7 +137,7 @@ def part_above(
     *,
     limit: int,
 ) -> tuple[list[Shown], int] | None:
-    """`limit` messages above this one, and how many stand above those. None where the chat has no such message."""
+    """Return `limit` messages above this one, and the number above those."""
     key = (message_id, chat_id, owner)
     found = db.execute(_ABOVE, (*key, MOST_SHOWN))
     above = db.execute(_DEPTH, (*key, _NO_END))
@@ -151,7 +151,7 @@ def part_above(
 def one_shown(
     db: Database, owner: str, chat_id: str, message_id: str, message_of: Callable[[Any], StoredMessage]
 ) -> Shown | None:
-    """One message by itself, with the nearest question above it."""
+    """Return one message with the nearest question above it."""
     line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN)).fetchall()
     return _shown(db, owner, chat_id, line, 0, 1, message_of, whole_turns=False)[0] if line else None
 
@@ -167,7 +167,7 @@ def _shown(
     *,
     whole_turns: bool = True,
 ) -> list[Shown]:
-    """Those of a line, which is read upwards, from number `begin` on: `limit` of them, and what begins a turn."""
+    # `line` is in upward order. Extended upwards to the question that begins the turn.
     end = min(begin + limit, len(line))
     while whole_turns and end < len(line) and line[end - 1]["role"] != "user":
         end += 1

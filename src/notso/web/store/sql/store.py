@@ -1,4 +1,4 @@
-"""The methods of a store whose database speaks SQL: what is asked of it. How it is asked, each database says itself."""
+"""ChatStore methods shared by the SQL databases, including stored responses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
+from notso.smollm3 import Message, ToolCall
 from notso.web.store.protocol import (
     Attachment,
     Branch,
@@ -30,7 +32,7 @@ from notso.web.store.protocol import (
     TurnRefused,
     WholeChat,
 )
-from notso.web.store.sql import responses, shown_part, trash, tree_writes
+from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
 from notso.web.store.tree import branch, end_of, line_to, shown_path
@@ -38,8 +40,7 @@ from notso.web.values.errors import StorageError, StorageFullError
 
 T = TypeVar("T")
 
-RENEW_SECONDS = 3.0
-"""What is stored in pieces is hidden anew so often, well before any process purges what was hidden."""
+RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
 _TOO_SLOW = "storing the chats took so long that it was undone: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
@@ -51,16 +52,15 @@ _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id
 
 
 class SQLStore(ABC):
-    """A ChatStore but for its opening and closing (see protocol.py for the methods)."""
+    """Base of ChatStores (see protocol.py for the methods)."""
 
     def __init__(self) -> None:
-        self.most_kept: Callable[[str], int] = lambda owner: 0  # of each owner, in characters; 0: any amount
+        self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
         self._in_trash: dict[str, float] = {}
 
     @property
     @abstractmethod
-    def read_only(self) -> bool:
-        """See ChatStore."""
+    def read_only(self) -> bool: ...
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -70,12 +70,14 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def refuse_company(self) -> None:
-        """Raise StorageError where others use the open database, or it is damaged. What those who have gone left
-        unfinished is interrupted."""
+        """Raise StorageError if others use the database or it is damaged.
+
+        Interrupts what dead processes left unfinished.
+        """
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Open, and close again: nobody else uses the database at the beginning. Raises StorageError."""
+        """Open the store for exclusive use, then close it. Raises StorageError."""
         await self.open()
         try:
             await self.refuse_company()
@@ -85,12 +87,14 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work` in one transaction, off the event loop, when it is the owner's turn ("": the store's own). What
-        it changed is on disk when this returns."""
+        """Run `work` in a transaction off the event loop, in the owner's turn ("": internal).
+
+        The changes are on disk on return.
+        """
 
     @abstractmethod
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work`, which only reads, off the event loop, when it is the owner's turn."""
+        """Run read-only `work` off the event loop, in the owner's turn."""
 
     def _message(self, row: Any) -> StoredMessage:
         return message_of(row)
@@ -134,14 +138,15 @@ class SQLStore(ABC):
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
-        if self.read_only:  # an index may be torn
+
+        if self.read_only:  # indexes may be damaged: read the tables
             return _branch_of(await self.whole_chat(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
             with db.snapshot():
                 found = _asked_for(db, owner, chat_id)
                 line, first_id, above, summarized = shown_part.end_for_prompt(
-                    *(db, owner, chat_id, last, self._message), most_characters=most_characters
+                    db, owner, chat_id, last, self._message, most_characters=most_characters
                 )
                 chat, defaults = found()
             return Branch(chat, defaults, tuple(line), first_id, above, summarized) if chat is not None else None
@@ -155,7 +160,8 @@ class SQLStore(ABC):
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-        if self.read_only:  # an index may be torn
+
+        if self.read_only:  # indexes may be damaged: read the tables
             whole = await self.whole_chat(owner, chat_id)
             path, earlier = end_of(_path_of(whole, through), limit, first)
             return ShownChat(whole.chat, whole.defaults, tuple(path), earlier) if whole is not None else None
@@ -164,7 +170,7 @@ class SQLStore(ABC):
             with db.snapshot():
                 found = _asked_for(db, owner, chat_id)
                 path, earlier = shown_part.end_of_branch(
-                    *(db, owner, chat_id, self._message), limit=limit, through=through, first=first
+                    db, owner, chat_id, self._message, limit=limit, through=through, first=first
                 )
                 chat, defaults = found()
             return ShownChat(chat, defaults, tuple(path), earlier) if chat is not None else None
@@ -208,7 +214,9 @@ class SQLStore(ABC):
         rows = await self._read(
             owner,
             "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
-            *(message_id, chat_id, owner),
+            message_id,
+            chat_id,
+            owner,
         )
         return self._message(rows[0]) if rows else None
 
@@ -217,7 +225,8 @@ class SQLStore(ABC):
             owner,
             "SELECT messages.* FROM messages JOIN chats ON chats.id = chat_id AND chats.trash_id IS NULL"
             " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
-            *(generation_id, owner),
+            generation_id,
+            owner,
         )
         return self._message(rows[0]) if rows else None
 
@@ -322,19 +331,21 @@ class SQLStore(ABC):
         await self._change(owner, sql, owner, settings_text(settings))
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id), owner)
+        return await self.write(lambda db: tree_writes.trash_chat(db, owner, chat_id), owner)
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset), owner)
+        return await self.write(lambda db: tree_writes.trash_messages(db, owner, chat_id, reset=reset), owner)
 
     async def restore(self, owner: str, trash_id: str) -> str | None:
-        return await self.write(lambda db: trash.restore(db, owner, trash_id), owner)
+        return await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner)
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        return await self.write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
+        return await self.write(
+            lambda db: tree_writes.thrown_away(db, tree_writes.due(db, self._in_trash, seconds, now))
+        )
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
+        return await self.write(lambda db: tree_writes.purge(db, tree_writes.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self.add_chats(owner, [(chat, messages)])
@@ -350,9 +361,9 @@ class SQLStore(ABC):
         for piece in itertools.chain([second], pieces):
             trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
             if time.monotonic() - renewed > RENEW_SECONDS:
-                trash_id = await self.write(partial(trash.renew, owner=owner, trash_id=trash_id), owner)
+                trash_id = await self.write(partial(tree_writes.renew, owner=owner, trash_id=trash_id), owner)
                 renewed = time.monotonic()
-        if await self.write(lambda db: trash.restore(db, owner, trash_id), owner) is None:
+        if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
@@ -362,20 +373,20 @@ class SQLStore(ABC):
         await self.write(lambda db: tree_writes.keep_html(db, owner, messages), owner)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        await self.write(lambda db: responses.save_response(db, owner, response), owner)
+        await self.write(lambda db: save_response(db, owner, response), owner)
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
-        return responses.response_of(rows[0]) if rows else None
+        return response_of(rows[0]) if rows else None
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
     async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
-        """Write something new. Raises StorageFullError where the owner keeps as much as one may."""
         most = self.most_kept(owner)
 
         def within(db: Database) -> T:
+            # Sent before the write and read after it, to save a round trip.
             kept = db.execute(_KEPT, (owner,)) if most else None
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
@@ -394,13 +405,13 @@ class SQLStore(ABC):
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
-    """Store a piece of chats that nobody sees yet. The id by which they are hidden."""
-    if trash_id is not None and not trash.is_hidden(db, owner, trash_id):
+    # The first pieces were purged meanwhile.
+    if trash_id is not None and not tree_writes.is_hidden(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)
     chat_ids = [each.id for each in piece if isinstance(each, Chat)]
-    hidden = trash_id or str(trash.trash_chat(db, owner, chat_ids[0]))
-    trash.hide_too(db, owner, chat_ids, hidden)
+    hidden = trash_id or str(tree_writes.trash_chat(db, owner, chat_ids[0]))
+    tree_writes.hide_too(db, owner, chat_ids, hidden)
     return hidden
 
 
@@ -417,7 +428,7 @@ def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
 
 
 def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:
-    """Ask for a chat and its owner's defaults; called, the result says what there is."""
+    # Both are sent before either is read: PostgreSQL pipelines them.
     chat, defaults = db.execute(_CHAT, (chat_id, owner)), db.execute(_DEFAULTS, (owner,))
 
     def found() -> tuple[Chat | None, dict[str, SettingValue]]:
@@ -429,3 +440,40 @@ def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Cha
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:
     return dict(json.loads(row["settings"])) if row is not None else {}
+
+
+MOST_KEPT = 1000
+
+
+def save_response(db: Database, owner: str, response: StoredResponse) -> None:
+    db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response.id, owner))
+    db.execute(
+        "INSERT INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            response.id,
+            owner,
+            response.previous_id,
+            json.dumps(response.body, ensure_ascii=False),
+            json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
+            response.created_ms,
+            json.dumps(response.input, ensure_ascii=False),
+        ),
+    )
+    db.execute(
+        # By order of arrival: after the clock was set back, the newest could go by time.
+        "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
+        " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
+        (owner, owner, MOST_KEPT),
+    )
+
+
+def response_of(row: Any) -> StoredResponse:
+    messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
+    body, items = json.loads(row["body"]), tuple(json.loads(row["input"]))
+    return StoredResponse(row["id"], row["previous_id"], body, messages, row["created_ms"], items)
+
+
+def _message(entry: dict[str, Any]) -> Message:
+    calls = tuple(ToolCall(**call) for call in entry.pop("tool_calls"))
+    return Message(**entry, tool_calls=calls)

@@ -1,15 +1,17 @@
-"""Writing the tree: new turns, new versions, answers written on, choices, summaries. Each runs in one transaction."""
+"""Writes to the message tree and reversible deletion; see ChatStore for functions of the same name."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from notso.web.store.protocol import (
     ACTIVE_STATES,
     Chat,
+    Conversation,
     NewMessage,
     NewTurn,
     StoredMessage,
@@ -17,7 +19,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database, Rows
-from notso.web.store.sql.rows import insert_chat, insert_message, message_of, update_message
+from notso.web.store.sql.rows import insert_chat, insert_message, message_of, settings_text, update_message
 from notso.web.store.sql.shown_part import last_shown
 
 Piece: TypeAlias = list[Chat | StoredMessage]
@@ -35,7 +37,6 @@ WITH RECURSIVE line(id, parent_id, below) AS (
 
 
 def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> TurnAccepted | TurnRefused:
-    """See ChatStore."""
     known = _by_key(db, owner, turn.idempotency_key)
     if known is not None:
         return _repeated(db, owner, known)
@@ -71,7 +72,6 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> 
 
 
 def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-    """See ChatStore."""
     chat_id = new.assistant_message.chat_id
     known = _by_key(db, owner, new.idempotency_key)
     if known is not None:
@@ -95,7 +95,6 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
 def resume_message(
     db: Database, owner: str, chat_id: str, message_id: str, generation_id: str, through: str | None
 ) -> TurnAccepted | TurnRefused:
-    """See ChatStore."""
     refused = _refusal(db, owner, chat_id)
     if refused is not None:
         return refused
@@ -115,7 +114,6 @@ def resume_message(
 
 
 def edit_message(db: Database, owner: str, chat_id: str, message_id: str, content: str, through: str | None) -> bool:
-    """See ChatStore."""
     if not _lock(db, owner, chat_id):
         return False
     assistant_message = _message(db, owner, chat_id, message_id)
@@ -123,7 +121,7 @@ def edit_message(db: Database, owner: str, chat_id: str, message_id: str, conten
         return False
     uses = tuple(
         replace(use, content_at=0, round_end=0) for use in assistant_message.tool_uses
-    )  # the new text comes after all calls
+    )  # the new text follows all calls
     assistant_message = replace(
         assistant_message, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html=""
     )
@@ -135,7 +133,6 @@ def edit_message(db: Database, owner: str, chat_id: str, message_id: str, conten
 
 
 def choose(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
-    """See ChatStore."""
     if not _lock(db, owner, chat_id) or _message(db, owner, chat_id, message_id) is None:
         return False
     _choose(db, owner, chat_id, message_id)
@@ -143,13 +140,13 @@ def choose(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
 
 
 def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> bool:
-    """See ChatStore."""
     if not _lock(db, owner, chat_id):
         return False
     summary = _message(db, owner, chat_id, message_id)
     if summary is None or summary.kind != "summary" or summary.active:
         return False
     _choose_through(db, owner, chat_id, message_id, through)
+    # Read again: choosing the branch may have changed its chosen_child.
     summary = _message(db, owner, chat_id, message_id) or summary
     above = summary.parent_id
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
@@ -160,23 +157,23 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, thro
 
 
 def save_message(db: Database, assistant_message: StoredMessage) -> None:
-    """See ChatStore. A finished answer becomes findable."""
     row = db.execute(
         "SELECT owner, state, edited FROM messages WHERE id = ? AND chat_id = ? AND generation_id = ?" + db.for_update,
         (assistant_message.id, assistant_message.chat_id, assistant_message.generation_id),
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
+    # The process may still complete an answer that others interrupted, unless a user edited it since.
     if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     update_message(db, row["owner"], assistant_message)
     if not assistant_message.active:
         db.let_go(assistant_message.id)
+        # Answers are searchable once finished.
         db.index_message(row["owner"], assistant_message)
 
 
 def keep_html(db: Database, owner: str, messages: Iterable[StoredMessage]) -> None:
-    """See ChatStore."""
     for m in messages:
         db.execute(
             "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND owner = ?"
@@ -186,7 +183,7 @@ def keep_html(db: Database, owner: str, messages: Iterable[StoredMessage]) -> No
 
 
 def pieces_of(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> Iterator[Piece]:
-    """Cut whole chats into pieces, each of which is written within some ten milliseconds. There is at least one."""
+    """Split whole chats into one or more pieces that are each written within about 10 ms."""
     piece: Piece = []
     characters = 0
     for chat, messages in chats:
@@ -202,7 +199,6 @@ def pieces_of(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> Iterator
 
 
 def add_piece(db: Database, owner: str, piece: Piece) -> None:
-    """Store a piece of whole chats; see ChatStore.add_chats."""
     for item in piece:
         if isinstance(item, Chat):
             insert_chat(db, owner, item)
@@ -217,7 +213,7 @@ def add_piece(db: Database, owner: str, piece: Piece) -> None:
 
 
 def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
-    """Every choice on the way from the root to this message now leads to it."""
+    """Make every choice from the root to this message lead to it."""
     db.execute(
         f"{_LINE} UPDATE messages SET chosen_child = line.below FROM line WHERE messages.id = line.id"
         " AND line.below IS NOT NULL AND (chosen_child IS NULL OR chosen_child <> line.below)",
@@ -231,7 +227,7 @@ def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
 
 
 def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    """Choose the branch that ends in `through` where that passes the message, else the one that passes the message."""
+    # `through` counts only if its branch contains the message.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -240,7 +236,7 @@ def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, thr
 
 
 def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
-    """Return whether a message is there and nothing follows it; with '', whether the chat has no messages."""
+    """Whether a message exists and ends its branch; '': whether the chat is empty."""
     if message_id and _message(db, owner, chat_id, message_id) is None:
         return False
     follows = "parent_id = ?" if message_id else "parent_id IS NULL"
@@ -276,7 +272,7 @@ def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
-    """Whether there is such a chat. Nobody else changes its messages until the transaction has ended."""
+    """Whether the chat exists; its messages stay locked until the transaction ends."""
     return _locked(db, owner, chat_id).fetchone() is not None
 
 
@@ -287,7 +283,6 @@ def _locked(db: Database, owner: str, chat_id: str) -> Rows:
 
 
 def _refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
-    """One turn at a time, in a chat that exists."""
     known = _locked(db, owner, chat_id)
     db.interrupt_expired(owner, chat_id)
     unfinished = db.execute(
@@ -304,3 +299,122 @@ def _refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
 def _touch(db: Database, owner: str, chat_id: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     db.execute("UPDATE chats SET updated_ms = ? WHERE id = ? AND owner = ?", (now_ms, chat_id, owner))
+
+
+def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
+    trash_id = _throw(db, owner, chat_id, "chat")
+    if trash_id is not None:
+        db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
+    return trash_id
+
+
+def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> str | None:
+    trash_id = _throw(db, owner, chat_id, "messages")
+    if trash_id is not None:
+        db.execute(
+            "UPDATE messages SET trash_id = ? WHERE chat_id = ? AND owner = ? AND trash_id IS NULL",
+            (trash_id, chat_id, owner),
+        )
+        db.execute("UPDATE chats SET chosen_root = NULL WHERE id = ? AND owner = ?", (chat_id, owner))
+        if reset:
+            db.execute("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", (settings_text({}), chat_id, owner))
+    return trash_id
+
+
+def is_hidden(db: Database, owner: str, trash_id: str) -> bool:
+    """Whether the trash id exists; it is locked against purging."""
+    return _row(db, owner, trash_id) is not None
+
+
+def hide_too(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
+    """Add chats to an existing trash id, to be restored or purged together."""
+    for chat_id in chat_ids:
+        db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
+
+
+def renew(db: Database, owner: str, trash_id: str) -> str:
+    """Replace a trash id, which restarts its time in the trash for all processes."""
+    new = uuid.uuid4().hex
+    db.execute("UPDATE trash SET id = ? WHERE id = ? AND owner = ?", (new, trash_id, owner))
+    db.execute("UPDATE chats SET trash_id = ? WHERE trash_id = ? AND owner = ?", (new, trash_id, owner))
+    return new
+
+
+def restore(db: Database, owner: str, trash_id: str) -> str | None:
+    row = _row(db, owner, trash_id)
+    if row is None:
+        return None
+    chat_id = str(row["chat_id"])
+    db.execute("SELECT id FROM chats WHERE id = ? AND owner = ?" + db.for_update, (chat_id, owner))
+    unfinished = "state IN ('queued', 'running') AND chat_id = ? AND owner = ?"
+    db.execute(  # at most one unfinished turn per chat: the newer one continues
+        f"UPDATE messages SET state = 'interrupted' WHERE trash_id = ? AND {unfinished}"
+        f" AND EXISTS (SELECT 1 FROM messages WHERE trash_id IS NULL AND {unfinished})",
+        (trash_id, chat_id, owner, chat_id, owner),
+    )
+    for table in ("chats", "messages"):
+        db.execute(f"UPDATE {table} SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
+    if row["kind"] == "messages":
+        db.execute(
+            "UPDATE chats SET settings = ?, chosen_root = ? WHERE id = ? AND owner = ?",
+            (row["settings"], row["chosen_root"], chat_id, owner),
+        )
+    db.execute("DELETE FROM trash WHERE id = ? AND owner = ?", (trash_id, owner))
+    return chat_id
+
+
+def due(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
+    """Return trash ids seen for at least `seconds`. `seen` maps them to monotonic times."""
+    # Not wall-clock time: if that were set forward, a deletion could not be undone.
+    now, known = time.monotonic() if now is None else now, dict(seen)
+    ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
+    seen.clear()
+    seen.update({trash_id: known.get(trash_id, now) for trash_id in ids})
+    return [trash_id for trash_id, since in seen.items() if now - since >= seconds]
+
+
+def thrown_away(db: Database, old: list[str]) -> list[Conversation]:
+    """Return the conversations that `purge` deletes."""
+    found: list[Any] = []
+    for trash_id in old:
+        found += db.execute(
+            "SELECT owner, id FROM messages WHERE parent_id IS NULL AND"
+            " (trash_id = ? OR chat_id IN (SELECT id FROM chats WHERE trash_id = ?))",
+            (trash_id, trash_id),
+        ).fetchall()
+    return list(dict.fromkeys(Conversation(row["owner"], row["id"]) for row in found))
+
+
+def purge(db: Database, old: list[str]) -> int:
+    for conversation in thrown_away(db, old):
+        db.forget(conversation.owner, conversation.first_message_id)
+    for trash_id in old:
+        chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
+        messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()
+        for row in chats:
+            db.remove_chat(row["id"])
+        for row in messages:  # index first: deleting a message cascades to those below it
+            db.remove_message(row["id"])
+        db.execute("DELETE FROM messages WHERE trash_id = ?", (trash_id,))
+        db.execute("DELETE FROM chats WHERE trash_id = ?", (trash_id,))
+        db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
+    return len(old)
+
+
+def _row(db: Database, owner: str, trash_id: str) -> Any:
+    return db.execute("SELECT * FROM trash WHERE id = ? AND owner = ?" + db.for_update, (trash_id, owner)).fetchone()
+
+
+def _throw(db: Database, owner: str, chat_id: str, kind: str) -> str | None:
+    chat = db.execute(
+        "SELECT settings, chosen_root FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update,
+        (chat_id, owner),
+    ).fetchone()
+    if chat is None:
+        return None
+    trash_id = uuid.uuid4().hex
+    db.execute(
+        "INSERT INTO trash (id, owner, chat_id, kind, settings, chosen_root, thrown_ms) VALUES (?,?,?,?,?,?,?)",
+        (trash_id, owner, chat_id, kind, chat["settings"], chat["chosen_root"], time.time_ns() // 1_000_000),
+    )
+    return trash_id

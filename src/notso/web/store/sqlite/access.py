@@ -1,5 +1,7 @@
-"""People and keys in a SQLite file of their own, which several processes may write: with a rollback journal, for a WAL
-has a fault under two writers (see connection.py)."""
+"""API keys and usage in a SQLite file of its own, which several processes may write.
+
+It uses a rollback journal, because SQLite's WAL mode has a bug with two writers (see connection.py).
+"""
 
 from __future__ import annotations
 
@@ -83,27 +85,24 @@ _GONE = f"{_WHAT} has gone: put it back, or start the server anew to go on witho
 _BUSY = f"another program holds {_WHAT} and nothing can be looked up there: wait for it, or end it"
 _FAILED = f"{_WHAT} cannot be read or written just now"
 
-READ_MS = 1000
-"""How long a look waits for who writes, which takes some milliseconds."""
-SHORT_MS = 50
-"""After one that waited in vain, the others do not, each after the other."""
+READ_MS = 1000  # a read waits so long for a write, which takes milliseconds
+SHORT_MS = 50  # after a timeout, queued reads must not wait as long one after the other
 
 
 class SQLiteAccessStore(SQLAccessStore):
-    """An AccessStore in one file of the data directory, opened when first used. Who reads waits for no writer of this
-    process: each has a thread and a connection of its own. A file that was put in the place of this one is used from
-    the next moment on."""
+    """An AccessStore in one file of the data directory, opened on first use."""
 
     NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
+        # A thread and connection each, so that reads do not wait for writes of this process.
         self._reading, self._writing = _Lane(self._path, "read", READ_MS), _Lane(self._path, "write", BUSY_MS)
         self._was_open = False
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Whether somebody has begun to keep keys there."""
+        """Whether keys were ever kept there."""
         return (directory / ACCESS_FILE).exists()
 
     async def open(self) -> None:
@@ -150,7 +149,6 @@ class _Lane:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Raises sqlite3.Error and StorageError."""
         try:
             connection = self._opened()
             connection.execute(f"PRAGMA busy_timeout={SHORT_MS if self._waited else self._patience_ms}")
@@ -158,7 +156,7 @@ class _Lane:
         except sqlite3.Error as error:
             self._waited = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
             if not self._waited:
-                self.close()  # it may be another file by the next time
+                self.close()  # the file may be replaced by the next call
             raise
         self._waited = False
         return result
@@ -177,6 +175,7 @@ class _Lane:
         if not found.st_size:
             self.close()
             raise StorageDamagedError(_EMPTY)
+        # A file put in the place of this one is used at once.
         if self._connection is None or self._file != (found.st_dev, found.st_ino):
             self.close()
             self._connection = _open(self._path, SHORT_MS if self._waited else self._patience_ms)
@@ -185,8 +184,6 @@ class _Lane:
 
 
 class _Connection:
-    """One as the common statements see it."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
@@ -198,9 +195,9 @@ class _Connection:
 
 
 def _make(path: Path) -> None:
-    """An empty one with its tables, all at once: of two processes the first one's stays. The file itself is opened by
-    SQLite alone, whose locks go with any descriptor of it that is closed."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Created under another name and linked, so that of two processes the first one's file stays. Only SQLite
+    # opens the file itself: closing any other descriptor of it would drop SQLite's POSIX locks.
     new = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:
@@ -209,7 +206,7 @@ def _make(path: Path) -> None:
             os.link(new, path)
         except FileExistsError:
             return
-        except OSError:  # of a file system without links
+        except OSError:  # file systems without hard links
             new.rename(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -236,7 +233,7 @@ def _prepare(connection: sqlite3.Connection, patience_ms: int) -> None:
         connection.execute(f"PRAGMA {pragma}")
     if _version(connection) == len(MIGRATIONS):
         return
-    connection.execute("BEGIN IMMEDIATE")  # two processes may come at once
+    connection.execute("BEGIN IMMEDIATE")  # two processes may migrate at once
     version = _version(connection)
     if version > len(MIGRATIONS):
         raise DataDirectoryNewerError(f"{ACCESS_FILE} was written by a newer release")

@@ -1,7 +1,7 @@
-"""Opening the database: pragmas, checks, migrations. Everything here runs in the writer's thread.
+"""SQLite connections: directory lock, pragmas, migrations, copies. Runs in the writer's thread.
 
-SQLite up to 3.51.2 can damage a WAL file when two connections write or checkpoint at once, so the connection made by
-`open_writer` is the only one that ever does either; `open_reader` makes connections that cannot.
+Up to 3.51.2 SQLite can damage a WAL file when two connections write or checkpoint at once. Only the connection from
+`open_writer` ever does either; those from `open_reader` cannot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
-from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import (
+    DataDirectoryBusyError,
+    DataDirectoryNewerError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+)
 
 logger = logging.getLogger("notso.web.store")
 
@@ -28,7 +34,7 @@ DAMAGED = (
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The one writing connection, its schema up to date and its file checked after an unclean end."""
+    """Open the writing connection and migrate the schema."""
     logger.info("SQLite %s", sqlite3.sqlite_version)
     existed = path.exists()
     with storage_errors():
@@ -43,7 +49,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that reads and nothing else."""
+    """Open a connection that can neither write nor checkpoint."""
     with storage_errors():
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
@@ -55,7 +61,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def open_nothing() -> sqlite3.Connection:
-    """What a reader finds where the database is gone: no chats."""
+    """Return an empty in-memory database, for reading when the file is gone."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     for script in MIGRATIONS:
@@ -65,7 +71,7 @@ def open_nothing() -> sqlite3.Connection:
 
 
 def fold(connection: sqlite3.Connection) -> bool:
-    """Fold the log into the file and empty it. False where a reader is in the way, who is not waited for."""
+    """Checkpoint and truncate the log; False, without waiting, if a reader blocks it."""
     connection.execute("PRAGMA busy_timeout=0")
     try:
         return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -74,15 +80,13 @@ def fold(connection: sqlite3.Connection) -> bool:
 
 
 def copy(connection: sqlite3.Connection, target: Path) -> None:
-    """A whole and orderly copy in place of `target`, made by the writer, outside of any transaction (DB2).
-
-    It does not say how many commits it holds, and so may stand in the place of a database that has had more.
-    """
+    """Write a compact copy over `target`, in the writer's thread, outside a transaction."""
     target.unlink(missing_ok=True)
     _make_private(target)
     connection.execute("VACUUM INTO ?", (str(target),))
     copied = sqlite3.connect(target, isolation_level=None)
     try:
+        # Without a commit count the copy can replace a database with more commits.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
     finally:
         copied.close()
@@ -90,7 +94,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; on leaving it is on disk."""
+    """Commit on exit, roll back on exceptions."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -103,7 +107,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is read within it is as of one moment."""
+    """Read consistently within the block."""
     connection.execute("BEGIN")
     try:
         yield
@@ -117,13 +121,13 @@ def storage_errors(
     failed: str = "the conversations cannot be read or written just now",
     busy: str = "another program holds the database of conversations: try again in a moment",
 ) -> Iterator[None]:
-    """Turn what SQLite and the system say into our own errors, without paths or SQL; the words are of one database."""
+    """Translate sqlite3.Error and OSError into StorageError, without paths or SQL."""
     try:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
-        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the log's index
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the WAL index
             raise StorageFullError("the disk is full: free some space, nothing was lost") from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(damaged) from error
@@ -144,6 +148,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     if existed and 0 < version < SCHEMA_VERSION:
+        # A way back to the previous release.
         copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         with transaction(connection):
@@ -166,3 +171,39 @@ def _statements(script: str) -> list[str]:
                 statements.append(current)
             current = ""
     return statements
+
+
+class DirectoryLock:
+    """Exclusive lock on a directory, freed by `release` or the end of the process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Create the directory (0700) if needed. Raises StorageError and DataDirectoryBusyError."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
+        try:
+            _lock(self._descriptor)
+        except OSError:
+            os.close(self._descriptor)
+            raise DataDirectoryBusyError(
+                "another notso is using this data directory: stop it first, or choose another data directory"
+            ) from None
+
+    def release(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The schema, as numbered steps that only go forward. A released step is never edited."""
+"""SQLite schema as numbered, forward-only migrations. Never edit a released one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MIGRATIONS: tuple[str, ...] = (
 
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     """,
-    # 2: messages are a tree whose shown branch is remembered; settings, attachments, search, and undo of deletion.
+    # 2: message tree with a remembered branch; settings, attachments, search, and undo of deletion.
     """
     ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1));
     ALTER TABLE chats ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
@@ -94,7 +94,7 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
-    # Responses that programs go on from: the body as it was told, and the conversation it ended.
+    # 3: responses of the Responses API, each with the conversation to continue.
     """
     CREATE TABLE responses (
         id TEXT PRIMARY KEY,
@@ -106,15 +106,15 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX responses_by_age ON responses (owner, created_ms);
     """,
-    # 4: what an answer called tools for, and what came of it.
+    # 4: tool calls and their results.
     """
     ALTER TABLE messages ADD COLUMN tool_uses TEXT NOT NULL DEFAULT '[]';
     """,
-    # 5: what a program's response was asked with, item by item.
+    # 5: input items of responses.
     """
     ALTER TABLE responses ADD COLUMN input TEXT NOT NULL DEFAULT '[]';
     """,
-    # 6: chats that nobody has looked at since their answer ended, put away, or kept for a while only; saved prompts.
+    # 6: unread, archived and temporary chats; saved prompts.
     """
     ALTER TABLE chats ADD COLUMN unread INTEGER NOT NULL DEFAULT 0 CHECK (unread IN (0, 1));
     ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0 CHECK (archived IN (0, 1));
@@ -127,8 +127,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
-    # 7: a branch is followed within an index, however large its messages are; lists of chats are read in their
-    # order; what an owner keeps is added up.
+    # 7: indexes that cover branches, whatever the size of messages, and the order of lists; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);

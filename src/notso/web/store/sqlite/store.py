@@ -1,36 +1,115 @@
-"""Conversations in one SQLite file: one thread writes, several read, and the event loop waits for none."""
+"""Conversations in one SQLite file: a writer thread, several readers, and backups."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store.protocol import Damage, Heartbeat, StoredMessage
+from notso.web.store.protocol import Damage, Heartbeat, StoredMessage, WholeChat
 from notso.web.store.sql.database import Database
-from notso.web.store.sql.rows import message_of
+from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sql.store import SQLStore
-from notso.web.store.sqlite.connection import open_nothing, open_reader, storage_errors
-from notso.web.store.sqlite.damage import damage_of, move_strange_log, roll_back, said_of
+from notso.web.store.sqlite.connection import (
+    DirectoryLock,
+    copy,
+    fold,
+    open_nothing,
+    open_reader,
+    open_writer,
+    storage_errors,
+    transaction,
+)
+from notso.web.store.sqlite.damage import (
+    Witness,
+    commits_acknowledged,
+    commits_in,
+    damage_of,
+    keep_copy,
+    move_strange_log,
+    roll_back,
+    said_of,
+)
 from notso.web.store.sqlite.database import SQLiteDatabase
-from notso.web.store.sqlite.directory_lock import DirectoryLock
-from notso.web.store.sqlite.writer import Writer
-from notso.web.values.errors import StorageDamagedError, StorageError
+from notso.web.store.sqlite.migrations import SCHEMA_VERSION
+from notso.web.values.errors import DataDirectoryBusyError, StorageDamagedError, StorageError
 from notso.web.values.fair_queue import FairQueue
 
 T = TypeVar("T")
 
+
+class Writer:
+    """Writes to the database at `path`. For one thread; methods raise StorageError."""
+
+    def __init__(self, path: Path) -> None:
+        keep_copy(path)
+        self.connection = open_writer(path)
+        self.unfolded = False  # whether the log holds commits that the file lacks
+        try:
+            with storage_errors():
+                self._commits = self._begin_counting(path)
+                self._witness = Witness(path, self._commits)
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def write(self, work: Callable[[Database], T]) -> T:
+        """Run `work` in a transaction; it is on disk on return."""
+        with storage_errors():
+            before = self.connection.total_changes
+            with transaction(self.connection):
+                result = work(SQLiteDatabase(self.connection))
+                changed = self.connection.total_changes > before
+                if changed:
+                    self.connection.execute(
+                        "UPDATE facts SET value = ? WHERE name = 'commits'", (str(self._commits + 1),)
+                    )
+            if changed:
+                self._commits += 1
+                self._witness.note(self._commits)
+                self.unfolded = True
+            return result
+
+    def fold(self) -> bool:
+        """Checkpoint the log unless a reader blocks it; return whether it is empty."""
+        with storage_errors():
+            if fold(self.connection):
+                self.unfolded = False
+                self._witness.sync()
+            return not self.unfolded
+
+    def copy(self, target: Path) -> None:
+        with storage_errors():
+            copy(self.connection, target)
+
+    def close(self) -> None:
+        """Mark a clean end, checkpoint and close."""
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.execute("DELETE FROM facts WHERE name = 'open'")
+            # The number must be in the file itself before it is acknowledged: a log may get lost.
+            fold(self.connection)
+        self.connection.close()
+        self._witness.close()
+
+    def _begin_counting(self, path: Path) -> int:
+        acknowledged = commits_acknowledged(path) or 0
+        self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(acknowledged),))
+        fold(self.connection)
+        return commits_in(self.connection) or 0
+
+
 READ_THREADS = 4
+# Checkpoint after so long without writes, so that a lost log mostly held nothing. Running answers are saved more often.
 IDLE_SECONDS = 2.0
-"""After so long without a write the log is folded into the file, so that a log that gets lost mostly held nothing.
-An answer that is being written is saved more often than that."""
 
 
 class SQLiteStore(SQLStore):
-    """A ChatStore in `directory`/notso.db (see protocol.py for the methods)."""
+    """A ChatStore in `directory`/notso.db."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -40,26 +119,22 @@ class SQLiteStore(SQLStore):
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lock: DirectoryLock | None = None
         self._writer: Writer | None = None
-        self._readers: list[sqlite3.Connection] = []  # that nobody uses just now
+        self._readers: list[sqlite3.Connection] = []  # idle ones
         self._folding: asyncio.TimerHandle | None = None
         self.damage: Damage = ""
 
     @property
     def read_only(self) -> bool:
-        """See ChatStore."""
         return bool(self.damage)
 
     @property
     def is_shared(self) -> bool:
-        """See ChatStore: one process owns the directory."""
         return False
 
     async def open(self) -> None:
-        """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted.
+        """Lock the directory, migrate, and interrupt answers left by a crash. Idempotent.
 
-        A damaged file is opened for reading only, and left as it is.
-
-        Opening an open store does nothing.
+        A damaged file is opened read-only and left unchanged.
         """
         if self._writer is None and not self.read_only:
             await self._writes.run("", self._open)
@@ -75,12 +150,10 @@ class SQLiteStore(SQLStore):
         self._writes.close()
 
     async def refuse_company(self) -> None:
-        """The directory's lock has done so."""
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
 
     async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        """See ChatStore: nobody else is there, and what a crash left was interrupted when this was opened."""
         return Heartbeat()
 
     def _message(self, row: sqlite3.Row) -> StoredMessage:
@@ -110,7 +183,7 @@ class SQLiteStore(SQLStore):
 
         def folded(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and not done.result():
-                self._fold_when_idle()  # a reader was in the way; after an error the next write tries again
+                self._fold_when_idle()  # a reader blocked it; after an error the next write retries
 
         folding.add_done_callback(folded)
 
@@ -141,7 +214,7 @@ class SQLiteStore(SQLStore):
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
         try:
-            for left in self._directory.glob("backup-*.db"):  # their readers went away
+            for left in self._directory.glob("backup-*.db"):  # of aborted downloads
                 left.unlink(missing_ok=True)
             move_strange_log(self._path)
             roll_back(self._path)
@@ -166,3 +239,54 @@ class SQLiteStore(SQLStore):
             self._writer = None
         if self._lock is not None:
             self._lock.release()
+
+
+def whole_chats(copy: Path) -> Iterator[WholeChat]:
+    """Yield all chats of all owners, oldest first, except temporary and deleted ones.
+
+    Raises StorageError, also for another schema version.
+    """
+    db = open_reader(copy)
+    try:
+        with storage_errors():
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version != SCHEMA_VERSION:
+                raise StorageError("the conversations were written by another version of notso")
+            defaults = {row["owner"]: json.loads(row["settings"]) for row in db.execute("SELECT * FROM preferences")}
+            chats = db.execute(
+                "SELECT * FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
+            ).fetchall()
+            for row in chats:
+                messages = db.execute(
+                    "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
+                )
+                owned = defaults.get(row["owner"], {})
+                yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
+    finally:
+        db.close()
+
+
+def back_up(folder: Path, target: Path) -> None:
+    """Copy the conversations in `folder` to a new file. Raises StorageError, also if a server uses it."""
+    path = folder / "notso.db"
+    if not path.exists():
+        raise StorageError(f"there are no conversations in {folder}")
+    try:
+        lock = DirectoryLock(folder)
+    except DataDirectoryBusyError:
+        raise DataDirectoryBusyError(
+            "a server is using this data directory: ask it, with `notso backup --from` and its address"
+        ) from None
+    try:
+        move_strange_log(path)
+        roll_back(path)
+        damage = damage_of(path)
+        if damage:
+            raise StorageDamagedError(said_of(damage))
+        writer = Writer(path)
+        try:
+            writer.copy(target)
+        finally:
+            writer.close()
+    finally:
+        lock.release()
