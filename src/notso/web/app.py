@@ -55,6 +55,7 @@ from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
+from notso.web.edge.ollama_port import OllamaGreeting
 from notso.web.edge.origins import CrossOriginAccess
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
@@ -240,6 +241,7 @@ def create_app(
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossOriginAccess, rules=settings.allowed_origins),
+            Middleware(OllamaGreeting),
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),

@@ -74,6 +74,7 @@ def model_info(
     """The facts of a file as an engine with this plan runs it."""
     named = file.metadata.get("general.name")
     name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
+    licensed = file.metadata.get("general.license.name", file.metadata.get("general.license"))
     counts: dict[str, int] = {}
     for tensor in file.tensors.values():
         counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
@@ -100,4 +101,5 @@ def model_info(
         chat_template=chat_template,
         template_drops=template_drops,
         sampling=sampling,
+        license=one_line(licensed, MAX_NAME_CHARACTERS) if isinstance(licensed, str) else "",
     )

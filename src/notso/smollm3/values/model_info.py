@@ -49,6 +49,7 @@ class ModelInfo:
     template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS: of a conversation
     most_prompt_bytes: int = 0  # a prompt of longer texts never fits into the context; 0: unknown
     sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
+    license: str = ""  # as the file names it
     end_token: str = ""  # the control token that ends an answer, as it is spelt
     memory: MemoryBudget | None = None
 
