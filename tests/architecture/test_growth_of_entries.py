@@ -29,6 +29,7 @@ from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Grammar
+from notso.text_file import NotTextError, decode_text
 from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.llama_cpp.request import parse_native_request
@@ -46,6 +47,8 @@ from notso.web.rendering.markdown import render_markdown
 from notso.web.store.postgres.words import query_of, snippet_of, vector_of
 from notso.web.store.sqlite.database import _phrases
 from notso.web.tools.calculator import calculate
+from notso.web.tools.mcp_config import read_mcp_config
+from notso.web.values.commented_json import read_commented_json
 from notso.web.values.durations import duration_s
 from notso.web.values.errors import SettingsError, ToolError
 from notso.web.values.problems import Problem
@@ -53,7 +56,7 @@ from notso.web.values.visible_text import visible_line
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
-REFUSALS = (InvalidRequestError, ApiError, Problem, ToolError, SettingsError)
+REFUSALS = (InvalidRequestError, ApiError, Problem, ToolError, SettingsError, NotTextError)
 
 TEXT = ("a", " ", "\n", "\r", "a ", "\u4e2d", "\U0001f99c", "e\u0301", "\u00a0", "'s", "1", "<", "!", "a=a", "\x85")
 JSON = ('"', '\\"', "[", "{", '[{"a":', "\\u0041", '"a":1,', "0", ",", "\\\\")
@@ -203,6 +206,23 @@ def pushed(text: str) -> object:
     return parser.finish()
 
 
+def _commented(text: str) -> object:
+    try:
+        return read_commented_json(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _configured(text: str) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mcp.json"
+        path.write_text(text)
+        return read_mcp_config(path)
+
+
+_MCP = '{"mcpServers": {"a": {"command": "x", "args": ["'
+
+
 ENTRIES = {
     "system text": Entry(
         without_volatile_lines, MIB, ("a=a", "a=", " ", "a=a;", " a=a", "a"), "x-anthropic-billing-header:", "!"
@@ -256,6 +276,11 @@ ENTRIES = {
     "phrases": Entry(lambda text: _phrases(text.split()), 64 * KIB, TEXT),
     "calculator": Entry(calculate, 64 * KIB, ("1", "(", "1+", " ", "-", "2**", "1.", "a", "1e1,", "sqrt(")),
     "line of a tool": Entry(lambda text: visible_line(text, 1000), MIB, TEXT),
+    "text": Entry(lambda text: decode_text(text.encode()), MIB // 4, (*TEXT, "\r\n", "a\0", "\0", "\ufeff")),
+    "commented JSON": Entry(_commented, MIB, (*JSON, "//", "/*", "*", "*/", "/", ", ", ",\n", '"\\'), '{"a": '),
+    "MCP configuration": Entry(
+        _configured, 128 * KIB, (*JSON, "$", "${", "${a:-", "${env:", "{env:", " $a", "a b "), _MCP, '"]}}}'
+    ),
     "duration": Entry(duration_s, 64 * KIB, ("1m", "1", "1.1", "1ms", "m"), "", "!"),
 }
 

@@ -6,7 +6,6 @@ start; all others are recognized by their id, a hash of the request's line.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import fcntl
 import hashlib
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import typer
+
+from notso.text_file import NotTextError, utf8_stream
 
 MAX_LINE_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 64 << 20
@@ -47,7 +48,7 @@ class BatchInput:
         """Yield every non-blank line in order."""
         seen: set[bytes] = set()
         with self.path.open("rb") as file:
-            for number, content in enumerate(_whole_lines(file), start=1):
+            for number, content in enumerate(self._contents(file), start=1):
                 if content is not None:
                     content = content.strip()
                     if not content:
@@ -60,6 +61,12 @@ class BatchInput:
                 place = b"line %d\0" % number if custom_id is None or repeats else b""
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
+
+    def _contents(self, file: BinaryIO) -> Iterator[bytes | None]:
+        try:
+            yield from _whole_lines(file)
+        except NotTextError as error:
+            raise _refusal(f"{self.path} {error}") from None
 
 
 class BatchOutput:
@@ -117,8 +124,7 @@ class BatchOutput:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # some editors write a byte order mark
-        file.seek(0)
+    file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
     # Longer lines yield None, and are never held in memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):

@@ -30,6 +30,7 @@ def chat(
     top_p: options.TopP = None,
     max_tokens: options.MaxTokens = None,
     seed: options.Seed = None,
+    chat_template_file: options.ChatTemplateFile = None,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
@@ -42,10 +43,13 @@ def chat(
     from notso.smollm3.values.sampling_params import SamplingParams
 
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    params = SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
+    given = {name: value for name, value in chosen.items() if value is not None}
+    params = SamplingParams(**given, given=tuple(given))
     adapters = adapter or []
     used = engines.adapter_to_use(adapters)
-    engine = engines.open_engine(model, context, threads, kv=kv, device=device, adapters=adapters)
+    engine = engines.open_engine(
+        model, context, threads, kv=kv, device=device, adapters=adapters, chat_template_file=chat_template_file
+    )
     try:
         conversation = Conversation(
             engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking, adapter=used
@@ -141,4 +145,4 @@ def _plain_line(prompt: str) -> str:
     line = sys.stdin.readline()
     if not line:
         raise EOFError
-    return line.rstrip("\n")
+    return line.removeprefix("\ufeff").rstrip("\n")

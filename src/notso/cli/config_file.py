@@ -15,7 +15,7 @@ from typing import Any, get_args
 import typer
 
 from notso.cli import terminal
-from notso.regular_file import read_regular
+from notso.text_file import NotTextError, read_text
 
 MAX_BYTES = 1 << 20
 
@@ -39,7 +39,9 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
     import tomllib
 
     try:
-        given = tomllib.loads(read_regular(path, MAX_BYTES).decode())
+        given = tomllib.loads(read_text(path, MAX_BYTES))
+    except NotTextError as error:
+        raise _wrong(path, str(error)) from None
     except OSError as error:
         raise _wrong(path, error.strerror or "cannot be read") from None
     except (ValueError, RecursionError) as error:

@@ -26,6 +26,7 @@ def open_engine(
     device: str = "auto",
     silent: bool = False,
     adapters: Sequence[str] = (),
+    chat_template_file: Path | None = None,
 ) -> Engine:
     """Load the selected model (see `model_file`)."""
     path = model_file(model, silent=silent)
@@ -34,7 +35,13 @@ def open_engine(
 
         prepare_for_a_lost_file()
         engine = Engine.load(
-            path, context_tokens=context_tokens, threads=threads, kv=kv, device=device, adapters=tuple(adapters)
+            path,
+            context_tokens=context_tokens,
+            threads=threads,
+            kv=kv,
+            device=device,
+            adapters=tuple(adapters),
+            chat_template_file=chat_template_file,
         )
     if engine.info.device_note and not silent:
         terminal.note(fallback_notice(engine.info.device_note))

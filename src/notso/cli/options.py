@@ -11,6 +11,7 @@ import typer
 
 from notso.regular_file import SECRET_BYTES
 from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
+from notso.text_file import NotTextError, decode_text
 
 
 def _remember(variable: str, value: bool) -> bool:
@@ -83,6 +84,17 @@ Adapters = Annotated[
         "--adapter",
         metavar="NAME=FILE[:SCALE]",
         help="LoRA adapter to load; repeatable.",
+        show_default=False,
+    ),
+]
+ChatTemplateFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template-file",
+        envvar="NOTSO_CHAT_TEMPLATE_FILE",
+        metavar="FILE",
+        help="Jinja chat template to use instead of the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
+        show_envvar=False,
         show_default=False,
     ),
 ]
@@ -254,12 +266,7 @@ def api_key(file: Path | None) -> str | None:
     """Return the key from `file` or NOTSO_API_KEY. Raises typer.BadParameter."""
     if file is None:
         return os.environ.get("NOTSO_API_KEY") or None
-    try:
-        key = _read(file, SECRET_BYTES).decode().strip()
-    except OSError as error:
-        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--api-key-file") from None
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"{file} is not text", param_hint="--api-key-file") from None
+    key = read_text(file, "--api-key-file", SECRET_BYTES).strip()
     if not key:
         # An error, because falling back to no key would open the server.
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
@@ -284,6 +291,7 @@ OF_THE_ENGINE = (
     "threads",
     "device",
     "weights",
+    "chat_template_file",
     "adapter",
     "adapter_dir",
     "max_num_seqs",
@@ -324,11 +332,11 @@ def _read(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def read_text(path: Path, name: str) -> str:
-    """Read UTF-8. Raises typer.BadParameter."""
+def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """Read a text file or pipe as `decode_text` does. Raises typer.BadParameter."""
     try:
-        return _read(path, _MAX_TEXT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint=name) from None
+        return decode_text(_read(path, most_bytes))
+    except NotTextError as error:
+        raise typer.BadParameter(f"{path} {error}", param_hint=name) from None
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=name) from None

@@ -12,6 +12,7 @@ import typer
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.interruption import Interruption
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect, speed_line
+from notso.text_file import NotTextError, decode_text
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -48,6 +49,7 @@ def run(
         Path | None,
         typer.Option("--schema", metavar="FILE", help="Constrain the answer to this JSON schema.", show_default=False),
     ] = None,
+    chat_template_file: options.ChatTemplateFile = None,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
@@ -72,12 +74,22 @@ def run(
         seed=secrets.randbits(63) if seed is None else seed,
         stop=tuple(stop or ()),
         **{name: value for name, value in chosen.items() if value is not None},
+        given=tuple(name for name, value in chosen.items() if value is not None),
     )
     grammar = None if schema is None else _grammar(schema)
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
-        engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, adapters=adapters)
+        engine = engines.open_engine(
+            model,
+            context,
+            threads,
+            kv=kv,
+            device=device,
+            silent=as_json,
+            adapters=adapters,
+            chat_template_file=chat_template_file,
+        )
         try:
             answer = _answer(
                 engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar, used
@@ -141,24 +153,15 @@ def _standard_input() -> str:
     if len(data) > _MAX_PROMPT_BYTES:
         raise typer.BadParameter(f"stdin is larger than {_MAX_PROMPT_BYTES >> 20} MiB", param_hint="PROMPT")
     try:
-        return data.decode().rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"stdin is not UTF-8 text (byte {error.start})", param_hint="PROMPT") from None
+        return decode_text(data).rstrip("\n")
+    except NotTextError as error:
+        raise typer.BadParameter(f"stdin {error}", param_hint="PROMPT") from None
 
 
 def _grammar(path: Path) -> Grammar:
     from notso.smollm3.values.request_options import Grammar
 
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_SCHEMA_BYTES + 1)
-        if len(data) > _MAX_SCHEMA_BYTES:
-            raise typer.BadParameter(f"{path} is larger than {_MAX_SCHEMA_BYTES >> 20} MiB", param_hint="--schema")
-        return Grammar("json_schema", data.decode())
-    except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--schema") from None
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint="--schema") from None
+    return Grammar("json_schema", options.read_text(path, "--schema", _MAX_SCHEMA_BYTES))
 
 
 def _valid(text: str, name: str) -> str:

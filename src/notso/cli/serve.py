@@ -77,6 +77,7 @@ def serve(
     threads: options.Threads = None,
     device: options.Device = "auto",
     weights: options.Weights = "auto",
+    chat_template_file: options.ChatTemplateFile = None,
     adapter: options.Adapters = None,
     adapter_dir: Annotated[
         Path | None,
@@ -160,6 +161,16 @@ def serve(
             show_envvar=False,
         ),
     ] = None,
+    mcp_allow_http: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mcp-allow-http",
+            envvar="NOTSO_MCP_ALLOW_HTTP",
+            metavar="HOST",
+            help="Allow MCP servers at this host or network over http; repeatable [env: NOTSO_MCP_ALLOW_HTTP].",
+            show_envvar=False,
+        ),
+    ] = None,
     plugin: options.Plugins = None,
     sign_in: Annotated[
         Path | None,
@@ -228,6 +239,7 @@ def serve(
         data_dir=data_dir,
         database_url=database_url or None,
         mcp_config=mcp_config,
+        mcp_allowed_http=tuple(mcp_allow_http or ()),
         adapter_dir=adapter_dir,
         sign_in_plugin=chosen.sign_in,
         keep_alive_seconds=None if keep_alive is None else options.duration(keep_alive, "--keep-alive"),
@@ -255,6 +267,7 @@ def serve(
         cache_dir=str(settings.directory / "kv") if cache_disk else None,
         cache_bytes=int(cache_disk * 10**9),
         adapters=tuple(adapter or ()),
+        chat_template_file=None if chat_template_file is None else str(chat_template_file),
     )
     from notso.plugins.plugin_set import Plugins
 
@@ -279,11 +292,9 @@ def serve(
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        adapters = (
-            config.adapters if model_file == path else ()
-        )  # adapters belong to the base model they were given for
-        named = None if model_file is None else str(model_file)
-        configured = replace(config, model=named, adapters=adapters, beside_bytes=beside)
+        configured = replace(config, model=None if model_file is None else str(model_file), beside_bytes=beside)
+        if model_file != path:  # adapters and template belong to the model they were given for
+            configured = replace(configured, adapters=(), chat_template_file=None)
         return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:

@@ -74,7 +74,9 @@ def _temp(conversation: Conversation, argument: str) -> Outcome:
 
     if argument:
         try:
-            conversation.params = dataclasses.replace(conversation.params, temperature=float(argument))
+            conversation.params = dataclasses.replace(
+                conversation.params, temperature=float(argument), given=(*conversation.params.given, "temperature")
+            )
         except (InvalidRequestError, ValueError):
             return Outcome((f"The temperature must be a number from 0 to 2, not {argument!r}.",))
     return Outcome((f"The temperature is {conversation.params.temperature:g}.",))

@@ -13,8 +13,9 @@ from ray import serve
 
 from notso.cluster.front import Front
 from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN
-from notso.regular_file import SECRET_BYTES, read_regular
+from notso.regular_file import SECRET_BYTES
 from notso.smollm3 import Engine, EngineConfig, EngineError, EngineStats
+from notso.text_file import read_text
 from notso.web.app import Parts, begin_stopping, create_app
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
@@ -121,7 +122,7 @@ def _settings(chosen: Mapping[str, Any]) -> Settings:
         data_dir=directory,
         database_url=os.environ.get("DATABASE_URL") or None,
         valkey_url=os.environ.get("VALKEY_URL") or None,
-        api_key=read_regular(Path(key_file), SECRET_BYTES).decode().strip()
+        api_key=read_text(Path(key_file), SECRET_BYTES).strip()
         if key_file
         else os.environ.get("NOTSO_API_KEY") or None,
         allowed_hosts=tuple(asked.get("allowed_hosts", ())),

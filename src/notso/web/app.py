@@ -56,6 +56,7 @@ from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
+from notso.web.edge.ollama_port import OllamaGreeting
 from notso.web.edge.origins import CrossOriginAccess
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
@@ -242,6 +243,7 @@ def create_app(
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossOriginAccess, rules=settings.allowed_origins),
+            Middleware(OllamaGreeting),
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
@@ -320,7 +322,7 @@ def _parts(
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
-    mcp = mcp_servers(settings.mcp_config)
+    mcp = mcp_servers(settings.mcp_config, settings.mcp_allowed_http)
     others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
     toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)

@@ -60,6 +60,8 @@ def serve(
             listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
         sys.setswitchinterval(SWITCH_SECONDS)
         app = create_app(engine_source, settings, model_registry=model_registry, plugins=plugins)
+        if settings.ollama_port is not None:
+            app.state.ollama_port = listeners[1].getsockname()[1]
         server = ChatServer(app, address_of(listeners[0], settings), on_ready, Watchdog())
         server.end_in = lambda seconds: faulthandler.dump_traceback_later(seconds, exit=True)
         server.run(sockets=listeners)

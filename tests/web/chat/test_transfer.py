@@ -262,7 +262,7 @@ def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
     ("data", "reason"),
     [
         (b"{", "at character 1"),
-        (b"\xff", "byte 0 is no UTF-8"),
+        (b"\xff", "it is not UTF-8 text (byte 0)"),
         (b"9" * 5000, "too long"),
         (b'{"a": 1, "a": 2}', "a key stands twice"),
     ],

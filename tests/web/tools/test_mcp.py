@@ -19,7 +19,7 @@ from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.tools import mcp_servers
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.elicitation import Ask
-from notso.web.tools.mcp_config import McpEntry, read_mcp_config
+from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import Outcome, Toolbox, use
 from notso.web.values.errors import SettingsError
@@ -27,6 +27,7 @@ from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}
+ODD_SERVER = str(Path(__file__).with_name("odd_mcp_server.py"))
 LITTLE = str(Path(__file__).with_name("mcp_server.py"))
 NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
 Use = Callable[..., Awaitable[Outcome]]
@@ -102,6 +103,67 @@ def test_what_fails_hangs_or_babbles_is_told() -> None:
     with_servers(work)
 
 
+ODD: list[dict[str, Any]] = [
+    {"name": "fit", "inputSchema": {"type": "object"}, "annotations": 3, "title": 4, "icons": "x"},
+    {"name": "bare"},
+    {"name": "null", "inputSchema": None},
+    {"name": "text", "inputSchema": "object"},
+    {"name": "list", "inputSchema": {"type": "array"}},
+    {"name": "both", "inputSchema": {"type": ["object", "null"]}},
+    {"name": "no type", "inputSchema": {}, "description": None},
+    {"name": "null type", "inputSchema": {"type": None, "properties": None, "required": None}},
+    {"name": "properties", "inputSchema": {"type": "object", "properties": []}},
+    {"name": 7, "inputSchema": {"type": "object"}},
+    {"inputSchema": {"type": "object"}},
+    "no tool",
+    {"name": "a.b", "inputSchema": {"type": "object"}},
+    {"name": "a/b", "inputSchema": {"type": "object"}},
+    {"name": "L" * 90, "inputSchema": {"type": "object"}},
+    {"name": "L" * 91, "inputSchema": {"type": "object"}},
+    {"name": "large", "inputSchema": {"type": "object", "description": "x" * 6_000}},
+    {"name": "write_all", "inputSchema": {"type": "object"}},
+]
+
+
+def test_a_tool_that_cannot_be_used_is_named_and_the_others_are_used() -> None:
+    entry = McpEntry(
+        "odd", sys.executable, (ODD_SERVER, json.dumps(ODD)), label="An odd one", denied=frozenset({"write_*"})
+    )
+
+    async def work(servers: McpServers, called: Use) -> None:
+        long = f"odd__{'L' * 59}"
+        fit = ["odd__fit", "odd__no_type", "odd__null_type", "odd__a_b", "odd__a_b_2", long, f"{long[:-2]}_2"]
+        assert servers.failures() == {} and [tool.name for tool in servers.tools()] == fit
+        assert (await called("odd__a_b_2")).text == "a/b" and (await called(fit[-1])).text == "L" * 91
+        reasons = {each.name.removeprefix("An odd one: "): each.reason for each in servers.left_out()}
+        assert reasons == {
+            "bare": "it has no inputSchema",
+            "null": "it has no inputSchema",
+            "text": "its inputSchema is not an object",
+            "list": "its inputSchema is not of type object",
+            "both": "its inputSchema is not of type object",
+            "properties": "the properties of its inputSchema are not an object",
+            "tool 10": "it has no name",
+            "tool 11": "it has no name",
+            "tool 12": "it has no name",
+            "large": "its schema has more than 6,000 characters or more than 32 levels",
+            "write_all": "the configuration excludes it",
+        }
+
+    with_servers(work, entry)
+
+
+def test_tools_beyond_what_a_model_is_told_of_are_named() -> None:
+    offered = [{"name": f"t{at}", "inputSchema": {"type": "object"}} for at in range(20)]
+    entries = [McpEntry(name, sys.executable, (ODD_SERVER, json.dumps(offered))) for name in ("one", "two")]
+
+    async def work(servers: McpServers, called: Use) -> None:
+        assert len(servers.tools()) == mcp_servers.MAX_TOOLS
+        assert [each.name for each in servers.left_out()] == [f"two: t{at}" for at in range(4, 20)]
+
+    with_servers(work, *entries)
+
+
 def test_a_server_that_died_is_an_error_and_comes_back() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         first = (await called("little__pid")).text
@@ -152,45 +214,6 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
     with_servers(work, *entries)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "is not JSON"),
-        ("[]", 'needs an object "mcpServers"'),
-        ('{"mcpServers": {"a b": {"command": "x"}}}', "no name for a server"),
-        ('{"mcpServers": {"a": {"type": "sse", "url": "https://x/sse"}}}', "only stdio and streamable HTTP"),
-        ('{"mcpServers": {"a": {"type": "http", "command": "x"}}}', "'command' is not known"),
-        ('{"mcpServers": {"a": {"type": "http"}}}', "a url is needed"),
-        ('{"mcpServers": {"a": {"url": "http://example.org/mcp"}}}', "this machine only"),
-        ('{"mcpServers": {"a": {"url": "https://u:p@example.org/mcp"}}}', "no user"),
-        ('{"mcpServers": {"a": {"url": "https://x/mcp", "headers": {"A": "b\\nc"}}}}', "headers must"),
-        ('{"mcpServers": {"a": {}}}', "a command is needed"),
-        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args must be"),
-        ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env must"),
-        ('{"mcpServers": {"a": {"command": "x", "colour": 1}}}', "'colour' is not known"),
-        ('{"mcpServers": {"a": 1}}', "an object is needed"),
-        ('{"mcpServers": {"a": {"command": "x", "disabled": "true"}}}', "disabled must be"),
-        (json.dumps({"mcpServers": {f"s{n}": {"command": "x"} for n in range(9)}}), "at most 8"),
-    ],
-)
-def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, reason: str) -> None:
-    (tmp_path / "mcp.json").write_text(text)
-    with pytest.raises(SettingsError, match=reason) as caught:
-        read_mcp_config(tmp_path / "mcp.json")
-    assert caught.value.setting == "mcp_config"
-
-
-def test_a_right_file_is_read(tmp_path: Path) -> None:
-    servers = {
-        "one": {"command": "uvx", "args": ["some-server", "--flag"], "env": {"TOKEN": "t"}, "type": "stdio"},
-        "off": {"url": "http://x", "disabled": True},
-    }
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers, "other": 1}))
-    assert read_mcp_config(tmp_path / "mcp.json") == [McpEntry("one", "uvx", ("some-server", "--flag"), {"TOKEN": "t"})]
-    with pytest.raises(SettingsError, match="cannot be read"):
-        read_mcp_config(tmp_path / "none.json")
-
-
 def test_mcp_is_imported_only_where_it_is_asked_for() -> None:
     program = (
         "import sys; from notso.web.app import create_app;"
@@ -214,6 +237,7 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
         "little": {"command": sys.executable, "args": [LITTLE]},
         "broken": {"command": "no-such-program-anywhere"},
     }
+    entries["socket"] = {"type": "ws", "url": "ws://x"}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     wanted = iter([("little__add", '{"a": 2, "b": 40}'), ("little__die", "{}")])
 
@@ -228,6 +252,7 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
     page = server.client.get("/tools", headers=FRAGMENT).text
     assert "little__add" in page and "from little" in page and " checked" not in page
     assert "broken is not running: there is no such program." in page
+    assert "Left out (1)" in page and "<strong>socket</strong>: type &#34;ws&#34; is not supported" in page
     server.client.post("/tools", data={"tool-little__add": "on", "tool-little__die": "on"})
     chat_id = None
     for result in ("It said: 42", "It said: error: the server little ended during the call: it has ended"):

@@ -38,6 +38,8 @@ class Place(ThreadingHTTPServer):
         self.lost: set[str] = set()
         self.seen: list[tuple[str, str, str, str, str]] = []
 
+        self.streams: dict[str, queue.Queue[bytes | None]] = {}
+
     @property
     def entry(self) -> McpEntry:
         return McpEntry("far", url=f"http://127.0.0.1:{self.server_port}/mcp", headers={"Authorization": SECRET})
@@ -63,7 +65,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.note("")
-        self.answer(405)
+        if not self.server.case.startswith("sse"):
+            self.answer(405)
+            return
+        messages: queue.Queue[bytes | None] = queue.Queue()
+        self.server.sessions += 1
+        name = f"/messages?sessionId={self.server.sessions}"
+        self.server.streams[name] = messages
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(f"event: endpoint\ndata: {name}\n\n".encode())
+        while (body := messages.get()) is not None:
+            self.wfile.write(b"event: message\r\ndata: " + body + b"\r\n\r\n")
+            self.wfile.flush()
 
     def do_DELETE(self) -> None:
         self.note("")
@@ -73,6 +88,9 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         method, place = asked.get("method", ""), self.server
         self.note(method)
+        if self.server.case.startswith("sse"):
+            self.over_sse(asked, method)
+            return
         if method == "initialize":
             place.sessions += 1
             place.offered = asked["params"]["capabilities"]
@@ -93,6 +111,28 @@ class Handler(BaseHTTPRequestHandler):
             place.replies.put(asked)
         else:
             self.answer(202 if "id" not in asked else 400)
+
+    def over_sse(self, asked: dict[str, Any], method: str) -> None:
+        messages = self.server.streams.get(self.path)
+        if messages is None:
+            self.answer(405)  # it takes messages only at the address that its stream named
+            return
+        self.answer(202)
+        result: dict[str, Any] = {"content": [{"type": "text", "text": "poked"}]}
+        if method == "initialize":
+            version = {"protocolVersion": "2024-11-05", "serverInfo": {"name": "far", "version": "1"}}
+            result = {"capabilities": {"tools": {}}, **version}
+        elif method == "tools/list":
+            result = {"tools": [self.server.tool]}
+        elif self.server.case == "sse, loud":
+            result["content"][0]["text"] = "a" * MAX_MESSAGE_BYTES
+        elif self.server.case == "sse, ends" and method == "tools/call":
+            messages.put(None)
+        if "id" in asked:
+            error = {"code": -32601, "message": "unknown"}
+            known = method in ("initialize", "tools/list", "tools/call")
+            said = {"result": result} if known else {"error": error}
+            messages.put(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}).encode())
 
     def call(self, number: Any) -> None:
         case = self.server.case
@@ -143,16 +183,22 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
+    for messages in server.streams.values():
+        messages.put(None)
     server.shutdown()
     server.server_close()
     thread.join()
 
 
 def poked(
-    place: Place, lose: bool = False, ask: Ask | None = None, becomes: dict[str, Any] | None = None
+    place: Place,
+    lose: bool = False,
+    ask: Ask | None = None,
+    becomes: dict[str, Any] | None = None,
+    transport: Any = "http",
 ) -> tuple[Outcome, dict[str, str]]:
     async def run() -> tuple[Outcome, dict[str, str]]:
-        servers = McpServers([place.entry])
+        servers = McpServers([replace(place.entry, transport=transport)])
         servers.start()
         try:
             await servers.ready()
@@ -216,3 +262,34 @@ def test_what_breaks_a_bound_is_told(place: Place, caplog: pytest.LogCaptureFixt
     outcome, _ = poked(place)
     assert outcome.state == "failed" and BOUNDS[place.case] in outcome.text
     assert SECRET not in caplog.text and SECRET not in outcome.text
+
+
+@pytest.mark.parametrize("place", [("sse", True)], indirect=True)
+@pytest.mark.parametrize("transport", ["sse", "http or sse"])
+def test_the_older_transport_is_spoken_where_it_is_named_or_alone_works(place: Place, transport: Any) -> None:
+    outcome, failures = poked(place, transport=transport)
+    assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
+    assert all(seen[4] == SECRET for seen in place.seen)
+    assert (place.seen[0][0] == "POST") == (transport != "sse")
+
+
+@pytest.mark.parametrize("place", [("sse", True)], indirect=True)
+def test_a_server_that_must_speak_http_is_not_spoken_to_otherwise(place: Place) -> None:
+    async def run() -> dict[str, str]:
+        servers = McpServers([replace(place.entry, transport="http")])
+        servers.start()
+        await servers.ready()
+        await servers.close()
+        return servers.failures()
+
+    assert asyncio.run(run()).keys() == {"far"} and all(seen[0] == "POST" for seen in place.seen)
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [(("sse, loud", True), "more than 1 MiB"), (("sse, ends", True), "ended during the call")],
+    indirect=["place"],
+)
+def test_the_older_transport_has_bounds_and_an_end(place: Place, reason: str) -> None:
+    outcome, failures = poked(place, transport="sse")
+    assert outcome.state == "failed" and reason in outcome.text and failures.keys() <= {"far"}

@@ -18,11 +18,11 @@ from notso.smollm3.engine.device_choice import give_up, on_device, require_same_
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
-from notso.smollm3.engine.model_description import model_info
+from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
-from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
+from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, TemplateError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
@@ -35,7 +35,7 @@ from notso.smollm3.sampling.logits_processor import FindProcessor
 from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.step_latency import StepLatency
-from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.adapter import AdapterSource
@@ -45,6 +45,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
+from notso.text_file import NotTextError, read_text
 
 Floats = npt.NDArray[np.float32]
 
@@ -75,7 +76,9 @@ class Engine:
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.release()
         give_back_freed()  # building the tokenizer briefly takes hundreds of megabytes
-        self._prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, self.tokenizer), self.tokenizer)
+        template = _template_of(file, self.tokenizer, config.chat_template_file)
+        self._prompts = PromptWriter(template, self.tokenizer)
+        sampling = sampling_defaults(file.metadata)
         self._context_tokens = plan.context_tokens
         self._cache_version = cache_version(file, self.config, plan.kv_format, plan.context_tokens)
         self._closed = False
@@ -112,6 +115,7 @@ class Engine:
             signal,
             latency if config.speculation else None,
             find_processor,
+            sampling,
         )
         self._when_lost: list[Callable[[], None]] = []
         lost = partial(_lost, backend, self._when_lost)
@@ -131,6 +135,7 @@ class Engine:
             is_demo=config.model is None,
             chat_template=self._prompts.template_source,
             template_drops=self._prompts.template_drops,
+            sampling=sampling,
         )
         for source in config.adapters:
             self.adapters.add(AdapterSource.parse(source))
@@ -325,6 +330,21 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
+
+
+def _template_of(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
+    """Return the chat template in the file at `path`, or else that of the model. Raises TemplateError."""
+    if path is None:
+        return ChatTemplate.from_gguf(file.metadata, tokenizer)
+    try:
+        source = read_text(Path(path), 4 * MAX_TEMPLATE_CHARACTERS)
+        return ChatTemplate.from_gguf(file.metadata, tokenizer, source=source)
+    except OSError as error:
+        raise TemplateError(f"{path} cannot be read: {error.strerror}") from error
+    except NotTextError as error:
+        raise TemplateError(f"{path} {error}") from error
+    except TemplateError as error:
+        raise TemplateError(f"{path}: {error}") from error
 
 
 def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLostError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -55,6 +55,7 @@ class InputProcessor:
         signal: WorkSignal,
         latency: StepLatency | None,
         find_processor: FindProcessor | None = None,
+        sampling: Mapping[str, float] | None = None,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -65,6 +66,7 @@ class InputProcessor:
         self._signal = signal
         self._latency = latency
         self._find_processor = find_processor
+        self._sampling = sampling or {}
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
@@ -78,6 +80,7 @@ class InputProcessor:
     ) -> Request:
         """Build a request; `salt` starts its block hashes. Raises InvalidRequestError, ContextLengthError or
         TemplateError."""
+        params = params.with_defaults(self._sampling)
         prompt = self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
         room = self._context_tokens - len(prompt.ids)

@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from notso.qtensor import Backend, GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import EnginePlan
-from notso.smollm3.errors import one_line
+from notso.smollm3.errors import InvalidRequestError, one_line
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.vocabulary import END_KEYS
 from notso.smollm3.values.model_info import ModelInfo
+from notso.smollm3.values.sampling_params import SamplingParams
 
 # Length limit of the name in the file, which is shown on the page, in the terminal and in API responses.
 MAX_NAME_CHARACTERS = 100
+
+
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_last_n": "penalty_window",
+}
+"""Keys of a file under `general.sampling.`, and the parameters that they are defaults of."""
+
+logger = logging.getLogger(__name__)
+
+
+def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """Return the sampling parameters that a file recommends; one that cannot be used is logged and left out."""
+    found: dict[str, float] = {}
+    for key, name in _SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if value is None:
+            continue
+        try:
+            if name in ("top_k", "penalty_window"):
+                value = max(int(value), 0)  # llama.cpp writes -1 for all tokens
+            replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
+        except (InvalidRequestError, TypeError, ValueError, OverflowError):
+            logger.warning("the model file's general.sampling.%s cannot be used: %s", key, one_line(repr(value), 60))
+        else:
+            found[name] = value
+    if metadata.get("general.sampling.penalty_last_n") == 0:  # llama.cpp: no penalties
+        found.pop("repetition_penalty", None)
+        found.pop("penalty_window", None)
+    return found
 
 
 def model_info(
@@ -28,10 +69,12 @@ def model_info(
     is_demo: bool,
     chat_template: str,
     template_drops: tuple[str, ...],
+    sampling: Mapping[str, float],
 ) -> ModelInfo:
     """Describe a file as an engine runs it."""
     named = file.metadata.get("general.name")
     name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
+    licensed = file.metadata.get("general.license.name", file.metadata.get("general.license"))
     counts: dict[str, int] = {}
     for tensor in file.tensors.values():
         counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
@@ -57,4 +100,6 @@ def model_info(
         memory=plan.budget,
         chat_template=chat_template,
         template_drops=template_drops,
+        sampling=sampling,
+        license=one_line(licensed, MAX_NAME_CHARACTERS) if isinstance(licensed, str) else "",
     )

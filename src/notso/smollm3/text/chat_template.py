@@ -90,9 +90,11 @@ class ChatTemplate:
         self.drops = self._probed_drops()
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Return a file's template, or None."""
-        source = metadata.get("tokenizer.chat_template")
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
+    ) -> ChatTemplate | None:
+        """Return a file's template, or `source` instead of it; None if there is neither. Raises as the constructor."""
+        source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
         if not isinstance(source, str):

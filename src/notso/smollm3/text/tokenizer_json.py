@@ -10,6 +10,7 @@ from notso.regular_file import read_regular
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.text.tokenizer_pipeline import TokenizerPipeline
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
+from notso.text_file import NotTextError, read_text
 
 MAX_JSON_BYTES = 64 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -55,10 +56,10 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
 def template_beside(path: Path) -> str | None:
     """Return a neighboring chat template. Raises ModelFileError if unreadable."""
     try:
-        return read_regular(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES).decode()
+        return read_text(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ModelFileError(f"{TEMPLATE_FILE}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelFileError(f"{TEMPLATE_FILE} is no text in UTF-8") from error
+    except NotTextError as error:
+        raise ModelFileError(f"{TEMPLATE_FILE} {error}") from error

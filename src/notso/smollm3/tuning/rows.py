@@ -22,6 +22,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message, ToolCall
 from notso.smollm3.values.request_options import RequestOptions
+from notso.text_file import NotTextError, decode_text
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
 NOT_LEARNT = -100  # label that PyTorch's cross entropy ignores
@@ -55,9 +56,9 @@ class RowWriter:
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """Read a file. Raises InvalidRequestError naming the line, OSError, UnicodeDecodeError."""
+        """Read a file. Raises InvalidRequestError naming the line, or OSError."""
         rows = []
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        for number, line in enumerate(_text_of(path).splitlines(), 1):
             if not line.strip():
                 continue
             try:
@@ -100,6 +101,13 @@ class RowWriter:
         # The common prefix of two continuations ends before the generation prompt.
         one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return decode_text(path.read_bytes())
+    except NotTextError as error:
+        raise InvalidRequestError(f"{path.name} {error}", param="data") from None
 
 
 def _thinks(messages: Sequence[Message], asked: RequestOptions) -> bool:

@@ -36,8 +36,9 @@ class EngineConfig:
     allows. speculation: draft tokens where they pay; results are unchanged. cache_dir: private folder for up to
     `cache_bytes` of KV blocks, so that conversations survive restarts; None: no disk cache. device: "cpu"; "cuda" or
     "cuda:1", refused if unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same.
-    adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE. beside_bytes: planned size of other engines in this
-    process, beside which nothing is reduced to fit; None: there are none.
+    adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the
+    model file's. beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit;
+    None: there are none.
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -53,10 +54,11 @@ class EngineConfig:
     cache_bytes: int = DEFAULT_CACHE_BYTES
     device: str = "auto"
     adapters: tuple[str, ...] = ()
+    chat_template_file: str | None = None
     beside_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "cache_dir"):
+        for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
             _require(path is None or isinstance(path, str), name, "a path, as text")
         is_whole = self.context_tokens is None or type(self.context_tokens) is int  # the range depends on the model

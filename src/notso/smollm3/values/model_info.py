@@ -47,6 +47,8 @@ class ModelInfo:
     chat_template: str = field(default="", repr=False)  # empty if the file has none
     template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS
     most_prompt_bytes: int = 0  # longer prompts never fit; 0: unknown
+    sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
+    license: str = ""  # as the file names it
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
 

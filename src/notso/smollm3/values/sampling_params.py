@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
@@ -38,6 +38,8 @@ class SamplingParams:
     dry_multiplier: 0 is off. A token that extends a repetition of at least `dry_allowed_length` tokens loses
         dry_multiplier * dry_base ** (length - dry_allowed_length), within the last `dry_penalty_last_n` tokens (-1:
         all, 0: none), and not across `dry_sequence_breakers`.
+    given: names of fields that were set although they have the default's value. Other fields with their default's value
+        take that of the model file, if it has one (see `with_defaults`).
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -66,6 +68,7 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = DEFAULT_BREAKERS
+    given: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -94,6 +97,15 @@ class SamplingParams:
         self._texts("stop", MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
         self._check_end()
         self._check_rarer()
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Return a copy in which fields that were not chosen take the values of `defaults`."""
+        unset = {
+            name: value
+            for name, value in defaults.items()
+            if name not in self.given and getattr(self, name) == _DEFAULTS[name]
+        }
+        return replace(self, **unset) if unset else self  # type: ignore[arg-type]
 
     @property
     def repeats_are_dried(self) -> bool:
@@ -133,6 +145,9 @@ class SamplingParams:
                 raise InvalidRequestError(
                     f"each {name.replace('_', ' ')} string must have 1 to {most_characters} characters", param=name
                 )
+
+
+_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 
 
 def _listed(name: str, value: object, what: str) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.errors import is_api
+from notso.web.edge.ollama_port import DEFAULT_ORIGINS, is_ollama_port
 from notso.web.values.origin_rules import OriginRules
 
 ALLOWED = "notso.allowed_origin"
@@ -29,9 +30,10 @@ class CrossOriginAccess:
     def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
         self._app = app
         self._rules = OriginRules(rules)
+        self._ollama_rules = OriginRules(DEFAULT_ORIGINS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = self._allowed(scope) if scope["type"] == "http" and is_api(scope) else None
+        origin = self._allowed(scope) if scope["type"] == "http" and _is_readable(scope) else None
         if origin is None:
             await self._app(scope, receive, send)
             return
@@ -51,7 +53,14 @@ class CrossOriginAccess:
 
     def _allowed(self, scope: Scope) -> str | None:
         origins = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == b"origin"]
-        return origins[0] if len(origins) == 1 and self._rules.allow(origins[0]) else None
+        if len(origins) != 1:
+            return None
+        is_allowed = self._rules.allow(origins[0]) or (is_ollama_port(scope) and self._ollama_rules.allow(origins[0]))
+        return origins[0] if is_allowed else None
+
+
+def _is_readable(scope: Scope) -> bool:
+    return is_api(scope) or (scope["path"] == "/" and is_ollama_port(scope))
 
 
 def _preflight(origin: str, asked: dict[bytes, bytes]) -> Response:

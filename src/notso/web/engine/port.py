@@ -153,6 +153,9 @@ class ChatEngine(Protocol):
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
 
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
+        """Return the token ids of the rendered prompt."""
+
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """Return the rendered prompt's length."""
 

@@ -256,6 +256,9 @@ class ScriptedEngine:
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         return list(map(chr, ids))
 
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
+        return self.tokenize(self.render(messages, options))
+
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """Count a token per word, and ten per tool."""
         tools = options.tools if options is not None else None

@@ -9,6 +9,7 @@ from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.tools.clock import CLOCK
+from notso.web.tools.mcp_config import LeftOut
 
 
 class BuiltInTools:
@@ -23,6 +24,10 @@ class BuiltInTools:
     def failures(self) -> Mapping[str, str]:
         """None ever."""
         return {}
+
+    def left_out(self) -> Sequence[LeftOut]:
+        """None ever."""
+        return ()
 
     async def ready(self) -> None:
         """They are."""

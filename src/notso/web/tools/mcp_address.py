@@ -1,7 +1,8 @@
-"""An MCP server at an address (streamable HTTP), with bounds on all it says: nothing of it is to be trusted.
+"""An MCP server at an address (streamable HTTP or SSE), with bounds on all it says: nothing of it is to be trusted.
 
 The library keeps the session, its headers and its end; it follows redirects only within the address's origin. Here its
-answers are bounded before it reads them, and no stream of the server's own (GET) is opened: nothing in it is followed.
+answers are bounded before it reads them. No stream of the server's own (GET) is opened over streamable HTTP: nothing in
+it is followed. Over the older SSE transport that stream carries the answers, so each of its events is bounded.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import cast
 import anyio
 import httpx2
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from notso.web.tools.elicitation import QUESTION_SECONDS
-from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_config import LeftOut, McpEntry
 from notso.web.tools.mcp_process import (
     MAX_MESSAGE_BYTES,
     MAX_MESSAGE_ITEMS,
@@ -33,19 +35,27 @@ from notso.web.tools.mcp_process import (
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two pieces of an answer: a person may be asked meanwhile
 MAX_REDIRECTS = 3
+MAX_SSE_EVENT_BYTES = 1024 * 1024  # the library's limit over SSE
 SESSION_ID = "mcp-session-id"
 SESSION_LOST = "its session was over"
+NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
+"""Statuses by which a server that only has SSE rejects the first message, as the protocol says."""
 
 
 class McpAddress:
     """A transport for `mcp.Client`: an asynchronous context manager, in which there is a session.
 
     `ended` is set once a new session is needed, and `fault` says why: the server forgot this one, or broke a bound.
+    `refused` is set if the server does not speak streamable HTTP at this address. `left_out` names the tools that it
+    lists in a form that cannot be used.
     """
 
-    def __init__(self, entry: McpEntry) -> None:
+    def __init__(self, entry: McpEntry, *, sse: bool = False) -> None:
         self.fault = ""
+        self.refused = False
+        self.sse = sse
         self.ended = asyncio.Event()
+        self.left_out: list[LeftOut] = []
         self._entry = entry
         self._stack = contextlib.AsyncExitStack()
         self._open_requests = 0
@@ -53,14 +63,22 @@ class McpAddress:
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
-            timeout=httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS),
+            # a stream of SSE may be silent for as long as nothing is asked
+            timeout=httpx2.Timeout(CONNECT_SECONDS, read=None if self.sse else READ_SECONDS),
             transport=_Bounded(self),
             max_redirects=MAX_REDIRECTS,
             trust_env=False,  # no proxy and no password file of the machine
         )
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(client)
-            opened = streamable_http_client(self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
+            if self.sse:
+                opened = sse_client(
+                    self._entry.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: client
+                )
+            else:
+                await stack.enter_async_context(client)
+                opened = streamable_http_client(
+                    self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
+                )
             told, to_tell = await stack.enter_async_context(opened)
             heard, said = anyio.create_memory_object_stream[Said](0)
             sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
@@ -88,6 +106,8 @@ class McpAddress:
             async for each in told:
                 if isinstance(each, SessionMessage) and self._is_worth(each):
                     await heard.send(each)
+        if self.sse:
+            self.ended.set()
 
     async def _tell(
         self, to_send: MemoryObjectReceiveStream[SessionMessage], to_tell: MemoryObjectSendStream[SessionMessage]
@@ -107,7 +127,7 @@ class McpAddress:
                 return False
             self._open_requests += 1
         elif isinstance(each.message, JSONRPCResponse):
-            cut_down(each.message.result)
+            self.left_out += cut_down(each.message.result)
         return not isinstance(each.message, JSONRPCNotification)
 
 
@@ -119,9 +139,11 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         self._owner = owner
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.method == "GET":
+        if request.method == "GET" and not self._owner.sse:
             return httpx2.Response(405, request=request)
         response = await super().handle_async_request(request)
+        if request.method == "POST" and SESSION_ID not in request.headers:
+            self._owner.refused = response.status_code in NO_STREAMABLE_HTTP
         if response.status_code == 404 and SESSION_ID in request.headers and request.method == "POST":
             self._owner.end(SESSION_LOST)
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -143,15 +165,18 @@ class _BoundedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = items = 0
+        most = MAX_SSE_EVENT_BYTES if self._owner.sse else MAX_MESSAGE_BYTES
         async for piece in self._body:
             size += len(piece)
             items += sum(piece.count(sign) for sign in (b",", b"[", b"{", b"\n"))
-            if size > MAX_MESSAGE_BYTES:
-                self._owner.end(f"it sent a message of more than {MAX_MESSAGE_BYTES // 2**20} MiB")
+            if size > most:
+                self._owner.end(f"it sent a message of more than {most // 2**20} MiB")
             elif items > MAX_MESSAGE_ITEMS:
                 self._owner.end(f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts")
             else:
                 yield piece
+                if self._owner.sse and (b"\n\n" in piece or b"\r\n\r\n" in piece):
+                    size = items = 0  # an event ended; what of the next one came along is small beside the bounds
                 continue
             raise httpx2.ReadError(self._owner.fault)
 

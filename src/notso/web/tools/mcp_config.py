@@ -1,32 +1,91 @@
-"""The file of MCP servers, in the usual form: {"mcpServers": {name: {command, args, env} or {url, headers}}}."""
+"""Configuration files of MCP servers, in the dialects of the programs that people copy them from.
+
+A file names its servers under `mcpServers` or one of the other keys in `_CONTAINERS`. What cannot be used is left out
+with a reason: an entry, a key of an entry. Only a file that cannot be read as a whole is an error.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from notso.regular_file import read_regular
+from notso.text_file import NotTextError, read_text
+from notso.web.tools.mcp_hosts import HttpHosts
+from notso.web.values.commented_json import read_commented_json, repeated_keys
 from notso.web.values.errors import SettingsError
+from notso.web.values.visible_text import visible_line
 
 MAX_FILE_BYTES = 262_144
 MAX_SERVERS = 8
+MAX_NAME_CHARACTERS = 32
+"""Longest prefix of a server's tools."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
-_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
-_HEADER_VALUE = re.compile(r"[ -~]{0,4096}")
-_KNOWN = {"command", "args", "env", "cwd", "type", "transport", "disabled"}
-_KNOWN_AT_ADDRESS = {"url", "headers", "type", "transport", "disabled"}
-_HTTP_TYPES = {"http", "streamable-http", "streamable_http"}
-_THIS_MACHINE = {"localhost", "127.0.0.1", "::1"}
+MAX_LABEL_CHARACTERS = 80
+MAX_NAMED = 12
+"""Names listed in one reason before the rest is counted."""
+
+_CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp", "mcp.servers", "amp.mcpServers")
+"""Keys of servers: Claude, Cursor, Cline and most others; VS Code; Codex; Zed; opencode and Crush; old VS Code; Amp."""
+
+_BESIDE = {"$schema", "inputs", "version", "schema", "schema_version"}
+"""Keys beside the servers that need no mention."""
+
+_HTTP_TYPES = {"http", "https", "streamablehttp", "httpstream", "streamable", "remote"}
+_STDIO_TYPES = {"stdio", "local", "command", "process"}
+_URLS = ("httpUrl", "serverUrl", "url", "baseUrl", "uri", "endpoint")
+_TYPES = ("type", "transport", "transportType")
+_HEADERS = ("headers", "http_headers")
+_ENVIRONMENTS = ("env", "environment")
+_ALLOWED = ("includeTools", "enabledTools", "enabled_tools", "tools", "allowedTools")
+_DENIED = ("excludeTools", "disabledTools", "disabled_tools")
+_SWITCHES = ("enabled", "isActive", "active")
+_ANY_KIND = {*_TYPES, "disabled", *_SWITCHES, "name", *_ALLOWED, *_DENIED}
+_OF_PROGRAMS = {"command", "args", *_ENVIRONMENTS, "cwd", "envFile"}
+_AT_ADDRESSES = {*_URLS, *_HEADERS, "requestInit", "bearer_token_env_var"}
+_SILENT = {"description", "source", "gallery", "iconPath", "icon", "$schema", "version"}
+"""Keys without an effect on how a server is reached or used."""
+
+_KNOWN = _ANY_KIND | _OF_PROGRAMS | _AT_ADDRESSES | _SILENT
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+_HEADER_VALUE = re.compile(r"[\t -~]{0,4096}")
+_ENV_NAME = re.compile(r"[^=\0]+")
+_VARIABLE = re.compile(
+    r"\$\{([^{}$\n]{1,200})\}|\{env:([A-Za-z_][A-Za-z0-9_]*)\}|(?:\A|(?<= ))\$([A-Za-z_][A-Za-z0-9_]*)\Z"
+)
+_PLAIN = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+_ENV_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+
+Transport = Literal["stdio", "http", "sse", "http or sse"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Part of a configuration, or of what a server offers, that is not used. Both are single visible lines."""
+
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class McpEntry:
-    """How one server is reached: a program that speaks MCP over its standard input and output, or a `url`."""
+    """How one server is reached: a program that speaks MCP over its standard input and output, or a `url`.
+
+    name: prefix of its tools, of letters, digits, `_` and `-`. label: the name in the file, where that is another one.
+    transport: how a `url` is spoken to; "http or sse" tries both.
+    allowed, denied: names of tools that the file selects, with `*` and `?` as in file names; None for all.
+    """
 
     name: str
     command: str = ""
@@ -35,79 +94,417 @@ class McpEntry:
     cwd: str | None = None
     url: str = field(default="", repr=False)  # may hold a secret, too
     headers: dict[str, str] = field(default_factory=dict, repr=False)
+    label: str = ""
+    transport: Transport = "http or sse"
+    allowed: frozenset[str] | None = None
+    denied: frozenset[str] = frozenset()
+
+    @property
+    def title(self) -> str:
+        """The name shown to people."""
+        return self.label or self.name
+
+    def selects(self, tool: str) -> bool:
+        """Return whether the file lets a tool be used."""
+        return not _is_among(tool, self.denied) and (self.allowed is None or _is_among(tool, self.allowed))
 
 
-def read_mcp_config(path: Path) -> list[McpEntry]:
-    """The servers of a file, without those that it disables. Raises SettingsError, which says what is wrong."""
+@dataclass(frozen=True, slots=True)
+class McpConfig:
+    """The servers of a file that can be used, and what else it names."""
+
+    entries: tuple[McpEntry, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class _Unusable(Exception):
+    """An entry cannot be used; the message says why."""
+
+
+def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
+    """Read a configuration file: JSON, with comments and trailing commas, or TOML if it is called so.
+
+    allowed_http: further hosts and networks that may be spoken to without encryption, beside this machine.
+
+    Raises SettingsError if the file cannot be read, is neither, or has no place for servers.
+    """
     try:
-        data = read_regular(path, MAX_FILE_BYTES)
+        text = read_text(path, MAX_FILE_BYTES)
     except OSError as error:
         raise _error(f"{path} cannot be read: {error.strerror}") from error
+    except NotTextError as error:
+        raise _error(f"{path} {error}") from error
+    content = _parsed(path, text)
+    servers, notes = _servers_in(path, content)
+    hosts = HttpHosts(allowed_http)
+    entries: dict[str, McpEntry] = {}
+    for label, entry in servers:
+        shown = visible_line(label, MAX_LABEL_CHARACTERS) or "(without a name)"
+        if len(entries) == MAX_SERVERS and not _is_disabled(entry):
+            notes.append(LeftOut(shown, f"at most {MAX_SERVERS} servers can be used"))
+            continue
+        reader = _Reader(path, _inputs(content), hosts)
+        try:
+            made = reader.entry(_prefix(label, entries), shown, entry)
+        except _Unusable as error:
+            notes.append(LeftOut(shown, visible_line(str(error), 300)))
+        else:
+            entries[made.name] = made
+            notes += [LeftOut(shown, visible_line(each, 300)) for each in reader.notes]
+    return McpConfig(tuple(entries.values()), tuple(notes))
+
+
+def _parsed(path: Path, text: str) -> Any:
+    if not text.strip():
+        return {}
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise _error(f"{path.name} is YAML: write the servers as JSON or TOML")
     try:
-        content = json.loads(data.decode())
+        return tomllib.loads(text) if path.suffix.lower() == ".toml" else read_commented_json(text)
+    except json.JSONDecodeError as error:
+        raise _error(f"{path.name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _error(f"{path.name} is not TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise _error(f"{path.name} is not JSON") from error
-    servers = content.get("mcpServers") if isinstance(content, dict) else None
-    if not isinstance(servers, dict):
-        raise _error(f'{path.name} needs an object "mcpServers"')
-    entries = [_entry(name, entry) for name, entry in servers.items() if not _is_disabled(name, entry)]
-    if len(entries) > MAX_SERVERS:
-        raise _error(f"at most {MAX_SERVERS} servers can be used, {path.name} names {len(entries)}")
-    return entries
+        raise _error(f"{path.name} is not JSON: a value is nested too deep or too long") from error
 
 
-def _is_disabled(name: str, entry: Any) -> bool:
-    disabled = entry.get("disabled", False) if isinstance(entry, dict) else False
-    if not isinstance(disabled, bool):
-        raise _error(f"{name}: disabled must be true or false")
-    return disabled
+def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
+    """Return the servers as named in the file, and what else stands at its top. Raises SettingsError if there is no
+    place for servers."""
+    if not isinstance(content, dict):
+        raise _error(f'{path.name} needs an object with a key "mcpServers"')
+    notes = [_repeated(each) for each in repeated_keys(content)]
+    found: list[tuple[str, Any]] = []
+    used = {each for each in _CONTAINERS if each in content}
+    for key in _CONTAINERS:
+        if key in content:
+            rows, more = _rows(path, key, content[key])
+            found += rows
+            notes += more
+    if not used and content and all(isinstance(each, dict) and _is_entry(each) for each in content.values()):
+        return list(content.items()), notes
+    others = sorted(set(content) - used - _BESIDE)
+    if not used and others:
+        raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; there are: {_listed(others)}')
+    if not found:
+        notes.append(LeftOut(path.name, "it names no servers"))
+    if others:
+        notes.append(LeftOut(path.name, f"ignored: {_listed(others)}"))
+    return found, notes
 
 
-def _entry(name: str, entry: Any) -> McpEntry:
-    if not _NAME.fullmatch(name):
-        raise _error(f"{name!r} is no name for a server: letters, digits and - are, up to 32")
+def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
+    if value is None:
+        return [], []
+    if isinstance(value, list):
+        names = [each.get("name") if isinstance(each, dict) else None for each in value]
+        return [
+            (str(name or f"server-{at}"), each) for at, (name, each) in enumerate(zip(names, value, strict=True), 1)
+        ], []
+    if not isinstance(value, dict):
+        raise _error(f'{path.name}: "{key}" must be an object of servers')
+    if key == "mcp" and isinstance(value.get("servers"), dict) and not _is_entry(value["servers"]):
+        rows, notes = _rows(path, "mcp.servers", value["servers"])
+        others = sorted(set(value) - {"servers", "inputs"})
+        return rows, notes + ([LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else [])
+    notes = [_repeated(each) for each in repeated_keys(value)]
+    if key == "mcp":  # may also hold settings
+        others = [name for name, each in value.items() if not isinstance(each, dict)]
+        notes += [LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else []
+        return [(name, each) for name, each in value.items() if isinstance(each, dict)], notes
+    return list(value.items()), notes
+
+
+def _repeated(key: str) -> LeftOut:
+    return LeftOut(visible_line(key, MAX_LABEL_CHARACTERS), "named twice; the last one counts")
+
+
+def _is_entry(value: Mapping[str, Any]) -> bool:
+    return any(isinstance(value.get(each), str | list | dict) for each in ("command", *_URLS))
+
+
+def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the defaults of VS Code's `inputs` by id; an input without one has none."""
+    inner = content.get("mcp")
+    rows = content.get("inputs", inner.get("inputs") if isinstance(inner, dict) else None)
+    found = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
+    return {str(each.get("id")): each["default"] for each in found if isinstance(each.get("default"), str)}
+
+
+def _prefix(label: str, taken: Mapping[str, object]) -> str:
+    """Return the prefix of a server's tools: of a name like a path, its end."""
+    last = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
+    name = _UNFIT.sub("_", last.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
+    return _free(name, taken, MAX_NAME_CHARACTERS)
+
+
+def _free(name: str, taken: Mapping[str, object], most: int) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name[: most - len(str(number)) - 1]}_{number}"
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [visible_line(str(each), 60) or "(an empty name)" for each in names]
+    more = len(shown) - MAX_NAMED
+    return ", ".join(shown[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_disabled(entry: Any) -> bool:
     if not isinstance(entry, dict):
-        raise _error(f"{name}: an object is needed")
-    kind = entry.get("type", entry.get("transport", "http" if "url" in entry else "stdio"))
-    if kind != "stdio" and (not isinstance(kind, str) or kind not in _HTTP_TYPES):
-        raise _error(f"{name}: only stdio and streamable HTTP (type http) can be used")
-    known = _KNOWN if kind == "stdio" else _KNOWN_AT_ADDRESS
-    unknown = sorted(set(entry) - known)
-    if unknown:
-        raise _error(f"{name}: {unknown[0]!r} is not known; there are: {', '.join(sorted(known))}")
-    if kind != "stdio":
-        return _entry_at_address(name, entry)
-    command, args, env, cwd = entry.get("command"), entry.get("args", []), entry.get("env", {}), entry.get("cwd")
-    if not isinstance(command, str) or not command.strip():
-        raise _error(f"{name}: a command is needed")
-    if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
-        raise _error(f"{name}: args must be a list of texts")
-    if not isinstance(env, dict) or not all(isinstance(each, str) for each in env.values()):
-        raise _error(f"{name}: env must map names to texts")
-    if cwd is not None and not isinstance(cwd, str):
-        raise _error(f"{name}: cwd must be a text")
-    return McpEntry(name, command, tuple(args), dict(env), cwd)
+        return False
+    return _is_true(entry.get("disabled")) or any(not _is_true(entry.get(each, True)) for each in _SWITCHES)
 
 
-def _entry_at_address(name: str, entry: dict[str, Any]) -> McpEntry:
-    url, headers = entry.get("url"), entry.get("headers", {})
+def _is_true(value: Any) -> bool:
+    """Return whether a switch is on, written as a boolean, a number or a word."""
+    return value.strip().lower() not in ("", "false", "no", "off", "0") if isinstance(value, str) else bool(value)
+
+
+class _Reader:
+    """Reads one entry; `notes` names what of it is ignored."""
+
+    def __init__(self, path: Path, inputs: Mapping[str, str], hosts: HttpHosts) -> None:
+        self.notes: list[str] = []
+        self._path = path
+        self._inputs = inputs
+        self._hosts = hosts
+
+    def entry(self, name: str, shown: str, entry: Any) -> McpEntry:
+        if not isinstance(entry, dict):
+            raise _Unusable("an object with a command or a url is needed")
+        if _is_disabled(entry):
+            raise _Unusable("disabled in the file")
+        self.notes += [f"{key} is named twice; the last one counts" for key in repeated_keys(entry)]
+        unknown = set(entry) - _KNOWN
+        entry = {key: value for key, value in entry.items() if value is not None}
+        kind = self._kind(entry)
+        allowed, denied = self._tools(entry, _ALLOWED), self._tools(entry, _DENIED)
+        label = "" if shown == name else shown
+        made = self._program(name, entry) if kind == "stdio" else self._address(name, entry, kind)
+        other_kind = (_AT_ADDRESSES if kind == "stdio" else _OF_PROGRAMS) & set(entry)
+        if ignored := sorted(unknown | other_kind):
+            self.notes.insert(0, f"ignored: {_listed(ignored)}")
+        return McpEntry(
+            name,
+            made.command,
+            made.args,
+            made.env,
+            made.cwd,
+            made.url,
+            made.headers,
+            label,
+            kind,
+            allowed,
+            denied or frozenset(),
+        )
+
+    def _kind(self, entry: Mapping[str, Any]) -> Transport:
+        url = next((entry[each] for each in _URLS if each in entry), None)
+        given = next((entry[each] for each in _TYPES if each in entry), None)
+        if given is None:
+            if url is None:
+                return "stdio"
+            if "httpUrl" in entry:
+                return "http"
+            return "stdio" if isinstance(entry.get("command"), str) and entry["command"].strip() else "http or sse"
+        kind = re.sub(r"[-_ ]", "", given).lower() if isinstance(given, str) else ""
+        if kind in _STDIO_TYPES:
+            return "stdio"
+        if kind in _HTTP_TYPES:
+            return "http or sse" if kind == "remote" else "http"
+        if kind == "sse":
+            return "sse"
+        raise _Unusable(f"type {visible_line(json.dumps(given), 60)} is not supported; stdio, http and sse are")
+
+    def _program(self, name: str, entry: Mapping[str, Any]) -> McpEntry:
+        command: Any = entry.get("command")
+        args: Any = entry.get("args", [])
+        env = self._first(entry, _ENVIRONMENTS)
+        if isinstance(command, dict):  # Zed
+            args, env = command.get("args", args), command.get("env", env)
+            command = command.get("path", command.get("command"))
+        if not isinstance(args, list):
+            raise _Unusable("args must be a list of strings")
+        if isinstance(command, list):  # opencode
+            command, args = (command[0] if command else None), [*command[1:], *args]
+        if not isinstance(command, str) or not command.strip():
+            has_url = any(each in entry for each in _URLS)
+            raise _Unusable("type stdio needs a command, not a url" if has_url else "a command is needed")
+        command = _in_home(self._text(command.strip(), "command"))
+        words = [self._text(each, f"args[{at}]") for at, each in enumerate(args)]
+        if not words and " " in command and not Path(command).exists() and shutil.which(command) is None:
+            command, *words = _split(command)
+        cwd = _in_home(self._text(entry["cwd"], "cwd")) if "cwd" in entry else None
+        self._require_no_nul(command, *words, cwd or "")
+        return McpEntry(name, command, tuple(words), self._environment(entry, env), cwd)
+
+    def _environment(self, entry: Mapping[str, Any], env: Any) -> dict[str, str]:
+        made = self._env_file(entry["envFile"]) if "envFile" in entry else {}
+        if env is None:
+            return made
+        if not isinstance(env, dict):
+            raise _Unusable("env must be an object of names and strings")
+        for name, value in env.items():
+            if value is None:
+                continue
+            if not _ENV_NAME.fullmatch(name):
+                raise _Unusable(f"env: {json.dumps(name)} is not the name of a variable")
+            try:
+                made[name] = self._text(value, f"env.{name}")
+            except _Unset as error:
+                self.notes.append(f"env.{name} is left out: {error}")
+        self._require_no_nul(*made.values())
+        return made
+
+    def _env_file(self, value: Any) -> dict[str, str]:
+        path = Path(_in_home(self._text(value, "envFile")))
+        try:
+            text = read_text(self._path.parent / path, MAX_FILE_BYTES)
+        except OSError as error:
+            raise _Unusable(f"envFile {path} cannot be read: {error.strerror}") from None
+        except NotTextError as error:
+            raise _Unusable(f"envFile {path} {error}") from None
+        made = {}
+        for line in text.split("\n"):
+            found = _ENV_LINE.fullmatch(line.strip())
+            if found is not None:
+                given = found[2].strip()
+                quoted = len(given) > 1 and given[0] == given[-1] and given[0] in "\"'"
+                made[found[1]] = given[1:-1] if quoted else given
+        return made
+
+    def _address(self, name: str, entry: Mapping[str, Any], kind: Transport) -> McpEntry:
+        given = next((each for each in _URLS if each in entry), None)
+        if given is None:
+            raise _Unusable(f"type {kind} needs a url")
+        url = self._text(entry[given], given).strip()
+        if unused := [each for each in _URLS if each in entry and each != given]:
+            self.notes.append(f"ignored beside {given}: {_listed(unused)}")
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            raise _Unusable(f"{given} is not a URL") from None
+        if not host or parts.scheme not in ("http", "https") or not url.isprintable() or " " in url:
+            raise _Unusable(f"{given} must begin with https:// or http://")
+        if parts.scheme == "http" and host not in self._hosts:
+            raise _Unusable(f"http to {host} is not encrypted: use https, or allow it with --mcp-allow-http {host}")
+        if parts.username is not None:
+            raise _Unusable(f"{given} must not contain a user or password; use headers")
+        return McpEntry(name, url=parts._replace(fragment="").geturl(), headers=self._headers(entry))
+
+    def _headers(self, entry: Mapping[str, Any]) -> dict[str, str]:
+        given, options = self._first(entry, _HEADERS), entry.get("requestInit")
+        if given is None and isinstance(options, dict):
+            given = options.get("headers")
+        made = {}
+        if "bearer_token_env_var" in entry:
+            variable = self._text(entry["bearer_token_env_var"], "bearer_token_env_var")
+            made["Authorization"] = f"Bearer {_environ(variable)}"
+        if given is not None and not isinstance(given, dict):
+            raise _Unusable("headers must be an object of names and strings")
+        for name, value in (given or {}).items():
+            if value is None:
+                continue
+            text = self._text(value, f"headers.{name}").strip()
+            if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
+                raise _Unusable(f"headers: {json.dumps(name)} is not a header of one line of ASCII")
+            made[name] = text
+        return made
+
+    def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
+        """Return the names of tools that a selection of the file lists; None without one."""
+        given = self._first(entry, keys)
+        if isinstance(given, dict):  # names and whether each is on
+            given = [name for name, value in given.items() if _is_true(value)]
+        if isinstance(given, list) and all(isinstance(each, str) for each in given):
+            return frozenset(given)
+        if given is not None:
+            raise _Unusable(f"{next(each for each in keys if each in entry)} must be a list of names of tools")
+        return None
+
+    def _first(self, entry: Mapping[str, Any], keys: Iterable[str]) -> Any:
+        found = [each for each in keys if each in entry]
+        if len(found) > 1:
+            self.notes.append(f"ignored beside {found[0]}: {_listed(found[1:])}")
+        return entry[found[0]] if found else None
+
+    def _text(self, value: Any, place: str) -> str:
+        """Return a value as the text it stands for, with variables replaced. Raises _Unusable, _Unset for a variable
+        that is not set."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int | float):
+            return str(value)
+        if not isinstance(value, str):
+            raise _Unusable(f"{place} must be a string")
+        return _VARIABLE.sub(self._value, value)
+
+    def _value(self, found: re.Match[str]) -> str:
+        if found[2] is not None:
+            return _environ(found[2])
+        if found[3] is not None:
+            return os.environ.get(found[3], found[0])
+        name = found[1]
+        if name.startswith("input:"):
+            return self._input(name.removeprefix("input:"))
+        if name in ("workspaceFolder", "workspaceRoot"):
+            folder = self._path.resolve().parent
+            return str(folder.parent if folder.name.startswith(".") else folder)
+        if name in ("userHome", "HOME") and "HOME" not in os.environ:
+            return str(Path.home())
+        if name == "userHome":
+            return os.environ["HOME"]
+        if name in ("pathSeparator", "/"):
+            return os.sep
+        plain = _PLAIN.fullmatch(name)
+        if plain is None:
+            return found[0]
+        default = plain[2]
+        return _environ(plain[1]) if default is None else os.environ.get(plain[1]) or default
+
+    def _input(self, name: str) -> str:
+        variable = "NOTSO_INPUT_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+        if variable in os.environ:
+            return os.environ[variable]
+        if name in self._inputs:
+            return self._inputs[name]
+        raise _Unset(f"the input {name} has no value: set {variable}")
+
+    @staticmethod
+    def _require_no_nul(*texts: str) -> None:
+        if any("\0" in each for each in texts):
+            raise _Unusable("a value contains a NUL character")
+
+
+class _Unset(_Unusable):
+    """A variable has no value."""
+
+
+def _environ(name: str) -> str:
+    if name not in os.environ:
+        raise _Unset(f"the environment variable {name} is not set")
+    return os.environ[name]
+
+
+def _in_home(path: str) -> str:
+    """Return a path with `~` replaced by the home directory."""
+    return str(Path.home() / path[2:]) if path.startswith("~/") else path
+
+
+def _split(command: str) -> list[str]:
     try:
-        parts = urlsplit(url if isinstance(url, str) else "")
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise _error(f"{name}: the url is none") from None
-    if not isinstance(url, str) or not host or parts.scheme not in ("http", "https"):
-        raise _error(f"{name}: a url is needed, https://...")
-    if parts.scheme == "http" and host not in _THIS_MACHINE:
-        raise _error(f"{name}: http is for this machine only; another one needs https")
-    if parts.username is not None or parts.fragment:
-        raise _error(f"{name}: the url must have no user and no fragment; use headers")
-    if not isinstance(headers, dict) or not all(
-        _HEADER.fullmatch(key) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
-        for key, value in headers.items()
-    ):
-        raise _error(f"{name}: headers must map names to texts of one line")
-    return McpEntry(name, url=url, headers=dict(headers))
+        return shlex.split(command)
+    except ValueError as error:
+        raise _Unusable(f"the command cannot be split into words: {error}") from None
+
+
+def _is_among(tool: str, patterns: frozenset[str]) -> bool:
+    return tool in patterns or any(fnmatchcase(tool, each) for each in patterns)
 
 
 def _error(message: str) -> SettingsError:

@@ -27,11 +27,13 @@ from mcp.types import (
     jsonrpc_message_adapter,
 )
 
-from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_config import LeftOut, McpEntry
+from notso.web.values.visible_text import visible_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a picture that is left out anyway may come along
 MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets: reading so many holds the event loop for 50 ms
 MAX_LISTED_TOOLS = 200  # on one page: each is checked by the library
+MAX_TOOL_NAME_CHARACTERS = 80  # shown of a tool that is left out
 MAX_OPEN_REQUESTS = 16  # of the server, which we refuse one by one
 NICENESS = 10  # whatever it computes gives way to the pages and to the model
 READ_BYTES = 65_536
@@ -50,13 +52,15 @@ Said = SessionMessage | Exception
 class McpProcess:
     """A transport for `mcp.Client`: an asynchronous context manager, in which the process runs.
 
-    `ended` is set once nothing more is heard of it, `fault` says why if it broke a bound. Raises OSError: it could not
-    be started. What it starts itself ends with it, unless that has left its process group.
+    `ended` is set once nothing more is heard of it, `fault` says why if it broke a bound, `left_out` names the tools
+    that it lists in a form that cannot be used. Raises OSError: it could not be started. What it starts itself ends
+    with it, unless that has left its process group.
     """
 
     def __init__(self, entry: McpEntry) -> None:
         self.fault = ""
         self.ended = asyncio.Event()
+        self.left_out: list[LeftOut] = []
         self._entry = entry
         self._open_requests = 0
 
@@ -141,7 +145,7 @@ class McpProcess:
                 return None
             self._open_requests += 1
         if isinstance(message, JSONRPCResponse):
-            cut_down(message.result)
+            self.left_out += cut_down(message.result)
         return message
 
     async def _tell(
@@ -199,14 +203,50 @@ def declare_forms_only(message: JSONRPCMessage) -> None:
             offered["elicitation"].pop("url", None)
 
 
-def cut_down(result: dict[str, Any]) -> None:
-    """Of a list of tools what is looked at: not what is too many, and no forms of results.
+def cut_down(result: dict[str, Any]) -> list[LeftOut]:
+    """Reduce a list of tools to what is used of each, and return those that were removed because they have no usable
+    name or no schema of an object.
 
-    The library would hold results against these, with patterns that can take a regular expression for ever.
+    The library rejects the whole list for one such tool, and would match results against `outputSchema`, whose patterns
+    can occupy a regular expression for ever.
     """
     tools = result.get("tools")
-    if isinstance(tools, list):
-        del tools[MAX_LISTED_TOOLS:]
-        for tool in tools:
-            if isinstance(tool, dict):
-                tool.pop("outputSchema", None)
+    if not isinstance(tools, list):
+        return []
+    left_out, kept = [], []
+    for at, tool in enumerate(tools[:MAX_LISTED_TOOLS], 1):
+        name = tool.get("name") if isinstance(tool, dict) else None
+        if not isinstance(tool, dict) or not isinstance(name, str) or not name:
+            left_out.append(LeftOut(f"tool {at}", "it has no name"))
+            continue
+        fault = _make_object_schema(tool.get("inputSchema"))
+        if fault:
+            left_out.append(LeftOut(visible_line(name, MAX_TOOL_NAME_CHARACTERS), fault))
+            continue
+        texts = {key: tool[key] for key in ("title", "description") if isinstance(tool.get(key), str)}
+        kept.append({"name": name, "inputSchema": tool["inputSchema"], **texts})
+    if len(tools) > MAX_LISTED_TOOLS:
+        left_out.append(LeftOut(f"{len(tools) - MAX_LISTED_TOOLS} tools", f"a list has more than {MAX_LISTED_TOOLS}"))
+    tools[:] = kept
+    if not isinstance(result.get("nextCursor", ""), str):
+        del result["nextCursor"]
+    return left_out
+
+
+def _make_object_schema(schema: Any) -> str:
+    """Complete the schema of a tool's arguments where that is clear; otherwise return why it cannot be used."""
+    if schema is None:
+        return "it has no inputSchema"
+    if not isinstance(schema, dict):
+        return "its inputSchema is not an object"
+    if schema.setdefault("type", "object") is None:
+        schema["type"] = "object"
+    if schema["type"] != "object":
+        return "its inputSchema is not of type object"
+    if schema.get("properties", {}) is None:
+        schema["properties"] = {}
+    if not isinstance(schema.get("properties", {}), dict):
+        return "the properties of its inputSchema are not an object"
+    if schema.get("required", []) is None:
+        del schema["required"]
+    return ""

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mcp import Client, MCPError
@@ -18,19 +18,23 @@ from mcp.client.session import ClientRequestContext
 from mcp.types import (
     INVALID_PARAMS,
     CallToolResult,
+    ContentBlock,
     ElicitRequestFormParams,
     ElicitRequestParams,
     ElicitResult,
+    EmbeddedResource,
     ErrorData,
+    ResourceLink,
     TextContent,
+    TextResourceContents,
 )
 from pydantic import ValidationError
 
 from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
 from notso.web.tools.elicitation import Ask, question_of
 from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
-from notso.web.tools.mcp_config import McpEntry
-from notso.web.tools.mcp_process import McpProcess
+from notso.web.tools.mcp_config import LeftOut, McpEntry
+from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, McpProcess
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
@@ -50,6 +54,7 @@ MAX_SCHEMA_CHARACTERS = 6_000
 MAX_SCHEMA_DEPTH = 32  # as the engine has it
 MAX_SAID_CHARACTERS = 500  # of an error
 MAX_NAME_CHARACTERS = 64
+TOO_MANY = f"at most {MAX_TOOLS} tools can be used"
 CONNECTION_CLOSED = -32_000
 NO_MCP = "it does not speak MCP as it should"
 
@@ -59,12 +64,14 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 class McpServer:
     """One server. Its connection lives in a task of its own, since it must be closed where it was opened.
 
-    `tools` stay listed when the server has gone: the next call starts it again. `failure` says why it is not running.
+    `tools` stay listed when the server has gone: the next call starts it again. `failure` says why it is not running,
+    `left_out` what of its tools cannot be used.
     """
 
     def __init__(self, entry: McpEntry) -> None:
         self.entry = entry
         self.tools: tuple[ChatTool, ...] = ()
+        self.left_out: tuple[LeftOut, ...] = ()
         self.failure = ""
         self._client: Client | None = None
         self._transport: McpAddress | McpProcess | None = None
@@ -96,7 +103,7 @@ class McpServer:
                 self.failure = ""
             if self.failure:
                 self._not_before = time.monotonic() + RESTART_SECONDS
-                logger.warning("MCP server %s: %s", self.entry.name, self.failure)
+                logger.warning("MCP server %s: %s", self.entry.title, self.failure)
             return not self.failure
 
     async def stop(self) -> None:
@@ -118,7 +125,7 @@ class McpServer:
         """What the tool says. Raises ToolError: it failed, the server has gone and does not come back, or has come back
         with another tool of that name."""
         if not await self.start() or self._client is None:
-            raise ToolError(f"the server {self.entry.name} is not running: {self.failure}")
+            raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
         if all(each.digest != tool.digest for each in self.tools):
             raise ToolError(CHANGED)
         try:
@@ -131,10 +138,10 @@ class McpServer:
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
                 self.failure = self.failure or fault or "it has ended"
-                raise ToolError(f"the server {self.entry.name} ended during the call: {self.failure}") from error
+                raise ToolError(f"the server {self.entry.title} ended during the call: {self.failure}") from error
             raise ToolError(visible_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
-            raise ToolError(f"the server {self.entry.name} gave no result: {NO_MCP}") from error
+            raise ToolError(f"the server {self.entry.title} gave no result: {NO_MCP}") from error
 
     async def _called(self, client: Client, name: str, arguments: Mapping[str, Any], ask: Ask | None) -> str:
         self._asks.append(ask)
@@ -154,7 +161,7 @@ class McpServer:
         if ask is None:
             return ElicitResult(action="decline")
         try:
-            question = question_of(self.entry.name, params.message, params.requested_schema)
+            question = question_of(self.entry.title, params.message, params.requested_schema)
         except ToolError as error:
             return ErrorData(code=INVALID_PARAMS, message=str(error))
         reply = await ask(question)
@@ -163,19 +170,16 @@ class McpServer:
         return ElicitResult(action="accept", content=dict(reply.values))
 
     async def _live(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
-        process = McpAddress(self.entry) if self.entry.url else McpProcess(self.entry)
-        self._transport = process
         try:
-            async with Client(process, elicitation_callback=self._elicit) as client:
-                self.tools = await self._listed(client)
-                self._client = client
-                if not up.done():
-                    up.set_result(None)
-                await _first_of(over, process.ended)
-                if process.ended.is_set():
-                    self.failure = process.fault or "it has ended"
-        except Exception as error:
-            self.failure = process.fault or _reason(error)
+            for process in self._transports():
+                self._transport = process
+                try:
+                    await self._connect(process, up, over)
+                    return
+                except Exception as error:
+                    self.failure = process.fault or _reason(error)
+                    if self._client is not None or not _may_speak_sse(self.entry, process):
+                        break
             if not up.done():
                 up.set_exception(ToolError(self.failure))
         finally:
@@ -183,44 +187,70 @@ class McpServer:
             if not up.done():
                 up.cancel()
 
-    async def _listed(self, client: Client) -> tuple[ChatTool, ...]:
+    def _transports(self) -> Iterator[McpAddress | McpProcess]:
+        if not self.entry.url:
+            yield McpProcess(self.entry)
+            return
+        if self.entry.transport != "sse":
+            yield McpAddress(self.entry)
+        yield McpAddress(self.entry, sse=True)
+
+    async def _connect(self, process: McpAddress | McpProcess, up: asyncio.Future[None], over: asyncio.Event) -> None:
+        async with Client(process, elicitation_callback=self._elicit) as client:
+            self.tools = await self._listed(client, process)
+            self._client = client
+            if not up.done():
+                up.set_result(None)
+            await _first_of(over, process.ended)
+            if process.ended.is_set():
+                self.failure = process.fault or "it has ended"
+
+    async def _listed(self, client: Client, process: McpAddress | McpProcess) -> tuple[ChatTool, ...]:
         tools: dict[str, ChatTool] = {}
+        left_out: list[LeftOut] = []
+        process.left_out.clear()
         cursor: str | None = None
-        left_out = 0
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
-                name = _UNFIT.sub("_", f"{self.entry.name}__{tool.name}"[:MAX_NAME_CHARACTERS])
-                if name in tools or len(tools) == MAX_TOOLS or not _is_schema_small(tool.input_schema):
-                    left_out += 1
+                fault = _fault_of(self.entry, tool.name, tool.input_schema, len(tools))
+                if fault:
+                    left_out.append(LeftOut(visible_line(tool.name, MAX_TOOL_NAME_CHARACTERS), fault))
                     continue
                 said = visible_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
+                name = _free_name(f"{self.entry.name}__{_UNFIT.sub('_', tool.name)}", tools)
                 tools[name] = self._tool(name, said, tool.input_schema, tool.name)
             cursor = page.next_cursor
-            if not cursor or len(tools) == MAX_TOOLS:
+            if not cursor:
                 break
-        if left_out:
-            logger.warning("MCP server %s: %d tools were left out", self.entry.name, left_out)
+        else:
+            left_out.append(LeftOut("further tools", f"a list has more than {MAX_PAGES} pages"))
+        self.left_out = (*process.left_out, *left_out)
+        if self.left_out:  # what a server says does not reach the log
+            logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any], name_there: str) -> ChatTool:
         async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
             return await self.call(tool, arguments, surroundings.ask)
 
-        tool = ChatTool(name, description, schema, run, self.entry.name, CALL_SECONDS, name_there)
+        tool = ChatTool(name, description, schema, run, self.entry.title, CALL_SECONDS, name_there)
         return tool
 
 
 class McpServers:
-    """All servers of a configuration. Everything here runs on the event loop."""
+    """All servers of a configuration, and what of it is left out. Everything here runs on the event loop."""
 
-    def __init__(self, entries: Sequence[McpEntry]) -> None:
+    def __init__(self, entries: Sequence[McpEntry], left_out: Sequence[LeftOut] = ()) -> None:
         self._entries = entries
+        self._left_out = left_out
         self._servers: list[McpServer] = []
         self._starting: asyncio.Future[list[bool]] | None = None
 
     def start(self) -> None:
         """Begin to start them, all at once; nobody waits for that yet."""
+        for each in self._left_out:
+            logger.warning("MCP configuration: %s: %s", each.name, each.reason)
         self._servers = [McpServer(entry) for entry in self._entries]
         self._starting = asyncio.ensure_future(asyncio.gather(*(server.start() for server in self._servers)))
 
@@ -242,7 +272,18 @@ class McpServers:
 
     def failures(self) -> dict[str, str]:
         """The servers that are not running, and why."""
-        return {server.entry.name: server.failure for server in self._servers if server.failure}
+        return {server.entry.title: server.failure for server in self._servers if server.failure}
+
+    def left_out(self) -> list[LeftOut]:
+        """Return what of the configuration and of the servers' tools is not used."""
+        found = list(self._left_out)
+        count = 0
+        for server in self._servers:
+            beyond = server.tools[max(MAX_TOOLS - count, 0) :]
+            count += len(server.tools)
+            rows = (*server.left_out, *(LeftOut(each.name_there, TOO_MANY) for each in beyond))
+            found += [LeftOut(f"{server.entry.title}: {visible_line(each.name, 80)}", each.reason) for each in rows]
+        return found
 
 
 async def _first_of(*events: asyncio.Event) -> None:
@@ -254,6 +295,30 @@ async def _first_of(*events: asyncio.Event) -> None:
             each.cancel()
 
 
+def _may_speak_sse(entry: McpEntry, process: McpAddress | McpProcess) -> bool:
+    return isinstance(process, McpAddress) and not process.sse and process.refused and entry.transport == "http or sse"
+
+
+def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int) -> str:
+    """Return why a tool is not used, or ''."""
+    if not entry.selects(name):
+        return "the configuration excludes it"
+    if count == MAX_TOOLS:
+        return TOO_MANY
+    if not _is_schema_small(schema):
+        return f"its schema has more than {MAX_SCHEMA_CHARACTERS:,} characters or more than {MAX_SCHEMA_DEPTH} levels"
+    return ""
+
+
+def _free_name(name: str, taken: Mapping[str, object]) -> str:
+    """Return `name`, cut to what APIs take, and with a number if another tool has it already."""
+    found, number = name[:MAX_NAME_CHARACTERS], 1
+    while found in taken:
+        number += 1
+        found = f"{name[: MAX_NAME_CHARACTERS - len(str(number)) - 1]}_{number}"
+    return found
+
+
 def _is_schema_small(schema: Mapping[str, Any]) -> bool:
     written, depth, deepest = json.dumps(schema), 0, 0
     for sign in written if len(written) <= MAX_SCHEMA_CHARACTERS else "":
@@ -263,13 +328,23 @@ def _is_schema_small(schema: Mapping[str, Any]) -> bool:
 
 
 def _text_of(result: CallToolResult) -> str:
-    parts = [each.text if isinstance(each, TextContent) else f"[{each.type} left out]" for each in result.content]
+    parts = [_part_of(each) for each in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     text = "\n".join(parts)
     if result.is_error:
         raise ToolError(text or "the tool failed")
     return text
+
+
+def _part_of(content: ContentBlock) -> str:
+    if isinstance(content, TextContent):
+        return content.text
+    if isinstance(content, ResourceLink):
+        return f"{content.title or content.name}: {content.uri}"
+    if isinstance(content, EmbeddedResource) and isinstance(content.resource, TextResourceContents):
+        return content.resource.text
+    return f"[{content.type} left out]"
 
 
 def _reason(error: BaseException) -> str:

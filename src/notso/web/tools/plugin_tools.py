@@ -10,6 +10,7 @@ from notso.plugins.errors import PluginError
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import SEND_SECONDS, PluginProcess
 from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
+from notso.web.tools.mcp_config import LeftOut
 from notso.web.values.errors import ToolError
 from notso.web.values.plugin_call import call_plugin
 from notso.web.values.visible_text import visible_line
@@ -31,6 +32,10 @@ class PluginTools:
     def failures(self) -> Mapping[str, str]:
         """The plugins that are off, and why."""
         return {each.name: each.failure for each in self._plugins.processes if each.failure}
+
+    def left_out(self) -> Sequence[LeftOut]:
+        """Nothing: a plugin with an unusable offer is off."""
+        return ()
 
     def tools(self) -> Sequence[ChatTool]:
         """All of them now."""

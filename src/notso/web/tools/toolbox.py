@@ -16,7 +16,7 @@ from notso.web.engine.port import Tool
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
-from notso.web.tools.mcp_config import read_mcp_config
+from notso.web.tools.mcp_config import LeftOut, read_mcp_config
 from notso.web.values.errors import NotsoError, SettingsError, ToolError
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class ToolSource(Protocol):
     def failures(self) -> Mapping[str, str]:
         """What is not running, and why."""
 
+    def left_out(self) -> Sequence[LeftOut]:
+        """Return what was configured or offered and is not used."""
+
     async def ready(self) -> None:
         """Wait until it is known which there are."""
 
@@ -63,6 +66,10 @@ class Toolbox:
     def failures(self) -> Mapping[str, str]:
         """Which servers of tools and plugins are not running, and why."""
         return {name: why for source in self._sources for name, why in source.failures().items()}
+
+    def left_out(self) -> list[LeftOut]:
+        """Return what was configured or offered and is not used, and why."""
+        return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
         """Every tool, in the order in which they are shown and told to the model."""
@@ -138,14 +145,14 @@ def cut(text: str) -> str:
     return f"{text[:MAX_RESULT_CHARACTERS]}\n[cut: {MAX_RESULT_CHARACTERS:,} of {len(text):,} characters]"
 
 
-def mcp_servers(path: Path | None) -> McpServers | None:
+def mcp_servers(path: Path | None, allowed_http: Iterable[str] = ()) -> McpServers | None:
     """Those of a configuration; None for none. Raises SettingsError: the file is unfit, or the extra is missing."""
     if path is None:
         return None
-    entries = read_mcp_config(path)
+    config = read_mcp_config(path, allowed_http)
     try:
         from notso.web.tools.mcp_servers import McpServers
     except ImportError as error:
         message = "MCP servers need the extra of that name: pip install 'notso-smollm3-bot[mcp]'"
         raise SettingsError(message, setting="mcp_config") from error
-    return McpServers(entries)
+    return McpServers(config.entries, config.left_out)

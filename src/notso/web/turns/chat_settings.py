@@ -40,6 +40,7 @@ class ChatSettings:
     when_full: WhenFull = "stop"
     tools: str | None = None  # names separated by spaces
     model: str | None = None  # None: the default model
+    given: tuple[str, ...] = ()  # names of the fields that were chosen; others may follow the model file
 
     @property
     def tool_names(self) -> list[str]:
@@ -54,10 +55,11 @@ class ChatSettings:
             max_tokens=self.max_tokens,
             seed=self.seed,
             thinking_budget=self.thinking_budget,
+            given=self.given,
         )
 
 
-SETTING_NAMES = tuple(field.name for field in fields(ChatSettings))
+SETTING_NAMES = tuple(field.name for field in fields(ChatSettings) if field.name != "given")
 
 
 def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
@@ -67,7 +69,7 @@ def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
         for name, value in layer.items():
             if name in SETTING_NAMES:
                 merged[name] = None if value == NO_LIMIT else value
-    return ChatSettings(**merged)  # type: ignore[arg-type]
+    return ChatSettings(**merged, given=tuple(merged))  # type: ignore[arg-type]
 
 
 def changed(
@@ -111,8 +113,10 @@ def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
     return {name: _text(settings[name]) if name in settings else "" for name in SETTING_NAMES}
 
 
-def shown_defaults(settings: ChatSettings) -> dict[str, str]:
-    return {name: _text(getattr(settings, name)) for name in SETTING_NAMES}
+def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
+    """Return what an empty field stands for. of_model: defaults of the model file."""
+    follows = {name: value for name, value in (of_model or {}).items() if name not in settings.given}
+    return {name: _text(follows.get(name, getattr(settings, name))) for name in SETTING_NAMES}
 
 
 def _text(value: SettingValue | None) -> str:

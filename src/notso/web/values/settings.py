@@ -38,6 +38,7 @@ class Settings:
     # PostgreSQL database for conversations, shared by several servers; other files stay in data_dir.
     database_url: str | None = field(default=None, repr=False)
     mcp_config: Path | None = None  # MCP servers for chats
+    mcp_allowed_http: tuple[str, ...] = ()  # hosts and networks, besides this machine, of MCP servers without https
     adapter_dir: Path | None = None  # folder that API clients may load adapters from
     sign_in_plugin: str | None = None  # plugin that identifies callers
     sign_in: SignInSettings = field(default_factory=SignInSettings)  # rules for several users

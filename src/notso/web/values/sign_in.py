@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from notso.regular_file import SECRET_BYTES, read_regular
+from notso.regular_file import SECRET_BYTES
+from notso.text_file import NotTextError, read_text
 from notso.web.values.errors import SettingsError
 
 MAX_BYTES = 1 << 20
@@ -69,8 +70,10 @@ class OidcSettings:
         if not self.client_secret_file:
             return self.client_secret or None
         try:
-            return read_regular(Path(self.client_secret_file), SECRET_BYTES).decode().strip()
-        except (OSError, ValueError):
+            return read_text(Path(self.client_secret_file), SECRET_BYTES).strip()
+        except NotTextError as error:
+            raise SettingsError(f"[oidc] {self.client_secret_file} {error}", setting="sign_in") from None
+        except OSError:
             raise SettingsError(f"[oidc] {self.client_secret_file} cannot be read", setting="sign_in") from None
 
     def allows(self, name: str) -> bool:
@@ -108,9 +111,11 @@ class SignInSettings:
 def read_sign_in(path: Path) -> SignInSettings:
     """Read a TOML file. Raise SettingsError if invalid."""
     try:
-        given = tomllib.loads(read_regular(path, MAX_BYTES).decode())
+        given = tomllib.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", setting="sign_in") from None
+    except NotTextError as error:
+        raise SettingsError(f"{path} {error}", setting="sign_in") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
     oidc = _made(OidcSettings, given, "oidc")

@@ -33,10 +33,10 @@ class ChatSerializer:
     def initial_events(self) -> Iterator[bytes]:
         """Yield the role of each choice."""
         for number in range(len(self._choices)):
-            yield data_event(self._completion.chunk(number, {"role": "assistant", "content": ""}))
+            yield data_event(self._chunk(number, {"role": "assistant", "content": "", "refusal": None}))
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
-        choice, chunk = self._choices[number], self._completion.chunk
+        choice, chunk = self._choices[number], self._chunk
         so_far = self._watches[number].take(event) if self._watches is not None else None
         more = {"timings": so_far} if so_far else {}
         delta = choice.add(event)
@@ -61,6 +61,13 @@ class ChatSerializer:
 
     def body(self) -> dict[str, Any]:
         return self._completion.body(self._choices, self._asked.reasoning_mode)
+
+    def _chunk(
+        self, number: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
+    ) -> dict[str, Any]:
+        # As in OpenAI's streams, usage is null until the last chunk where it was asked for.
+        unknown = {"usage": None} if self._asked.include_usage else {}
+        return self._completion.chunk(number, delta, reason, logprobs, **unknown, **more)
 
     def _logprobs(self, event: Event) -> dict[str, Any] | None:
         if not self._weighed or event.kind not in ("reasoning", "text"):

@@ -276,7 +276,8 @@ class TextSerializer:
 
     def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return data_event(self._head() | {"choices": [entry]} | more)
+        unknown = {"usage": None} if self._asked.include_usage else {}  # until the last chunk, as in OpenAI's streams
+        return data_event(self._head() | {"choices": [entry]} | unknown | more)
 
     def _head(self) -> dict[str, Any]:
         return self._completion.head("text_completion")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -38,11 +38,16 @@ from notso.web.api.request_fields.fields import (
     works,
 )
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, MIROSTAT_ADVICE, checked_params
+from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.edge.api_error import ApiError
 from notso.web.values.durations import duration_s
 
 RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
+MAX_CONTEXT = 1 << 18
+CONTEXT_MARK = 0x6E6F7401
+"""First number of a `context` made here: those of Ollama are token ids of its own prompts."""
 
 
 def _whole(given: Any) -> Any:
@@ -261,7 +266,7 @@ class GenerateFields(AnswerFields):
     images: Nothing | None = None
     suffix: Literal[""] | None = None
     template: Literal[""] | None = None
-    context: Nothing | None = None
+    context: Annotated[list[int], Field(max_length=MAX_CONTEXT, fail_fast=True)] | None = None
 
 
 class ShowFields(Fields):
@@ -309,7 +314,7 @@ GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "images": _NO_PICTURES,
     "suffix": inert("an empty text", "the model has no tokens for filling gaps; ask it in a chat"),
     "template": inert("an empty text", "the model file's own template is used"),
-    "context": inert("an empty list", "send the conversation to /api/chat"),
+    "context": works("what an earlier answer's `context` was: the conversation so far", "it must be an answer's own"),
 }
 
 SHOW_NOTES: Notes = {
@@ -333,6 +338,7 @@ class OllamaRequest(ApiRequest):
     """A checked request."""
 
     only_loads: bool = False  # load the model without answering
+    gives_context: bool = False  # return the conversation as `context`
     given_name: str | None = None  # model name as the client spells it
 
 
@@ -358,8 +364,43 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
         if fields.format:
             raise invalid("format", "format has no place beside a raw prompt: leave out one of the two")
         return _request(fields, body, prompt)
-    system = (Message("system", fields.system),) if fields.system else ()
-    return _request(fields, body, (*system, Message("user", prompt)))
+    earlier = messages_in(fields.context or ())
+    if fields.system:
+        earlier = (Message("system", fields.system), *(each for each in earlier if each.role != "system"))
+    return replace(_request(fields, body, (*earlier, Message("user", prompt))), gives_context=True)
+
+
+def context_of(messages: Sequence[Message]) -> list[int]:
+    """Return a conversation as numbers, which clients send back with the next prompt without reading them."""
+    said = [[each.role, each.content] for each in messages]
+    data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    return [CONTEXT_MARK, *(int.from_bytes(b"\1" + data[at : at + 3], "big") for at in range(0, len(data), 3))]
+
+
+def messages_in(context: Sequence[int]) -> tuple[Message, ...]:
+    """Return the conversation of `context_of`. Raise ApiError (400) for numbers that are none."""
+    if not context:
+        return ()
+    try:
+        if context[0] != CONTEXT_MARK or not all(1 << 8 <= each < 1 << 25 for each in context[1:]):
+            raise ValueError
+        pieces = [each.to_bytes((each.bit_length() + 7) // 8, "big") for each in context[1:]]
+        if any(piece[0] != 1 for piece in pieces):
+            raise ValueError
+        data = b"".join(piece[1:] for piece in pieces)
+        said = parse_object(b'{"messages":' + data + b"}")["messages"]
+        fit = all(
+            isinstance(each, list)
+            and len(each) == 2
+            and each[0] in ("system", "user", "assistant")
+            and isinstance(each[1], str)
+            for each in said
+        )
+        if not isinstance(said, list) or not fit or len(said) > MAX_MESSAGES:
+            raise ValueError
+    except (ValueError, TypeError, ApiError):
+        raise invalid("context", "context must be what an earlier answer of this server gave as its context") from None
+    return tuple(Message(role, content) for role, content in said)
 
 
 def _request(

@@ -110,13 +110,14 @@ async def show(request: Request, services: Services) -> Response:
     info = served.info
     if info is None:  # never loaded: only its name and file are known
         model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
-        about = {"modelfile": f"FROM {tagged(served.name)}\n", "parameters": "", "template": ""}
+        about = {"license": "", "modelfile": f"FROM {tagged(served.name)}\n", "parameters": "", "template": ""}
         details = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
         return JSONResponse(about | {"details": details, "model_info": model_info, "capabilities": CAPABILITIES})
     return JSONResponse(
         {
+            "license": info.license,
             "modelfile": f"FROM {listed_name(info)}\n",
-            "parameters": "",
+            "parameters": _parameters(info),
             "template": "",
             "details": _details(info),
             "model_info": {
@@ -174,6 +175,13 @@ def _details(info: ModelInfo) -> dict[str, Any]:
         "quantization_level": _main_format(info.quantisation),
         "context_length": info.context_tokens,
     }
+
+
+def _parameters(info: ModelInfo) -> str:
+    """Return the file's sampling defaults as lines of a Modelfile."""
+    names = {"repetition_penalty": "repeat_penalty", "penalty_window": "repeat_last_n"}
+    known = {names.get(name, name): value for name, value in info.sampling.items() if not name.startswith("xtc_")}
+    return "\n".join(f"{name:<30} {value:g}" for name, value in known.items())
 
 
 def _modified(info: ModelInfo) -> str:

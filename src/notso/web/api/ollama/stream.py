@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from notso.smollm3 import Event, ToolCall
-from notso.web.api.ollama.fields import OllamaRequest
+from notso.smollm3 import Event, Message, ToolCall
+from notso.web.api.ollama.fields import OllamaRequest, context_of
 from notso.web.api.shared.completion import Choice, entries, new_choice, new_id
 from notso.web.api.shared.serializer import as_json
 from notso.web.edge.api_error import ApiError
@@ -85,7 +85,14 @@ class OllamaSerializer:
         return {"model": self._model, "created_at": self._created, **said, "done": False}
 
     def _end(self) -> dict[str, Any]:
-        return {"done": True, "done_reason": _reason(self._choice)} | _counts(self._choice)
+        return {"done": True, "done_reason": _reason(self._choice), **self._context()} | _counts(self._choice)
+
+    def _context(self) -> dict[str, Any]:
+        prompt = self._asked.prompts[0]
+        if not self._asked.gives_context or isinstance(prompt, str):
+            return {}
+        said = [each for each in prompt if isinstance(each, Message)]
+        return {"context": context_of([*said, Message("assistant", self._choice.content)])}
 
     @staticmethod
     def _line(value: dict[str, Any]) -> bytes:

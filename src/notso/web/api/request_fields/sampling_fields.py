@@ -332,7 +332,7 @@ def sampling_of(
 def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
     """Create engine parameters. Raise ApiError (400) with the API's field name."""
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**given, given=tuple(given))
     except ValueError as error:  # InvalidRequestError with the parameter's name
         raise api_error_of(error).called(names) from None
 

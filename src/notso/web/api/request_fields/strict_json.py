@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
 from typing import Any, NoReturn
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
+from notso.text_file import NotTextError, decode_text
 from notso.web.edge.api_error import ApiError
 
 MAX_DEPTH = 64
 LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))
 """Enough for schemas with thousands of properties, and for the token ids of /detokenize."""
 
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
 _MAX_INTEGER_DIGITS = 20
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
@@ -26,6 +29,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises ApiError (400) for other values, NaN, infinities, integers beyond 64 bits, duplicate keys, more than LIMITS,
     and text with NUL or lone surrogates.
     """
+    if body.startswith(_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
+        body = _as_utf8(body)
     try:
         check_shape(body, LIMITS)
         value = _DECODER.decode(body.decode("utf-8"))
@@ -42,6 +47,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if _SUSPECT_ESCAPE.search(body) or b"\x00" in body:
         _check_texts(value)
     return value
+
+
+def _as_utf8(body: bytes) -> bytes:
+    """Return a body as UTF-8 that a client sent in UTF-16 or UTF-32, with a byte order mark, or with its final NUL."""
+    try:
+        return decode_text(body).encode()
+    except NotTextError as error:
+        raise _refusal(f"the body {error}") from None
 
 
 def _check_texts(value: object) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo
+from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import chosen_model
 from notso.web.edge.access import guarded
@@ -29,21 +31,56 @@ from notso.web.engine.served_model import ServedModel
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
+ANTHROPIC_VERSION = "anthropic-version"
+ANTHROPIC_LIMIT = 20
+ANTHROPIC_MOST = 1000
+
 
 @router.get("/v1/models")
-async def list_models(services: Services) -> Response:
-    """List models and adapters, the default model first. Empty until that is loaded."""
-    return JSONResponse({"object": "list", "data": [entry for _, entry in await _entries(services)]})
+async def list_models(request: Request, services: Services) -> Response:
+    """List models and adapters, the default model first. Empty until that is loaded.
+
+    A request with the header `anthropic-version` is answered in Anthropic's form.
+    """
+    entries = [entry for _, entry in await _entries(services)]
+    if ANTHROPIC_VERSION in request.headers:
+        return JSONResponse(_anthropic_page(entries, request.query_params))
+    return JSONResponse({"object": "list", "data": entries})
 
 
 @router.get("/v1/models/{name:path}")
-async def show_model(services: Services, name: str) -> Response:
+async def show_model(request: Request, services: Services, name: str) -> Response:
     """Describe a model by any of its names."""
     choice = await chosen_model(services, name)
     for listed, entry in await _entries(services):
         if listed == choice:
-            return JSONResponse(entry)
+            return JSONResponse(_anthropic_entry(entry) if ANTHROPIC_VERSION in request.headers else entry)
     raise ApiError(404, "model_not_found", "that model is not here any more", param="model")
+
+
+def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of models after `after_id` or before `before_id`. Raise ApiError (400)."""
+    text = asked.get("limit", str(ANTHROPIC_LIMIT))
+    if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MOST):
+        raise invalid("limit", f"limit must be an integer from 1 to {ANTHROPIC_MOST}")
+    ids, limit = [entry["id"] for entry in entries], int(text)
+    for name in ("after_id", "before_id"):
+        if asked.get(name) and asked[name] not in ids:
+            raise invalid(name, f"{name} must be the id of a listed model")
+    start = ids.index(asked["after_id"]) + 1 if asked.get("after_id") else 0
+    stop = ids.index(asked["before_id"]) if asked.get("before_id") else len(ids)
+    start = max(start, stop - limit) if asked.get("before_id") else start
+    shown = [_anthropic_entry(entry) for entry in entries[start:stop][:limit]]
+    more = start > 0 if asked.get("before_id") else start + limit < stop
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"data": shown, "has_more": more, "first_id": first, "last_id": last}
+
+
+def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    length = entry["meta"].get("n_ctx")
+    created = datetime.fromtimestamp(entry["created"], UTC).isoformat().replace("+00:00", "Z")
+    known = {"max_input_tokens": length, "max_tokens": length} if length else {}
+    return {"type": "model", "id": entry["id"], "display_name": entry["id"], "created_at": created, **known}
 
 
 async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, Any]]]:

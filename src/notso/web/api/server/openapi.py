@@ -21,7 +21,7 @@ from notso.web.edge.errors import is_api_path
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
-PUBLIC = ("/health", "/livez", "/metrics", "/openapi.json")
+PUBLIC = ("/health", "/ping", "/livez", "/metrics", "/openapi.json")
 SCHEMAS = "#/components/schemas/"
 
 

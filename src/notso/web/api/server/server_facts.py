@@ -30,7 +30,7 @@ async def props(services: Services) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": info.context_tokens,
-                "params": generation_settings(SamplingParams()),
+                "params": generation_settings(SamplingParams().with_defaults(info.sampling)),
             },
             "total_slots": info.max_num_seqs,
             "model_alias": model_id(info),
@@ -38,6 +38,8 @@ async def props(services: Services) -> Response:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"notso {release()}",
             "chat_template": info.chat_template,
+            "bos_token": "",  # no token begins every text
+            "eos_token": info.end_token,
             "n_params": info.parameter_count,
             "size": info.size_bytes,
             "quantisation": dict(info.quantisation),
@@ -100,6 +102,26 @@ async def health(services: Services) -> JSONResponse:
 async def livez() -> JSONResponse:
     """Return 200 while the process responds. Waits for nothing."""
     return JSONResponse({"status": "alive"})
+
+
+@health_router.get("/ping")
+@health_router.post("/ping")
+async def ping(services: Services) -> JSONResponse:
+    """Return what /health returns, on SageMaker's and vLLM's endpoint."""
+    return await health(services)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """Return the server's version, on vLLM's endpoint."""
+    return JSONResponse({"version": release()})
+
+
+@router.get("/load")
+async def load(services: Services) -> Response:
+    """Return the number of requests being processed or waiting, on vLLM's endpoint."""
+    stats = services.shared.engine.stats()
+    return JSONResponse({"server_load": 0 if stats is None else stats.running + stats.waiting})
 
 
 @router.get("/metrics")

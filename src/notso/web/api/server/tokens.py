@@ -10,8 +10,8 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import InvalidRequestError
-from notso.web.api.chat_completions.fields import parse_chat_request
-from notso.web.api.request_fields.fields import Fields, Notes, Text, invalid, read_fields, works
+from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, invalid, read_fields, works
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
@@ -34,6 +34,13 @@ class TokenizeFields(Fields):
     with_pieces: bool | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
+    model: Name | None = None
+    messages: list[Any] | None = None  # with what may stand beside them: read as a chat completion
+    tools: list[Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
 
 
 TOKENIZE_NOTES: Notes = {
@@ -46,7 +53,15 @@ TOKENIZE_NOTES: Notes = {
     "with_pieces": works("true: each token with its text"),
     "add_special_tokens": works("the model's tokenizer adds none"),
     "add_special": works("the vocabulary has no token that begins every text, so none is added"),
+    "model": works("the model that reads the text; the default one if left out"),
+    "messages": works("in place of a text, as vLLM has it: a conversation, whose prompt is told with `count`"),
+    "tools": works("beside `messages`, as in a chat completion"),
+    "add_generation_prompt": works("beside `messages`, as in a chat completion"),
+    "continue_final_message": works("beside `messages`, as in a chat completion"),
+    "chat_template_kwargs": works("beside `messages`, as in a chat completion"),
+    "return_token_strs": works("true: the answer has `token_strs`, the text of each token"),
 }
+_OF_CHATS = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class DetokenizeFields(Fields):
@@ -60,18 +75,21 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 @router.post("/tokenize")
 async def tokenize(request: Request, services: Services) -> Response:
-    """Return token ids of a text. Control tokens are parsed with `parse_special`, and by default in a `prompt`."""
-    asked = await read_body(request, _reader(TokenizeFields, TOKENIZE_NOTES))
-    is_prompt = asked.prompt is not None
+    """Return token ids of a text, or of the prompt of `messages`. Control tokens are parsed with `parse_special`, and
+    by default in a `prompt`."""
+    asked, conversation = await read_body(request, _tokenize_request)
+    is_prompt = asked.content is None
     text = asked.prompt if is_prompt else asked.content
-    if text is None or (is_prompt and asked.content is not None):
-        raise invalid("content", "content must be a text; or prompt, where content is not there")
     special = is_prompt if asked.parse_special is None else asked.parse_special
-    async with serving(services) as model:
+    async with serving(services, asked.model) as model:
         engine, info = model.engine, model.info
 
         def work() -> Response:
-            ids: list[Any] = engine.tokenize(text, special=special)
+            if conversation is not None:
+                ids: list[Any] = list(engine.encode_chat(conversation.messages, conversation.options))
+            else:
+                ids = engine.tokenize(text or "", special=special)
+            strings = {"token_strs": engine.token_texts(ids)} if asked.return_token_strs else {}
             if asked.with_pieces:  # long texts repeat few distinct tokens, so each piece is built once
                 told = list(dict.fromkeys(ids))
                 pieces = {
@@ -79,9 +97,21 @@ async def tokenize(request: Request, services: Services) -> Response:
                 }
                 ids = [pieces[id] for id in ids]
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
-            return LargeJSONResponse({"tokens": ids} | more)
+            return LargeJSONResponse({"tokens": ids} | strings | more)
 
         return await _off_loop(request, work)
+
+
+def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequest | None]:
+    asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
+    given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
+    if not given:
+        raise invalid("content", "content must be a text; or give prompt or messages, where content is not there")
+    if len(given) > 1:
+        raise invalid("content", f"only one of {' and '.join(given)} can be given")
+    if asked.messages is None:
+        return asked, None
+    return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
 
 
 @router.get("/tokenizer_info")

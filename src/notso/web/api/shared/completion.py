@@ -139,6 +139,7 @@ class Choice:
     def body(self, index: int) -> dict[str, Any]:
         """Return an entry of `choices`."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
+        message["refusal"] = None
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
+from notso.text_file import NotTextError, decode_text
 from notso.web.chat.files.export import FORMAT_NAME, FORMAT_VERSION
 from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage, ToolUse
 from notso.web.turns.chat_settings import changed, shown_values
@@ -338,18 +339,21 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
 
 def _parse(body: bytes) -> Any:
     try:
+        text = decode_text(body)
+    except NotTextError as error:
+        raise Problem(400, words["import_broken"].format(reason=f"it {error}")) from None
+    if b"\0" in body:  # it was UTF-16 or UTF-32
+        body = text.encode()
+    try:
         check_shape(body, LIMITS)
     except JsonShapeError as error:
         raise Problem(400, words["import_too_much"].format(what=error)) from None
     try:
-        text = body.decode("utf-8-sig")
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "a key stands twice, or a number is none or too long"
         if isinstance(error, json.JSONDecodeError):
             reason = f"at character {error.pos}"
-        elif isinstance(error, UnicodeDecodeError):
-            reason = f"byte {error.start} is no UTF-8"
         elif isinstance(error, RecursionError):
             reason = "it is nested too deep"
         raise Problem(400, words["import_broken"].format(reason=reason)) from None

@@ -99,7 +99,9 @@ async def _show(
     own = await services.shared.store.defaults(owner)
     settings = settings_from(own, chat.settings if chat is not None else {})
     values = shown_values(own if chat is None else chat.settings)
-    own_defaults = shown_defaults(ChatSettings() if chat is None else settings_from(own))
+    info = services.shared.engine.info
+    of_model = {} if info is None else info.sampling
+    own_defaults = shown_defaults(ChatSettings() if chat is None else settings_from(own), of_model)
     return await services.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",

@@ -136,6 +136,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
         allowed=allowed_in(chat),
         costs=costs,
         failures=services.toolbox.failures(),
+        left_out=services.toolbox.left_out(),
     )
 
 

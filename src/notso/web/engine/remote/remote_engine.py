@@ -139,6 +139,10 @@ class RemoteEngine:
         texts: list[str] = self._call("token_texts", ids)
         return texts
 
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
+        ids: list[int] = self._call("encode_chat", messages, options)
+        return ids
+
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         count: int = self._call("count_tokens", messages, options, check=_count)
         return count

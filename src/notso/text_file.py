@@ -1,0 +1,105 @@
+"""Decoding of the text files that a person gives: UTF-8, UTF-16 or UTF-32, with or without a byte order mark."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from notso.regular_file import read_regular
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_NUL = b"\0"
+
+
+class NotTextError(ValueError):
+    """The bytes are not text. The message completes a sentence that begins with the file's name."""
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """Return the text of a regular file with `\\n` as line end.
+
+    Raises OSError as `read_regular` does, and NotTextError.
+    """
+    return decode_text(read_regular(path, most_bytes))
+
+
+def decode_text(data: bytes) -> str:
+    """Return `data` as text with `\\n` as line end, without byte order mark and without padding NULs at its end.
+
+    Takes time proportional to the size. Raises NotTextError, which names the line, for bytes that the encoding does
+    not allow and for NULs within the text.
+    """
+    encoding, start = _encoding(data)
+    try:
+        text = data[start:].decode(encoding)
+    except UnicodeDecodeError as error:
+        name = encoding.upper().removesuffix("-LE").removesuffix("-BE")
+        line = 1 + data[start : start + error.start].count(b"\n")
+        raise NotTextError(f"is not {name} text (byte {start + error.start}) in line {line}") from None
+    text = text.rstrip("\0").replace("\r\n", "\n").replace("\r", "\n")
+    if "\0" in text:
+        line = 1 + text.count("\n", 0, text.index("\0"))
+        raise NotTextError(f"is not text: line {line} contains a NUL character")
+    return text
+
+
+def utf8_stream(file: BinaryIO) -> BinaryIO:
+    """Return a stream of the rest of `file` as UTF-8 without byte order mark, whichever encoding its mark names.
+
+    Reading from it raises NotTextError for bytes that UTF-16 or UTF-32 does not allow. UTF-8 is not checked.
+    """
+    start = file.tell()
+    head = file.read(4)
+    encoding, length = next(((name, len(mark)) for mark, name in _MARKS if head.startswith(mark)), ("utf-8", 0))
+    file.seek(start + length)
+    return file if encoding == "utf-8" else io.BufferedReader(_Recoded(file, encoding))
+
+
+class _Recoded(io.RawIOBase):
+    """UTF-8 made of a file in another encoding, piece by piece."""
+
+    PIECE_BYTES = 1 << 16
+
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self._file = file
+        self._name = encoding.upper().removesuffix("-LE").removesuffix("-BE")
+        self._decoder = codecs.getincrementaldecoder(encoding)("strict")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = self._file.read(self.PIECE_BYTES)
+            try:
+                self._rest = self._decoder.decode(piece, final=not piece).encode()
+            except UnicodeError:
+                raise NotTextError(f"is not {self._name} text") from None
+            if not piece:
+                break
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _encoding(data: bytes) -> tuple[str, int]:
+    """Return the encoding and the number of bytes of its mark."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return encoding, len(mark)
+    if _NUL in data and len(data) % 2 == 0:
+        # UTF-16 without a mark: nearly every second byte of text in Latin letters is NUL, and nearly no other is
+        even, odd = data[::2].count(_NUL), data[1::2].count(_NUL)
+        most, least = max(even, odd), min(even, odd)
+        if 4 * most >= 3 * (len(data) // 2) and 8 * least <= most:
+            return ("utf-16-le" if odd == most else "utf-16-be"), 0
+    return "utf-8", 0

@@ -1,0 +1,94 @@
+"""Small endpoints that clients of vLLM, SageMaker, llama-server and Anthropic use, and fields of OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+HELLO = [{"role": "user", "content": "Hello"}]
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(ScriptedEngine(lambda *_: iter(say("Hi", "")))).ready()
+
+
+def test_vllm_s_endpoints(server: Any) -> None:
+    assert server.client.get("/version").json()["version"]
+    assert server.client.get("/load").json() == {"server_load": 0}
+    for method in ("get", "post"):
+        assert getattr(server.client, method)("/ping").json()["status"] == "ok"
+
+
+def test_a_key_is_needed_where_the_server_has_one(start: Start) -> None:
+    server = start(ScriptedEngine, api_key="a key of twenty letters").ready()
+    assert [server.client.get(path).status_code for path in ("/version", "/load", "/ping")] == [401, 401, 200]
+
+
+def test_a_conversation_is_tokenized_as_its_prompt_would_be(server: Any) -> None:
+    name = server.client.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": name, "messages": HELLO, "add_generation_prompt": True, "return_token_strs": True}
+    rendered = server.client.post("/apply-template", json={"messages": HELLO}).json()["prompt"]
+    told = server.client.post("/tokenize", json=body).json()
+    assert "".join(told["token_strs"]) == rendered and told["count"] == len(told["tokens"]) > 0
+    assert told["max_model_len"] > 0
+    assert "token_strs" not in server.client.post("/tokenize", json={"prompt": "a"}).json()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "content"),
+        ({"prompt": "a", "messages": HELLO}, "content"),
+        ({"content": "a", "prompt": "b"}, "content"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+        ({"messages": HELLO, "tools": 3}, "tools"),
+        ({"prompt": "a", "model": "no-such-model"}, "model"),
+    ],
+)
+def test_what_cannot_be_tokenized_is_named(server: Any, body: dict[str, Any], param: str) -> None:
+    answer = server.client.post("/tokenize", json=body)
+    assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
+
+
+def test_models_in_anthropic_s_form(server: Any) -> None:
+    plain = server.client.get("/v1/models").json()["data"]
+    page = server.client.get("/v1/models", headers=ANTHROPIC).json()
+    assert [each["id"] for each in page["data"]] == [each["id"] for each in plain]
+    first = page["data"][0]
+    assert first["type"] == "model" and first["display_name"] and first["created_at"].endswith("Z")
+    assert page["has_more"] is False and page["first_id"] == first["id"] and page["last_id"] == page["data"][-1]["id"]
+    assert server.client.get(f"/v1/models/{first['id']}", headers=ANTHROPIC).json() == first
+    after = server.client.get("/v1/models", headers=ANTHROPIC, params={"after_id": page["last_id"]}).json()
+    assert after == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+    for wrong in ({"limit": "0"}, {"limit": "x"}, {"limit": "1001"}, {"after_id": "none"}, {"before_id": "none"}):
+        assert server.client.get("/v1/models", headers=ANTHROPIC, params=wrong).status_code == 400
+
+
+def test_props_tell_the_template_and_its_tokens(server: Any) -> None:
+    props = server.client.get("/props").json()
+    assert {"chat_template", "bos_token", "eos_token"} <= set(props)
+
+
+def test_a_message_has_a_refusal_and_a_chunk_its_usage(server: Any) -> None:
+    url = "/v1/chat/completions"
+    assert server.client.post(url, json={"messages": HELLO}).json()["choices"][0]["message"]["refusal"] is None
+    for path, body in ((url, {"messages": HELLO}), ("/v1/completions", {"prompt": "Hello"})):
+        for asked in (True, False):
+            options = {"stream_options": {"include_usage": True}} if asked else {}
+            lines = server.client.post(path, json={**body, "stream": True, **options}).text.split("\n\n")
+            chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            told = [each.get("usage", "absent") for each in chunks]
+            assert (set(map(str, told[:-1])), bool(told[-1] and told[-1] != "absent")) == (
+                ({"None"}, True) if asked else ({"absent"}, False)
+            )
+            if path == url:
+                assert chunks[0]["choices"][0]["delta"]["refusal"] is None

@@ -1,0 +1,140 @@
+"""MCP configurations of other programs: what can be used is used, and what cannot is named, with the reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.tools.mcp_cases import CASES, ENVIRONMENT, WHOLE, Case, spoken
+
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.tools.mcp_config import MAX_NAME_CHARACTERS, McpConfig, McpEntry, read_mcp_config
+from notso.web.values.commented_json import read_commented_json
+from notso.web.values.errors import SettingsError
+
+FILES = Path(__file__).parents[2] / "strangers" / "mcp"
+FRAGMENT = {"HX-Request": "true"}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def _said(entry: McpEntry) -> str:
+    return spoken(entry.command, entry.args, entry.env, entry.cwd, entry.url, entry.headers)
+
+
+def _check(config: McpConfig, used: dict[str, str], left_out: dict[str, str]) -> None:
+    assert {each.title: _said(each) for each in config.entries} == used
+    prefixes = [each.name for each in config.entries]
+    assert len(set(prefixes)) == len(prefixes)
+    assert all(re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}", each) for each in prefixes)
+    for name, reason in left_out.items():
+        assert any(each.name == name and reason in each.reason for each in config.left_out), config.left_out
+    assert all(name in {each.name for each in config.left_out} for name in left_out)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_can_be_used_is_used_and_the_rest_is_named(tmp_path: Path, case: Case) -> None:
+    (tmp_path / case.file).write_bytes(case.data)
+    config = read_mcp_config(tmp_path / case.file)
+    _check(config, case.used, case.left_out)
+    if not case.left_out:
+        assert not config.left_out
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_each_entry_of_a_whole_file_is_used_or_named(name: str) -> None:
+    used, left_out = WHOLE[name]
+    config = read_mcp_config(FILES / name)
+    _check(config, {each: text.replace("{folder}", str(FILES)) for each, text in used.items()}, left_out)
+
+
+def test_every_whole_file_is_expected() -> None:
+    assert {each.name for each in FILES.iterdir()} == set(WHOLE) and len(WHOLE) >= 25
+    assert len({case.name for case in CASES}) == len(CASES) >= 100
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_server_starts_with_each_and_its_page_names_every_entry(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # none of the programs may run here
+    server = start(ScriptedEngine, mcp_config=FILES / name).ready()
+    page = server.client.get("/tools", headers=FRAGMENT).text
+    used, left_out = WHOLE[name]
+    for each in (*used, *left_out):
+        assert each in page, each
+
+
+def test_http_is_allowed_by_name_address_and_network(tmp_path: Path) -> None:
+    urls = [
+        "http://Tools.lan:1/",
+        "http://10.1.2.3/",
+        "http://[fd00::5]/",
+        "http://10.2.0.1/",
+        "http://tools.lan.example/",
+    ]
+    (tmp_path / "mcp.json").write_text(
+        json.dumps({"mcpServers": {f"s{at}": {"url": url} for at, url in enumerate(urls)}})
+    )
+    config = read_mcp_config(tmp_path / "mcp.json", ["tools.lan", "10.1.0.0/16", "fd00::5"])
+    assert [each.name for each in config.entries] == ["s0", "s1", "s2"]
+    assert ["--mcp-allow-http" in each.reason for each in config.left_out] == [True, True]
+    for wrong in ("", "http://tools.lan", "a b", "*"):
+        with pytest.raises(SettingsError, match="--mcp-allow-http needs a host"):
+            read_mcp_config(tmp_path / "mcp.json", [wrong])
+
+
+def test_a_file_of_variables_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"\xef\xbb\xbf# mine\r\nexport A=1\r\nB = 'two words'\r\n\r\nnonsense\r\n")
+    servers = {
+        "a": {"command": "x", "envFile": "${workspaceFolder}/.env", "env": {"A": "3"}},
+        "b": {"command": "x", "envFile": "none"},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"servers": servers}))
+    config = read_mcp_config(tmp_path / "mcp.json")
+    assert config.entries[0].env == {"A": "3", "B": "two words"}
+    assert config.left_out[0].name == "b" and "envFile none cannot be read" in config.left_out[0].reason
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "file"),
+    [
+        (b"{", "line 1, column 2", "mcp.json"),
+        (b'{"mcpServers": {\n "a": {"command": "x"}\n "b": {}}}', "line 3, column 2", "mcp.json"),
+        (b'{"mcpServers": {} /* never closed', "is not JSON", "mcp.json"),
+        (b"[]", 'key "mcpServers"', "mcp.json"),
+        (b'{"mcpServers": 3}', '"mcpServers" must be an object', "mcp.json"),
+        (b'{"mcpserver": {"a": 1}}', "there are: mcpserver", "mcp.json"),
+        (b'{"mcpServers": {"a": "\xe9"}}', r"is not UTF-8 text \(byte 22\) in line 1", "mcp.json"),
+        (b'{"mcpServers":\n {"a": "\0"}}', "line 2 contains a NUL", "mcp.json"),
+        (b"[" * 100_000, "too deep", "mcp.json"),
+        (b"a = ", "is not TOML", "config.toml"),
+        (b"mcpServers:\n  a: {}\n", "is YAML", "config.yaml"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_at_all_is_refused_with_the_place(
+    tmp_path: Path, data: bytes, reason: str, file: str
+) -> None:
+    (tmp_path / file).write_bytes(data)
+    with pytest.raises(SettingsError, match=reason) as caught:
+        read_mcp_config(tmp_path / file)
+    assert file in str(caught.value) and caught.value.setting == "mcp_config"
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    entry = {"command": "x", "env": {"A": "hush", "B": ["hush"]}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"a": entry, "b": {**entry, "env": {"A": "hush"}}}}))
+    assert "hush" not in repr(read_mcp_config(tmp_path / "mcp.json"))
+
+
+@pytest.mark.parametrize("value", [{"a": ["//", "/*", '"', "\\", ",}", ", ]"]}, [1, [2, {"": None}]], '\\"//'])
+def test_plain_json_is_read_as_ever(value: object) -> None:
+    assert read_commented_json(json.dumps(value, indent=1)) == value
