@@ -16,6 +16,8 @@ from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
+FAR = 1_000
+"""Tokens within which the end of a call is looked for before it begins."""
 
 
 class StructuredOutput:
@@ -23,7 +25,8 @@ class StructuredOutput:
 
     The model thinks freely, but does not end within a thought. The grammar begins with the first token of the answer;
     one newline behind a closing tag, as the model writes it, stands before that. may_think: whether the answer may
-    still begin with a thought. masked: tokens that never come. begun: the prompt holds a beginning of the answer.
+    still begin with a thought. masked: tokens that never come. started: the prompt holds a beginning of the answer.
+    closing: tokens that end a thought.
     """
 
     def __init__(
@@ -34,10 +37,12 @@ class StructuredOutput:
         may_think: bool = False,
         masked: Sequence[int] = (),
         started: bool = False,
+        closing: int = 1,
     ) -> None:
         self._matcher = matcher
         self._may_think = may_think
         self._started = started
+        self.closing = closing
         self._behind_close = False
         self._masked = list(masked)
         self.call_tag = tokenizer.tool_call_open_id
@@ -45,6 +50,7 @@ class StructuredOutput:
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
         newline = tokenizer.encode("\n")
         self._newline = newline[0] if len(newline) == 1 else None
+        self._least: tuple[int | None] | None = None
 
     @property
     def has_grammar(self) -> bool:
@@ -82,8 +88,53 @@ class StructuredOutput:
         restricted[len(allowed) :] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool) -> bool:
-        """A token was drawn, within the reasoning or not; whether it is the first of the answer."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is JSON, and whole if nothing follows."""
+        return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
+
+    def must_answer(self, left: int, closing: int) -> bool:
+        """Whether a thought has to end now, for an answer to fit into `left` tokens behind the `closing` ones."""
+        if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
+            return False
+        least = self._least_tokens(left)
+        return least is not None and closing + least <= left <= closing + least + 1
+
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """Whether the answer can end within its limit if `token` comes, which is not masked: within `left` tokens."""
+        if self._matcher is None or in_reasoning:
+            return True
+        open_id, _ = self._tags
+        opens = self._may_think and token == open_id and open_id is not None
+        if not self._started and (opens or (self._behind_close and token == self._newline)):
+            needed = self.closing if opens else 0
+            if left > self._matcher.least_estimate + needed:
+                return True
+            least = self._least_tokens(left + 1)
+            return least is None or least + needed <= left
+        return self._matcher.permits(token, left)
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """Logits (V,) of `restrict` without a token that is not permitted."""
+        ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
+        if ids is None:
+            logits[token] = -np.inf
+            return logits
+        narrowed = np.full_like(logits, -np.inf)
+        narrowed[ids] = logits[ids]
+        if not np.isfinite(narrowed).any():  # what others have masked
+            narrowed[ids] = 0
+        return narrowed
+
+    def _least_tokens(self, most: int) -> int | None:
+        """Of an answer that has not begun; None if it does not fit into `most` tokens."""
+        if self._least is None and self._matcher is not None:
+            self._least = (self._matcher.distance(most),)
+        return None if self._least is None else self._least[0]
+
+    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+        """A token was drawn, within the reasoning or not, and `left` may follow; whether it is the first of the
+        answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
@@ -96,7 +147,7 @@ class StructuredOutput:
                 return False
         first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
-            self._matcher.take(token)
+            self._matcher.take(token, left)
         return first
 
 
@@ -116,6 +167,7 @@ class StructuredCalls(StructuredOutput):
         self._spelling = spelling
         self._tail = started.encode()[-len(CALL_TAG) :]
         self._call: Matcher | None = None
+        self._fresh: Matcher | None = None
         _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
             self._open()
@@ -147,10 +199,10 @@ class StructuredCalls(StructuredOutput):
         restricted[barred] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool) -> bool:
+    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         """As for any StructuredOutput; the answer's first token is of no meaning."""
         if self._call is not None:
-            self._call.take(token)
+            self._call.take(token, left)
             if self._call.is_over:
                 self._call, self._tail = None, b""
         elif token == self.call_tag and not in_reasoning:
@@ -160,6 +212,30 @@ class StructuredCalls(StructuredOutput):
             self._tail = written[-len(CALL_TAG) :]
         return False
 
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """As for any StructuredOutput: no call is begun that cannot be finished."""
+        if self._call is not None:
+            return self._call.permits(token, left)
+        if token != self.call_tag or in_reasoning:
+            return True
+        if self._fresh is None:
+            self._fresh = self._begin()
+        if left > self._fresh.least_estimate:
+            return True
+        least = self._fresh.distance(FAR)
+        return least is None or least <= left + 1
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """As for any StructuredOutput."""
+        ids = None if self._call is None else self._call.left_to_choose(token, left)
+        if ids is None:
+            narrowed = logits.copy()
+            narrowed[token] = -np.inf
+            return narrowed
+        narrowed = np.full_like(logits, -np.inf)
+        narrowed[ids] = np.where(np.isfinite(logits[ids]), logits[ids], 0)
+        return narrowed
+
     def _open(self) -> None:
         if self.call_tag is not None:
             self._call, self._tail = self._begin(), b""
@@ -167,11 +243,18 @@ class StructuredCalls(StructuredOutput):
 
 
 def structured_output_for(
-    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, started: str
+    options: RequestOptions,
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+    *,
+    may_think: bool,
+    started: str,
+    closing: int = 1,
 ) -> StructuredOutput | None:
     """What keeps an answer to what was asked for; None if nothing does.
 
-    may_think: whether by the prompt a thought may come next; begun: the text of the answer that the prompt ends with.
+    may_think: whether by the prompt a thought may come next; started: the text of the answer that the prompt ends
+    with; closing: how many tokens end a thought.
 
     "none" rules the calling tag out and leaves the tools in the prompt: without them all of it would be read again.
 
@@ -190,7 +273,9 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is complete by its grammar", param="continue_last")
     may_think = options.thinking and may_think
-    return StructuredOutput(tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started))
+    return StructuredOutput(
+        tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing
+    )
 
 
 def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:

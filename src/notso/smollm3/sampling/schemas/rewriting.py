@@ -13,6 +13,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.schemas.arrays import arrangements, containing, other_items, plain_values
+from notso.smollm3.sampling.schemas.closing import ObjectCloser
 from notso.smollm3.sampling.schemas.keywords import (
     ANNOTATIONS,
     FORMATS,
@@ -37,6 +38,9 @@ MAX_OPTIONS = 64
 """Into how many alternatives one keyword may be taken apart."""
 
 
+_CONDITIONAL = frozenset(("not", "if", "dependencies", "dependentSchemas"))
+"""Keywords in which `properties` asks something of an object, and does not declare what it has."""
+
 _ANY_NAME = ""
 """A pattern that every name matches."""
 
@@ -59,6 +63,8 @@ class SchemaRewriter:
         self._pending: list[tuple[str, Any, str]] = []
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
+        self._declared: dict[int, dict[str, Schema]] = {}  # what `properties` became, but for conditions
+        self._conditions = 0
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
@@ -67,12 +73,14 @@ class SchemaRewriter:
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
-        return schema, self._definitions
+        return ObjectCloser(self._definitions, self._declared, self._spend).closed(schema)
 
     def _define(self, pending: tuple[str, Any, str]) -> None:
         self._pending.remove(pending)
         name, target, where = pending
+        conditions, self._conditions = self._conditions, 0
         self._definitions[name] = self._schema(target, where, 1)
+        self._conditions = conditions
 
     def _definition(self, reference: str) -> Schema | None:
         """What a rewritten reference leads to; None while it is being written."""
@@ -173,9 +181,20 @@ class SchemaRewriter:
         schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
         if keyword == "patternProperties":
             schemas = {self._pattern(name, path): each for name, each in schemas.items()}
+        elif not self._conditions:
+            self._declared[id(schemas)] = schemas
         return {keyword: schemas}
 
     def _rewritten(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
+        if keyword in _CONDITIONAL:
+            self._conditions += 1
+            try:
+                return self._restated(schema, keyword, value, where, depth)
+            finally:
+                self._conditions -= 1
+        return self._restated(schema, keyword, value, where, depth)
+
+    def _restated(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
         path = f"{where}/{keyword}"
 
         def inner(given: Any) -> Schema:
@@ -284,8 +303,10 @@ class SchemaRewriter:
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
         """Closes the object over the names that the schema and those it applies tell of."""
-        if rest is True or "additionalProperties" in schema:
+        if "additionalProperties" in schema:
             return True
+        if rest is True:
+            return {"additionalProperties": True}
         branches = self._cases(self._evaluated(schema, path, 1), path)
         closed = (
             ({} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest}, also)
