@@ -46,7 +46,7 @@ class Place(NamedTuple):
     escaped: bool = False
     string_start: int = 0
     closed: int = 0  # containers that were open when the search began
-    open: tuple[tuple[int, bytes], ...] = ()  # for each container: members so far, and the last name
+    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # for each container: members so far, and the last name
     members: int = 0  # all commas so far
     run: int = 0  # bytes since the last quotation mark, bracket or separator
 
@@ -68,9 +68,9 @@ class Place(NamedTuple):
             elif byte in _OPENING:
                 opened, run = (*opened, (0, b"")), 0
             elif byte in _CLOSING:
-                closed, opened, run = (closed, opened[:-1], 0) if opened else (closed + 1, (), 0)
+                closed, opened, run = (closed, opened[:-1], 0) if opened[1:] else (closed + 1, ((0, b""),), 0)
             elif byte in (_COMMA, _COLON):
-                members, name = opened[-1] if opened else (0, b"")
+                members, name = opened[-1]
                 entry = (members + 1, name) if byte == _COMMA else (members, text[string_start:at])
                 opened, run = (*opened[:-1], entry), 0
                 all_members += byte == _COMMA
@@ -126,9 +126,10 @@ class ShortestEnd:
         """Return at most `most` tokens that finish what `matcher` has read, or None if `steps` do not find any; and how
         many steps it took.
 
-        in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that the grammar has. names: texts that
-        often lead on, `"NAME":` of required members. kinds: remembers which bytes lead on alike, from one search to the
-        next. known: a text that led to the end a little earlier; its later parts are tried first.
+        in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that
+        the grammar has. names: texts that often lead on, `"NAME":` of required members. kinds: remembers which bytes
+        lead on alike, from one search to the next. known: a text that led to the end a little earlier; its later parts
+        are tried first.
         """
         kinds = {} if kinds is None else kinds
         ticket = itertools.count()
@@ -292,4 +293,4 @@ class ShortestEnd:
 def _estimate(node: _Node) -> float:
     """Sort key of the search: the cost so far, less what is behind it, and more for each container that is to close."""
     place = node.place
-    return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - place.closed) - MEMBER_WEIGHT * place.members
+    return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

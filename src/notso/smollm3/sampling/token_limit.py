@@ -33,6 +33,11 @@ HOPELESS, MARGIN = 3, 20
 """If the first end that is found takes so many times the tokens left, and the margin, no other is looked for."""
 
 
+RETRY_SHARE = 4
+"""Where a search was too short to find an end or to exclude one, the next is when this fraction of the tokens left is
+spent."""
+
+
 class Pieces(NamedTuple):
     """What is known of a vocabulary. ends: its ending tokens; texts: of each token; digits: by `number_digits`."""
 
@@ -60,9 +65,11 @@ class TokenLimit:
         self._kinds: dict[int, tuple[int, ...]] = {}
         self._check_at: int | None = None
         self._way: _Way | None = None
+        self._before: _Way | None = None  # the last that was known
         self._next: tuple[int, _Way | None] | None = None
         self._turned_down: set[int] = set()
         self._spent = 0
+        self._may_be_missed = False
 
     @property
     def least_estimate(self) -> float:
@@ -86,7 +93,7 @@ class TokenLimit:
         if self._way is None or len(self._way.tokens) > left + 1:
             self._way = self._first_way(matcher, left + 1, state)
             if self._way is None:
-                self._check_at = -1
+                self._check_at = left - left // RETRY_SHARE if self._may_be_missed else -1
                 return True
         way = self._behind(matcher, token, left, state)
         if way is None:
@@ -115,6 +122,7 @@ class TokenLimit:
         """The token came, and `left` tokens may follow."""
         known, self._next = self._next, None
         self._turned_down.clear()
+        self._before = self._way or self._before
         self._way = known[1] if known is not None and known[0] == token else None
         if self._way is not None:
             self._check_at = self._extent.next_check(left, len(self._way.tokens))
@@ -156,6 +164,7 @@ class TokenLimit:
         steps = min(steps, MAX_STEPS - self._spent)
         if most < 0 or steps <= 0:
             return None
+        before = self._way or self._before
         tokens, spent = self._ends.tokens(
             matcher,
             most,
@@ -165,9 +174,10 @@ class TokenLimit:
             tags=self._tags,
             names=self._extent.names,
             kinds=self._kinds,
-            known=b"" if self._way is None or self._has_tags(self._way) else self._way.text,
+            known=b"" if before is None or self._has_tags(before) else before.text,
         )
         self._spent += spent
+        self._may_be_missed = spent >= steps
         return None if tokens is None else self._way_of(tokens)
 
     def _way_of(self, tokens: Sequence[int]) -> _Way:
