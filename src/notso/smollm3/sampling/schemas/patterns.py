@@ -2,14 +2,31 @@
 
 A pattern is read with the flag `u`, as JSON Schema recommends; one that is only valid without it is read as ECMA-262's
 Annex B has it. Characters are written by number, so that none means anything in the other dialect. What a pattern
-remembers or looks around for is refused by name.
+remembers is refused by name; where it looks ahead, its automata are intersected.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+
+from notso.smollm3.sampling.schemas.automata import (
+    ANYTHING,
+    Assertion,
+    Chars,
+    Choice,
+    Look,
+    Node,
+    Ranges,
+    Repeat,
+    Sequence,
+    TooLargeError,
+    pattern_without_looks,
+    written_plainly,
+)
 
 MAX_NESTED = 64
 MAX_REPEATS = 100_000
@@ -26,9 +43,8 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _DIGITS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _NAMED = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+_REPETITIONS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _LOOKS = {"?=": "a lookahead", "?!": "a lookahead", "?<=": "a lookbehind", "?<!": "a lookbehind"}
-
-Ranges = tuple[tuple[int, int], ...]
 
 _LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _CLASSES: dict[str, Ranges] = {
@@ -61,11 +77,75 @@ class _Set:
 
 
 def library_pattern(pattern: str) -> str:
-    """Return the pattern in the library's dialect. Raises PatternError. Takes time in proportion to the pattern."""
+    """Return the pattern in the library's dialect. Raises PatternError."""
+    texts = library_patterns(pattern)
+    return texts[0] if len(texts) == 1 else _without_looks(_parsed(pattern).found)
+
+
+def library_patterns(pattern: str) -> tuple[str, ...]:
+    """Return patterns in the library's dialect, all of which a text follows where it follows `pattern`. Raises
+    PatternError. Takes time in proportion to the pattern, and bounded time more if that looks around itself."""
+    reader = _parsed(pattern)
+    if not reader.looks:
+        return (reader.text,)
+    if reader.is_opaque:
+        raise PatternError(f"has {reader.looks} beside a Unicode property, which is not supported")
+    texts = _apart(reader.root)
+    return texts if texts is not None else (_without_looks(reader.found),)
+
+
+def _parsed(pattern: str) -> _Reader:
     try:
-        return _Reader(pattern, is_unicode=True).read()
+        reader = _Reader(pattern, is_unicode=True)
+        reader.read()
     except _NotUnicodeError:
-        return _Reader(pattern, is_unicode=False).read()
+        reader = _Reader(pattern, is_unicode=False)
+        reader.read()
+    return reader
+
+
+def _apart(root: Node) -> tuple[str, ...] | None:
+    """The lookaheads that a pattern begins with, and the rest of it, each as a pattern; None where that would not be
+    the same, or where they look around too."""
+    parts = root.parts if isinstance(root, Sequence) else (root,)
+    if not parts or parts[0] != Assertion("^"):
+        return None
+    looks = list(itertools.takewhile(lambda part: isinstance(part, Look), parts[1:]))
+    rest = parts[1 + len(looks) :]
+    if not looks:
+        return None
+    try:
+        texts = [_with_looks(look) for look in looks]
+        return (_with_anchor(Sequence(rest)), *texts)
+    except TooLargeError:
+        return None
+
+
+def _with_looks(look: Node) -> str:
+    """A lookahead at the beginning of a text, as a pattern for all of it."""
+    if isinstance(look, Look) and not look.is_negated:
+        return _with_anchor(look.body)
+    return _without_looks(Sequence((look, ANYTHING)))
+
+
+def _with_anchor(node: Node) -> str:
+    """What begins like a node, as a pattern."""
+    return written_plainly(node, _class_text) or _without_looks(Sequence((node, ANYTHING)))
+
+
+def _without_looks(node: Node) -> str:
+    try:
+        text = pattern_without_looks(node, _class_text)
+    except TooLargeError:
+        raise PatternError("looks around itself in more ways than are supported") from None
+    if text is None:
+        raise PatternError("matches no text that an answer can write")
+    return f"^(?:{text})$"
+
+
+def _class_text(ranges: Ranges) -> str:
+    text = _written(_Set(ranges))
+    return "" if text == _NOTHING else text
 
 
 def any_but(letters: Iterable[str]) -> str:
@@ -106,6 +186,36 @@ def _range(first: int, last: int) -> str:
     return f"\\x{{{first:x}}}" + (f"-\\x{{{last:x}}}" if last > first else "")
 
 
+class _Part(NamedTuple):
+    """A part of a pattern: in the library's dialect, and as a node."""
+
+    text: str
+    node: Node
+
+
+def _repetition(quantifier: str) -> tuple[int, int | None]:
+    if quantifier in _REPETITIONS:
+        return _REPETITIONS[quantifier]
+    least, comma, most = quantifier[1:-1].partition(",")
+    return int(least), int(most) if most else None if comma else int(least)
+
+
+def _has_anchor(node: Node) -> bool:
+    left = [node]
+    while left:
+        each = left.pop()
+        match each:
+            case Assertion("^" | "$"):
+                return True
+            case Sequence(parts):
+                left += parts
+            case Choice(options):
+                left += options
+            case Repeat(body):
+                left.append(body)
+    return False
+
+
 class _Reader:
     """Reads one pattern, in one of the two ways."""
 
@@ -114,13 +224,24 @@ class _Reader:
         self._is_unicode = is_unicode
         self._at = 0
         self._groups = 0
+        self.text = ""
+        self.root: Node = Sequence(())
+        self.looks = ""  # what of the pattern the library does not have: "a lookahead"
+        self.is_opaque = False  # some classes are known to the library only
         self._names: set[str] = set()
         self._refused: str | None = None  # what is valid and not supported, once the rest is known to be valid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
 
-    def read(self) -> str:
-        written = self._options(0)
+    @property
+    def found(self) -> Node:
+        """The pattern anywhere in a text."""
+        return Sequence((ANYTHING, self.root, ANYTHING))
+
+    def read(self) -> None:
+        """Set what there is to know. Raises PatternError, or _NotUnicodeError where the flag may be to blame."""
+        self.text, self.root = self._options(0)
+        self._find_anchors(self.root)
         if self._at < len(self._pattern):
             raise self._fault("a group is closed that is not open")
         if any(number > self._groups for number in self._backreferences):
@@ -132,7 +253,15 @@ class _Reader:
             self._refuse("a backreference")
         if self._refused is not None:
             raise PatternError(self._refused)
-        return written
+
+    def _find_anchors(self, root: Node) -> None:
+        """The library has `^` and `$` at the edges of a pattern, or of its options, only."""
+        for option in root.options if isinstance(root, Choice) else (root,):
+            parts = option.parts if isinstance(option, Sequence) else (option,)
+            for at, part in enumerate(parts):
+                is_edge = part == Assertion("^" if at == 0 else "$") and at in (0, len(parts) - 1)
+                if not is_edge and _has_anchor(part):
+                    self.looks = self.looks or "^ or $ in the middle"
 
     # The text
 
@@ -169,48 +298,57 @@ class _Reader:
 
     # The grammar
 
-    def _options(self, nested: int) -> str:
+    def _options(self, nested: int) -> _Part:
         options = [self._sequence(nested)]
         while self._take("|"):
             options.append(self._sequence(nested))
-        return "|".join(options)
+        if len(options) == 1:
+            return options[0]
+        return _Part("|".join(text for text, _ in options), Choice(tuple(node for _, node in options)))
 
-    def _sequence(self, nested: int) -> str:
-        parts: list[str] = []
+    def _sequence(self, nested: int) -> _Part:
+        parts: list[_Part] = []
         while self._at < len(self._pattern) and self._next() not in "|)":
             parts.append(self._term(nested))
-        return "".join(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return _Part("".join(text for text, _ in parts), Sequence(tuple(node for _, node in parts)))
 
-    def _term(self, nested: int) -> str:
+    def _term(self, nested: int) -> _Part:
         start = self._at
         if self._next() in "^$":
             self._at += 1
             if self._quantifier() is not None:
                 raise self._fault("nothing is repeated")
-            return self._pattern[start]
+            return _Part(self._pattern[start], Assertion(self._pattern[start]))
         if self._next(2) in (r"\b", r"\B"):
             self._at += 2
-            self._refuse("a word boundary")
+            self.looks = self.looks or "a word boundary"
             if self._quantifier() is not None:
                 raise self._fault("nothing is repeated")
-            return ""
+            return _Part("", Assertion(self._pattern[self._at - 1]))
         if self._take("("):
-            atom: str | _Set = self._group(nested + 1)
+            atom: _Part | _Set = self._group(nested + 1)
         else:
             atom = self._atom()
         quantifier = self._quantifier()
         if isinstance(atom, _Set):
             if atom.is_pair and quantifier is not None:
                 self._refuse("a repetition of half a character beyond U+FFFF")
-            atom = self._checked(atom)
-        return atom + (quantifier or "")
+            self.is_opaque |= bool(atom.properties)
+            atom = _Part(self._checked(atom), Chars(_complement(atom.ranges) if atom.is_negated else atom.ranges))
+        if quantifier is None:
+            return atom
+        return _Part(atom.text + quantifier, Repeat(atom.node, *_repetition(quantifier)))
 
-    def _group(self, nested: int) -> str:
+    def _group(self, nested: int) -> _Part:
         if nested > MAX_NESTED:
             raise PatternError(f"is nested deeper than {MAX_NESTED}")
         look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._take(opening)), None)
-        if look is not None:
+        if look is not None and "<" in look:
             self._refuse(_LOOKS[look])
+        elif look is not None:
+            self.looks = _LOOKS[look]
         elif self._take("?<"):
             name = self._name()
             if name in self._names:
@@ -223,14 +361,16 @@ class _Reader:
             raise self._fault("there is no such group")
         else:
             self._groups += 1
-        inner = self._options(nested)
+        inner, node = self._options(nested)
         if not self._take(")"):
             raise self._fault("a group is not closed")
         if look is not None and self._next() in ("*", "+", "?", "{") and self._next():
             if "<" in look and self._quantifier() is not None:
                 raise self._fault("nothing is repeated")
             self._only_without_u("a lookahead is repeated")
-        return f"(?:{inner})"
+        if look is not None:
+            return _Part("", Look(node, look == "?!"))
+        return _Part(f"(?:{inner})", node)
 
     def _name(self) -> str:
         end = self._pattern.find(">", self._at)

@@ -26,13 +26,16 @@ from notso.smollm3.sampling.schemas.keywords import (
     VALUES,
 )
 from notso.smollm3.sampling.schemas.negation import Negation, Schema, all_of, all_types_but, any_of
-from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern
+from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
 from notso.smollm3.sampling.schemas.references import References, is_old_draft
 from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
 """Of rewriting and comparing: a second's work on a slow machine."""
+
+SHOWN_PATTERN = 200
+"""Characters of a pattern that a refusal shows."""
 
 MAX_OPTIONS = 64
 """Into how many alternatives one keyword may be taken apart."""
@@ -106,7 +109,9 @@ class SchemaRewriter:
         for keyword, value in schema.items():
             path = f"{where}/{keyword}"
             if keyword in VALUES:
-                held.update(self._value(schema, keyword, value, path))
+                found = self._value(schema, keyword, value, path)
+                besides += found.pop("allOf", ())
+                held.update(found)
             elif keyword in ONE or keyword in MANY or keyword in NAMED:
                 held.update(self._inner(schema, keyword, value, path, depth))
             elif keyword == "format":
@@ -136,7 +141,7 @@ class SchemaRewriter:
             case "required":
                 is_right = _are_names(value)
             case "pattern":
-                return {keyword: self._pattern(value, path)}
+                return self._patterns(value, path)
             case "const":
                 is_right = True
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # as draft 4 has it
@@ -159,7 +164,18 @@ class SchemaRewriter:
         try:
             return library_pattern(self._checked(value, isinstance(value, str), path))
         except PatternError as error:
-            raise self._refusal(f"{path} {error}") from None
+            raise self._pattern_refusal(value, path, error) from None
+
+    def _patterns(self, value: Any, path: str) -> dict[str, Any]:
+        try:
+            first, *others = library_patterns(self._checked(value, isinstance(value, str), path))
+        except PatternError as error:
+            raise self._pattern_refusal(value, path, error) from None
+        return {"pattern": first, **({"allOf": [{"pattern": each} for each in others]} if others else {})}
+
+    def _pattern_refusal(self, pattern: str, path: str, error: PatternError) -> InvalidRequestError:
+        shown = pattern if len(pattern) <= SHOWN_PATTERN else f"{pattern[:SHOWN_PATTERN]}..."
+        return self._refusal(f"{path} {error}: {shown}")
 
     def _checked(self, value: Any, is_right: bool, path: str) -> Any:
         if not is_right:
