@@ -12,12 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from notso.smollm3.sampling.schemas.patterns import shortest_match
+
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
+MAX_STRINGS = 64
 FORMAT_TOKENS = 40
 FREE_JUMP = 16
 """A token may open several containers of free JSON."""
+
+_FORMAT_TEXTS = {
+    "duration": "P0D",
+    "email": "a@a",
+    "hostname": "a",
+    "ipv4": "0.0.0.0",
+    "ipv6": "::",
+    "uri": "a:",
+    "uuid": "00000000-0000-0000-0000-000000000000",
+}
 
 _REPEATED = re.compile(r"\{([0-9]{1,6})")
 
@@ -32,10 +45,18 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
-    """What is known of a grammar beforehand. names: `"NAME":` of the members that its schemas require."""
+    """What is known of a grammar beforehand. names: `"NAME":` of the members that its schemas require. strings: the
+    patterns and the least length of its strings; formats: theirs."""
 
     extent: Extent
     names: tuple[bytes, ...]
+    strings: tuple[tuple[tuple[str, ...], int], ...] = ()
+    formats: tuple[str, ...] = ()
+
+    def texts(self) -> list[str]:
+        """Return short texts of the strings that must follow a pattern, have a length or a format."""
+        found = [shortest_match(*each) for each in self.strings]
+        return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
         """Return how many tokens may be left before an end that is `distance` tokens away, with `left` tokens left, can
@@ -47,14 +68,16 @@ class GrammarExtent:
 def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
     """Return what the library's grammars say of an answer's length. Takes time in proportion to their text."""
     names: dict[bytes, None] = {}
+    strings: dict[tuple[tuple[str, ...], int], None] = {}
+    formats: dict[str, None] = {}
     total = Extent()
     for part in parts:
         if "json_schema" in part:
-            each = _Schemas(part["json_schema"], names).extent
+            each = _Schemas(part["json_schema"], names, strings, formats).extent
         else:
             each = _of_text(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
         total = Extent(*(one + other for one, other in zip(total, each, strict=True)))
-    return GrammarExtent(total, tuple(names))
+    return GrammarExtent(total, tuple(names), tuple(strings), tuple(formats))
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
@@ -80,7 +103,14 @@ def _text(value: object) -> float:
 class _Schemas:
     """Estimates for the schemas of one document, each once."""
 
-    def __init__(self, document: dict[str, Any], names: dict[bytes, None]) -> None:
+    def __init__(
+        self,
+        document: dict[str, Any],
+        names: dict[bytes, None],
+        strings: dict[tuple[tuple[str, ...], int], None],
+        formats: dict[str, None],
+    ) -> None:
+        self._strings, self._formats = strings, formats
         self._definitions = document.get("$defs", {})
         self._known: dict[int, Extent | None] = {}
         self._names = names
@@ -115,6 +145,7 @@ class _Schemas:
         size = 2.0 + schema.get("minLength", 0)
         if "pattern" in schema:
             size += len(schema["pattern"]) / BYTES_PER_TOKEN + _repeats(schema["pattern"])
+        self._note_text(schema)
         size += FORMAT_TOKENS * ("format" in schema) + (20 if kinds & {"number", "integer"} else 0)
         found = Extent(size, size, size)
         if kinds & {"object"} or not kinds:
@@ -124,6 +155,14 @@ class _Schemas:
         if not kinds and not is_reference:
             found = _larger(found, Extent(2, FREE_JUMP, math.inf))
         return found
+
+    def _note_text(self, schema: dict[str, Any]) -> None:
+        parts = [schema, *(each for each in schema.get("allOf", ()) if isinstance(each, dict))]
+        patterns = tuple(str(each["pattern"]) for each in parts if "pattern" in each)
+        if (patterns or schema.get("minLength")) and len(self._strings) < MAX_STRINGS:
+            self._strings.setdefault((patterns, schema.get("minLength", 0)))
+        if schema.get("format") in _FORMAT_TEXTS:
+            self._formats.setdefault(schema["format"])
 
     def _object(self, schema: dict[str, Any]) -> Extent:
         required = set(schema.get("required", ()))

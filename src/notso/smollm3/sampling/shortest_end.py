@@ -120,6 +120,7 @@ class ShortestEnd:
         escaped: bool = False,
         tags: Sequence[int] = (),
         names: Sequence[bytes] = (),
+        texts: Sequence[bytes] = (),
         kinds: dict[int, tuple[int, ...]] | None = None,
         known: bytes = b"",
     ) -> tuple[list[int] | None, int]:
@@ -127,7 +128,8 @@ class ShortestEnd:
         many steps it took.
 
         in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that
-        the grammar has. names: texts that often lead on, `"NAME":` of required members. kinds: remembers which bytes
+        the grammar has. names: texts that often lead on, `"NAME":` of required members. texts: ends of strings,
+        the shortest first. kinds: remembers which bytes
         lead on alike, from one search to the next. known: a text that led to the end a little earlier; its later parts
         are tried first.
         """
@@ -148,7 +150,7 @@ class ShortestEnd:
             for rest in rests if taken <= NEAR else ():
                 if (end := self._rest(node, rest)) is not None and end.costs[-1] <= most:
                     return self._spelled(end.text, end.costs), taken
-            for each in self._following(node, tags, names, kinds, seen):
+            for each in self._following(node, tags, names, texts, kinds, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
                     heapq.heappush(queue, (each.detours, _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
@@ -184,6 +186,7 @@ class ShortestEnd:
         node: _Node,
         tags: Sequence[int],
         names: Sequence[bytes],
+        texts: Sequence[bytes],
         kinds: dict[int, tuple[int, ...]],
         seen: dict[tuple[object, ...], float],
     ) -> Iterator[_Node]:
@@ -220,6 +223,10 @@ class ShortestEnd:
         elif not place.in_string and place.run and _COMMA in listed:
             ends, others = [_COMMA], [byte for byte in listed if byte != _COMMA][:FEW_OTHERS]
         else:
+            if place.in_string:
+                behind = next((each for text in texts if (each := self._behind(node, text)) is not None), None)
+                named += [] if behind is None else [behind]
+                yield from named
             if kind not in kinds or not place.in_string:  # numbers of one mask may differ in their remainders
                 kinds[kind] = self._kinds(node, listed)
             ends, others = list(kinds[kind]), []

@@ -7,7 +7,9 @@ way that was found is tried first; mostly it still leads to the end.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -32,6 +34,8 @@ TRIES = 4
 HOPELESS, MARGIN = 3, 20
 """If the first end that is found takes so many times the tokens left, and the margin, no other is looked for."""
 
+
+MAX_STRING_ENDS = 2_000
 
 RETRY_SHARE = 4
 """Where a search was too short to find an end or to exclude one, the next is when this fraction of the tokens left is
@@ -173,12 +177,20 @@ class TokenLimit:
             escaped=state.escaped,
             tags=self._tags,
             names=self._extent.names,
+            texts=self._string_ends,
             kinds=self._kinds,
             known=b"" if before is None or self._has_tags(before) else before.text,
         )
         self._spent += spent
         self._may_be_missed = spent >= steps
         return None if tokens is None else self._way_of(tokens)
+
+    @cached_property
+    def _string_ends(self) -> list[bytes]:
+        """What may finish a string that is not free: the ends of short texts, the shortest first."""
+        texts = (json.dumps(text, ensure_ascii=False)[1:] for text in self._extent.texts())
+        ends = {text[at:].encode() for text in texts for at in range(len(text))}
+        return sorted(ends, key=lambda end: (len(end), end))[:MAX_STRING_ENDS]
 
     def _way_of(self, tokens: Sequence[int]) -> _Way:
         return _Way(tuple(tokens), b"".join(self._texts[token] for token in tokens))

@@ -7,14 +7,15 @@ that they are the states of a finite automaton. Its expression is made by taking
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-MAX_STATES = 400
+MAX_STATES, MAX_SEARCHED = 400, 3_000
 MAX_STEPS = 60_000
 MAX_WRITTEN = 40_000
-"""Bounds of the automaton, of the work that makes it, and of the expression that comes of it."""
+"""Bounds of the automaton (of one that is only searched for a short text), of the work that makes it, and of the expression that comes of it."""
 
 MAX_WORK = 50
 """How many expressions of the largest size may be written on the way to one."""
@@ -285,6 +286,39 @@ def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | N
         return None
     classes = _alike(moves, {names[state] for state in accepting}, live)
     return _expression(moves, {names[state] for state in accepting}, live, classes, write)
+
+
+def shortest_text(root: Node) -> str | None:
+    """Return a shortest text that a pattern matches as a whole, of printable characters that JSON need not escape; None
+    if there is none. Raises TooLargeError."""
+    automaton = _Automaton(root)
+    start = automaton.start, _START
+    texts = {start: ""}
+    left = deque([start])
+    while left:
+        state = left.popleft()
+        if len(texts) > MAX_SEARCHED:
+            raise TooLargeError
+        expanded = automaton.expand(*state)
+        if automaton.ends(expanded):
+            return texts[state]
+        borders = sorted(
+            edge for edge in automaton.edges(expanded) | {0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B} if edge <= LAST
+        )
+        for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
+            point = next((each for each in range(first, min(following, first + 40)) if _is_plain(each)), None)
+            if point is None:
+                continue
+            is_word = any(low <= point <= high for low, high in WORD)
+            target = automaton.behind(expanded, point), _BEHIND_WORD if is_word else _BEHIND_OTHER
+            if target[0] != _FALSE and target not in texts:
+                texts[target] = texts[state] + chr(point)
+                left.append(target)
+    return None
+
+
+def _is_plain(point: int) -> bool:
+    return chr(point).isprintable() and chr(point) not in '"\\'
 
 
 _State: TypeAlias = tuple[int, int]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from notso.smollm3.sampling.schemas.automata import (
     ANYTHING,
+    LAST,
     Assertion,
     Chars,
     Choice,
@@ -25,14 +26,17 @@ from notso.smollm3.sampling.schemas.automata import (
     Sequence,
     TooLargeError,
     pattern_without_looks,
+    shortest_text,
     written_plainly,
 )
 
 MAX_NESTED = 64
+MAX_SHORTEST = 200
+"""Characters of the texts that `shortest_match` looks for."""
+
 MAX_REPEATS = 100_000
 """The library counts no further."""
 
-_LAST = 0x10FFFF
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
@@ -92,6 +96,23 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
         raise PatternError(f"has {reader.looks} beside a Unicode property, which is not supported")
     texts = _apart(reader.root)
     return texts if texts is not None else (_without_looks(reader.found),)
+
+
+@lru_cache(maxsize=512)
+def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
+    """Return a shortest text that follows all of some patterns in the library's dialect, of at least so many
+    characters; None where none is found in bounded time."""
+    parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
+    try:
+        for pattern in patterns:
+            reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+            reader.read()
+            if reader.is_opaque:
+                return None
+            parts.append(reader.found)
+        return shortest_text(Sequence((*(Look(Sequence((part, Assertion("$"))), False) for part in parts), ANYTHING)))
+    except (PatternError, _NotUnicodeError, TooLargeError):
+        return None
 
 
 def _parsed(pattern: str) -> _Reader:
@@ -159,8 +180,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
         if first > at:
             found.append((at, first - 1))
         at = max(at, last + 1)
-    if at <= _LAST:
-        found.append((at, _LAST))
+    if at <= LAST:
+        found.append((at, LAST))
     return tuple(found)
 
 
@@ -257,11 +278,13 @@ class _Reader:
     def _find_anchors(self, root: Node) -> None:
         """The library has `^` and `$` at the edges of a pattern, or of its options, only."""
         for option in root.options if isinstance(root, Choice) else (root,):
-            parts = option.parts if isinstance(option, Sequence) else (option,)
-            for at, part in enumerate(parts):
-                is_edge = part == Assertion("^" if at == 0 else "$") and at in (0, len(parts) - 1)
-                if not is_edge and _has_anchor(part):
-                    self.looks = self.looks or "^ or $ in the middle"
+            parts = list(option.parts if isinstance(option, Sequence) else (option,))
+            while parts and parts[0] == Assertion("^"):
+                parts.pop(0)
+            while parts and parts[-1] == Assertion("$"):
+                parts.pop()
+            if any(map(_has_anchor, parts)):
+                self.looks = self.looks or "^ or $ in the middle"
 
     # The text
 
@@ -436,7 +459,7 @@ class _Reader:
         """Characters of a class. Without `u` a class takes one unit, so none that is beyond U+FFFF."""
         if self._is_unicode:
             return _Set(ranges, properties, is_negated)
-        if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != _LAST:
+        if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != LAST:
             self._refuse("half a character beyond U+FFFF")
         found = _complement(ranges) if is_negated else ranges
         return _Set(tuple((first, min(last, 0xFFFF)) for first, last in found if first <= 0xFFFF))
@@ -551,7 +574,7 @@ class _Reader:
     def _unit(self) -> int:
         if self._is_unicode and self._take("{"):
             number = self._run(_HEX, len(self._pattern))
-            if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > _LAST:
+            if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > LAST:
                 raise _NotUnicodeError("a number of no character")
             return int(number, 16)
         point = self._by_number(4, ord("u"))
