@@ -22,6 +22,9 @@ FORMAT_TOKENS = 40
 FREE_JUMP = 16
 """A token may open several containers of free JSON."""
 
+_OBJECT = frozenset(("properties", "required", "additionalProperties", "patternProperties", "minProperties"))
+_ARRAY = frozenset(("items", "prefixItems", "minItems"))
+
 _FORMAT_TEXTS = {
     "duration": "P0D",
     "email": "a@a",
@@ -147,14 +150,20 @@ class _Schemas:
             size += len(schema["pattern"]) / BYTES_PER_TOKEN + _repeats(schema["pattern"])
         self._note_text(schema)
         size += FORMAT_TOKENS * ("format" in schema) + (20 if kinds & {"number", "integer"} else 0)
-        found = Extent(size, size, size)
-        if kinds & {"object"} or not kinds:
-            found = _larger(found, self._object(schema))
-        if kinds & {"array"} or not kinds:
-            found = _larger(found, self._array(schema))
+        options = []
+        if kinds - {"object", "array"}:
+            options.append(Extent(size, size, size))
+        if "object" in kinds or (not kinds and _OBJECT & schema.keys()):
+            options.append(self._object(schema))
+        if "array" in kinds or (not kinds and _ARRAY & schema.keys()):
+            options.append(self._array(schema))
         if not kinds and not is_reference:
-            found = _larger(found, Extent(2, FREE_JUMP, math.inf))
-        return found
+            options.append(Extent(size, max(size, FREE_JUMP), math.inf))
+        if not options:
+            return Extent()
+        return Extent(
+            *(choose(values) for choose, values in zip((min, max, max), zip(*options, strict=True), strict=True))
+        )
 
     def _note_text(self, schema: dict[str, Any]) -> None:
         parts = [schema, *(each for each in schema.get("allOf", ()) if isinstance(each, dict))]
@@ -190,7 +199,3 @@ class _Schemas:
         listed = [*first, *([] if schema.get("items") is False else [rest])]
         jump = max((max(each.jump, each.least) + 2 for each in listed), default=0)
         return Extent(least, max(least, jump), least + max((each.most for each in listed), default=0))
-
-
-def _larger(one: Extent, other: Extent) -> Extent:
-    return Extent(min(one.least, other.least), max(one.jump, other.jump), max(one.most, other.most))

@@ -23,6 +23,9 @@ MAX_PIECE_BYTES = 32
 FEW_OTHERS = 3
 """Ways to go on that are tried where a value could end."""
 
+LAST_BYTES = 2
+"""Texts that are at the same place are only compared where they end alike."""
+
 MAX_RESTS, NEAR = 8, 32
 """Of a known text: later parts that are tried, behind so many texts of the search."""
 
@@ -202,7 +205,8 @@ class ShortestEnd:
         if node.matcher.is_error():
             return
         kind = hash(bits)
-        key = kind, place.in_string, place.closed, place.open, place.run
+        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may begin with them
+        key = kind, place.in_string, place.closed, place.open, place.run, last
         worth = node.costs[-1] + node.detours
         if seen.get(key, math.inf) <= worth:
             return

@@ -290,8 +290,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
             )
         one = isinstance(choice, ToolName) or not options.parallel_tool_calls
         start = "start: call" if one else "start: calls"
-        parts = [_calls_part(start, tools, tokenizer), *_arguments_parts(tools)]
-        return grammars.matcher(parts, "tools", _tags(tokenizer))
+        return _calls_matcher(start, tools, tokenizer, grammars, _arguments_parts(tools))
     if options.grammar is None:
         return None
     answer = answer_part(options.grammar)
@@ -299,12 +298,26 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
     grammars.matcher([answer], "grammar")  # its own faults are told apart from the tools'
-    parts = [
-        _calls_part(start, options.tools, tokenizer),
-        {"name": "answer", **answer},
-        *_arguments_parts(options.tools),
-    ]
-    return grammars.matcher(parts, "tools", _tags(tokenizer))
+    parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
+    return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
+
+
+def _calls_matcher(
+    start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
+) -> Matcher:
+    """The grammar of calls. Raises InvalidRequestError, which names the tool whose parameters the library refuses."""
+    try:
+        return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
+    except InvalidRequestError:
+        named = [part for part in parts if part.get("name") != "answer"]
+        for tool, part in zip(tools, named, strict=True):
+            try:
+                grammars.matcher([{key: value for key, value in part.items() if key != "name"}], "tools")
+            except InvalidRequestError as error:
+                raise InvalidRequestError(
+                    f"the parameters of {_name(tool)} cannot be enforced: {error}", param="tools"
+                ) from None
+        raise
 
 
 def _structured_calls(
@@ -313,10 +326,10 @@ def _structured_calls(
     if tokenizer.tool_call_open_id is None:
         raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
     tools = options.tools or ()
-    parts = [_calls_part("start: call", tools, tokenizer), *_arguments_parts(tools, options.strict_tools)]
+    parts = _arguments_parts(tools, options.strict_tools)
 
     def begin() -> Matcher:
-        return grammars.matcher(parts, "tools", _tags(tokenizer))
+        return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
 
     begin()  # what cannot be held is refused before anything is written
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started)

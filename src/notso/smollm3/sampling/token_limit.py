@@ -31,11 +31,11 @@ MAX_STEPS = 30_000
 TRIES = 4
 """Tokens that are drawn before only those of the known way are left to choose from."""
 
-HOPELESS, MARGIN = 3, 20
+HOPELESS, MARGIN = 2, 20
 """If the first end that is found takes so many times the tokens left, and the margin, no other is looked for."""
 
 
-MAX_STRING_ENDS = 2_000
+MAX_STRING_ENDS = 500
 
 RETRY_SHARE = 4
 """Where a search was too short to find an end or to exclude one, the next is when this fraction of the tokens left is
@@ -162,7 +162,9 @@ class TokenLimit:
         way = self._search(matcher, far, FIRST_STEPS, state)
         if way is None or len(way.tokens) <= most:
             return way
-        return self._search(matcher, most, FIRST_STEPS, state)
+        way = self._search(matcher, most, FIRST_STEPS, state)
+        self._may_be_missed = False
+        return way
 
     def _search(self, matcher: llguidance.LLMatcher, most: int, steps: int, state: JsonState) -> _Way | None:
         steps = min(steps, MAX_STEPS - self._spent)

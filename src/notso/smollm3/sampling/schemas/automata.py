@@ -15,7 +15,8 @@ from typing import TypeAlias
 MAX_STATES, MAX_SEARCHED = 400, 3_000
 MAX_STEPS = 60_000
 MAX_WRITTEN = 40_000
-"""Bounds of the automaton (of one that is only searched for a short text), of the work that makes it, and of the expression that comes of it."""
+"""Bounds of the automaton (of one in which only a short text is looked for), of the work that makes it, and of the
+expression that comes of it."""
 
 MAX_WORK = 50
 """How many expressions of the largest size may be written on the way to one."""

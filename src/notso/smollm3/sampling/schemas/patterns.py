@@ -110,8 +110,21 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
             if reader.is_opaque:
                 return None
             parts.append(reader.found)
-        return shortest_text(Sequence((*(Look(Sequence((part, Assertion("$"))), False) for part in parts), ANYTHING)))
+        looks = (Look(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
+        return shortest_text(Sequence((*looks, ANYTHING)))
     except (PatternError, _NotUnicodeError, TooLargeError):
+        return None
+
+
+@lru_cache(maxsize=512)
+def complement(pattern: str) -> str | None:
+    """Return a pattern, in the library's dialect as `pattern` is, for the texts that do not follow it; None where that
+    is not found in bounded time."""
+    try:
+        reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+        reader.read()
+        return None if reader.is_opaque else _without_looks(Sequence((Look(reader.found_whole, True), ANYTHING)))
+    except (PatternError, _NotUnicodeError):
         return None
 
 
@@ -258,6 +271,11 @@ class _Reader:
     def found(self) -> Node:
         """The pattern anywhere in a text."""
         return Sequence((ANYTHING, self.root, ANYTHING))
+
+    @property
+    def found_whole(self) -> Node:
+        """The same, to the end of the text."""
+        return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:
         """Set what there is to know. Raises PatternError, or _NotUnicodeError where the flag may be to blame."""

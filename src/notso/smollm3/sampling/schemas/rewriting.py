@@ -101,7 +101,7 @@ class SchemaRewriter:
         if not isinstance(schema, dict):
             raise self._refusal(f"{where or 'the schema'} must be a schema: an object or a boolean")
         if depth > MAX_DEPTH:
-            raise self._refusal(f"the schema is nested deeper than {MAX_DEPTH}")
+            raise self._refusal(f"{where} is nested deeper than {MAX_DEPTH}")
         if self._is_old and "$ref" in schema:
             return self._reference(schema, where)
         held: dict[str, Any] = {}
@@ -411,14 +411,24 @@ class SchemaRewriter:
 
     def _unique_items(self, schema: dict[str, Any], held: dict[str, Any], where: str) -> Iterator[Schema]:
         most = held.get("maxItems", math.inf)
-        if schema.get("uniqueItems") is True and most > 1:
+        if schema.get("uniqueItems") is True and most > 1 and not self._are_apart(held):
             values = plain_values(self._followed(held.get("items", True))) if "prefixItems" not in held else None
             arrays = None if values is None else arrangements(values, held.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
-                    f"the schema's keyword {where}/uniqueItems is supported for a few plain values only"
+                    f"the schema's keyword {where}/uniqueItems is supported for a few plain values only, and for items "
+                    "that cannot be equal"
                 )
             yield arrays
+
+    def _are_apart(self, held: dict[str, Any]) -> bool:
+        """Whether no two of the items can be equal: each has a schema, and none overlaps with another's."""
+        first = held.get("prefixItems", [])
+        rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
+        if not first or rest > 1:
+            return False
+        items = [*first, held.get("items", True)] if rest == 1 else first
+        return all(self._negation.are_disjoint(one, other) for one, other in itertools.combinations(items, 2))
 
     def _spend(self, steps: int = 1) -> None:
         self._steps += steps
