@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -81,6 +81,15 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SearchMemory:
+    """What searches in one grammar have found, by the tokens that may follow. kinds: one byte of each kind that leads
+    on alike; ends: what finishes a string."""
+
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ends: dict[int, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class _Node:
     """A text behind the answer. costs: for each length of it, the fewest tokens that spell it so far."""
 
@@ -124,19 +133,18 @@ class ShortestEnd:
         tags: Sequence[int] = (),
         names: Sequence[bytes] = (),
         texts: Sequence[bytes] = (),
-        kinds: dict[int, tuple[int, ...]] | None = None,
+        memory: SearchMemory | None = None,
         known: bytes = b"",
     ) -> tuple[list[int] | None, int]:
         """Return at most `most` tokens that finish what `matcher` has read, or None if `steps` do not find any; and how
         many steps it took.
 
         in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that
-        the grammar has. names: texts that often lead on, `"NAME":` of required members. texts: ends of strings,
-        the shortest first. kinds: remembers which bytes
-        lead on alike, from one search to the next. known: a text that led to the end a little earlier; its later parts
-        are tried first.
+        the grammar has. names: texts that often lead on, `"NAME":` of required members. texts: ends of strings, the
+        shortest first. memory: of earlier searches in this grammar. known: a text that led to the end a little earlier;
+        its later parts are tried first.
         """
-        kinds = {} if kinds is None else kinds
+        memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
         queue: list[tuple[int, float, int, int, _Node]] = [(0, 0.0, 0, next(ticket), start)]
@@ -153,7 +161,7 @@ class ShortestEnd:
             for rest in rests if taken <= NEAR else ():
                 if (end := self._rest(node, rest)) is not None and end.costs[-1] <= most:
                     return self._spelled(end.text, end.costs), taken
-            for each in self._following(node, tags, names, texts, kinds, seen):
+            for each in self._following(node, tags, names, texts, memory, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
                     heapq.heappush(queue, (each.detours, _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
@@ -190,7 +198,7 @@ class ShortestEnd:
         tags: Sequence[int],
         names: Sequence[bytes],
         texts: Sequence[bytes],
-        kinds: dict[int, tuple[int, ...]],
+        memory: SearchMemory,
         seen: dict[tuple[object, ...], float],
     ) -> Iterator[_Node]:
         place = node.place
@@ -228,12 +236,15 @@ class ShortestEnd:
             ends, others = [_COMMA], [byte for byte in listed if byte != _COMMA][:FEW_OTHERS]
         else:
             if place.in_string:
-                behind = next((each for text in texts if (each := self._behind(node, text)) is not None), None)
+                if kind not in memory.ends:
+                    memory.ends[kind] = next((text for text in texts if self._behind(node, text) is not None), None)
+                end = memory.ends[kind]
+                behind = None if end is None else self._behind(node, end)
                 named += [] if behind is None else [behind]
                 yield from named
-            if kind not in kinds or not place.in_string:  # numbers of one mask may differ in their remainders
-                kinds[kind] = self._kinds(node, listed)
-            ends, others = list(kinds[kind]), []
+            if kind not in memory.kinds or not place.in_string:  # numbers of one mask may differ in their remainders
+                memory.kinds[kind] = self._kinds(node, listed)
+            ends, others = list(memory.kinds[kind]), []
             if named:
                 ends, others = [], ends
         for byte in ends:

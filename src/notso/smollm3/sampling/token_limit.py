@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from notso.smollm3.sampling.extent import GrammarExtent
 from notso.smollm3.sampling.json_state import JsonState
-from notso.smollm3.sampling.shortest_end import ShortestEnd
+from notso.smollm3.sampling.shortest_end import SearchMemory, ShortestEnd
 
 if TYPE_CHECKING:
     import llguidance
@@ -31,15 +31,14 @@ MAX_STEPS = 30_000
 TRIES = 4
 """Tokens that are drawn before only those of the known way are left to choose from."""
 
-HOPELESS, MARGIN = 2, 20
+HOPELESS, MARGIN = 1.5, 20
 """If the first end that is found takes so many times the tokens left, and the margin, no other is looked for."""
 
 
 MAX_STRING_ENDS = 500
 
-RETRY_SHARE = 4
-"""Where a search was too short to find an end or to exclude one, the next is when this fraction of the tokens left is
-spent."""
+RETRIES = 2
+"""Where a search was too short to find an end or to exclude one, the next is when half of the tokens left are spent."""
 
 
 class Pieces(NamedTuple):
@@ -66,13 +65,14 @@ class TokenLimit:
         self._tags = tuple(tags)
         self._texts = pieces.texts
         self._end_ids = pieces.ends
-        self._kinds: dict[int, tuple[int, ...]] = {}
+        self._memory = SearchMemory()
         self._check_at: int | None = None
         self._way: _Way | None = None
         self._before: _Way | None = None  # the last that was known
         self._next: tuple[int, _Way | None] | None = None
         self._turned_down: set[int] = set()
         self._spent = 0
+        self._retries = RETRIES
         self._may_be_missed = False
 
     @property
@@ -97,7 +97,8 @@ class TokenLimit:
         if self._way is None or len(self._way.tokens) > left + 1:
             self._way = self._first_way(matcher, left + 1, state)
             if self._way is None:
-                self._check_at = left - left // RETRY_SHARE if self._may_be_missed else -1
+                self._check_at = left // 2 if self._may_be_missed and self._retries else -1
+                self._retries -= 1
                 return True
         way = self._behind(matcher, token, left, state)
         if way is None:
@@ -158,7 +159,7 @@ class TokenLimit:
 
     def _first_way(self, matcher: llguidance.LLMatcher, most: int, state: JsonState) -> _Way | None:
         """A way of at most `most` tokens: one that is found fast, or else one that is looked for."""
-        far = HOPELESS * most + MARGIN
+        far = int(HOPELESS * most) + MARGIN
         way = self._search(matcher, far, FIRST_STEPS, state)
         if way is None or len(way.tokens) <= most:
             return way
@@ -180,7 +181,7 @@ class TokenLimit:
             tags=self._tags,
             names=self._extent.names,
             texts=self._string_ends,
-            kinds=self._kinds,
+            memory=self._memory,
             known=b"" if before is None or self._has_tags(before) else before.text,
         )
         self._spent += spent
