@@ -236,11 +236,7 @@ class ShortestEnd:
             ends, others = [_COMMA], [byte for byte in listed if byte != _COMMA][:FEW_OTHERS]
         else:
             if place.in_string:
-                if kind not in memory.ends:
-                    memory.ends[kind] = next((text for text in texts if self._behind(node, text) is not None), None)
-                end = memory.ends[kind]
-                behind = None if end is None else self._behind(node, end)
-                named += [] if behind is None else [behind]
+                named += self._finished(node, kind, texts, memory)
                 yield from named
             if kind not in memory.kinds or not place.in_string:  # numbers of one mask may differ in their remainders
                 memory.kinds[kind] = self._kinds(node, listed)
@@ -251,6 +247,17 @@ class ShortestEnd:
             yield from self._child(node, bytes([byte]), [self._single[byte]])
         for byte in others:
             yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
+
+    def _finished(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
+        """The node behind the shortest of `texts` that finishes the string."""
+        known = memory.ends.get(kind, b"")
+        if known and (behind := self._behind(node, known)) is not None:
+            return [behind]
+        if known is not None:
+            memory.ends[kind] = next((text for text in texts if self._behind(node, text) is not None), None)
+        found = memory.ends[kind]
+        behind = None if found is None else self._behind(node, found)
+        return [] if behind is None else [behind]
 
     def _kinds(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
         """Of the bytes that may follow, one of each kind: behind those of a kind the same tokens may follow."""
