@@ -85,7 +85,12 @@ class InputProcessor:
         tokenizer = self._tokenizer
         room = self._context_tokens - len(prompt.ids)
         structured_output = structured_output_for(
-            options, tokenizer, self._grammars, may_think=prompt.may_think, started=prompt.started
+            options,
+            tokenizer,
+            self._grammars,
+            may_think=prompt.may_think,
+            started=prompt.started,
+            closing=len(self._prompts.end_of_reasoning),
         )
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)

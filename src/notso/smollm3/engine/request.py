@@ -65,10 +65,17 @@ class Request:
         return self.output.finish_reason is not None or self.output.tokens >= self.most
 
     @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return self.most - self.output.tokens
+
+    @property
     def reasoning_is_over(self) -> bool:
         """Whether reasoning must end: its budget is spent, or the answer was requested."""
         if not self.output.in_reasoning:
             return False
+        if self.structured_output is not None and self.structured_output.must_answer(self.left, len(self.closing)):
+            return True
         budget = self.thinking_budget
         spent = budget is not None and self.output.reasoning_tokens >= budget
         return spent or self.generation.answer_requested
@@ -83,12 +90,16 @@ class Request:
         if self.answer_end is not None:
             restricted = self.answer_end.restrict(restricted, answer.tokens)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
+        left = self.left - 1
+        while structured_output is not None and not structured_output.permits(token, in_reasoning, left):
+            restricted = structured_output.narrow(restricted, token, left)
+            token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         entry = None if self.describe is None else self.describe(logits, token)
         sequence.tokens.append(token)
-        if structured_output is not None and structured_output.take(token, in_reasoning):
+        if structured_output is not None and structured_output.take(token, in_reasoning, left):
             answer.begin(calls=token == structured_output.call_tag)
         events = list(answer.push(token, entry))
-        if structured_output is not None and structured_output.is_over:
+        if structured_output is not None and (structured_output.is_over or (not left and structured_output.is_whole)):
             answer.end()
         return token, events
 

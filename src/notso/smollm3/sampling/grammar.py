@@ -6,20 +6,24 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.extent import grammar_extent
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
+from notso.smollm3.sampling.json_state import MAX_DIGITS, JsonState, number_digits
 from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
     MAX_INTERSECTED,
     checked_schema,
     held_schema,
 )
+from notso.smollm3.sampling.shortest_end import ShortestEnd
+from notso.smollm3.sampling.token_limit import Pieces, TokenLimit
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -58,12 +62,25 @@ class Matcher:
     """An answer's progress in its grammar."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, permitted: npt.NDArray[np.bool_], ends: npt.NDArray[np.intp], param: str
+        self,
+        matcher: llguidance.LLMatcher,
+        permitted: npt.NDArray[np.bool_],
+        vocabulary: Pieces,
+        param: str,
+        *,
+        is_json: bool = False,
+        limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
+        """is_json: what it describes is JSON, or calls in JSON. limit: makes what keeps the end within reach."""
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
-        self._ends = ends
+        self._ends = vocabulary.ends
+        self._texts, self._digits = vocabulary.texts, vocabulary.digits
+        self._state = JsonState()
+        self.is_json = is_json
+        self._make_limit = limit
+        self._limit: TokenLimit | None = None
 
     @property
     def is_over(self) -> bool:
@@ -82,17 +99,62 @@ class Matcher:
         allowed &= self._permitted
         if not self.may_end:
             allowed[self._ends] = False
+        if self.is_json:
+            allowed = self._without_long_numbers(allowed)
         if not allowed.any():
             raise InvalidRequestError("the grammar leads to a place where nothing may follow", param=self._param)
         return allowed
 
-    def take(self, token: int) -> None:
+    def _without_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Allow no more digits than a number may have, unless the grammar asks for more."""
+        left = MAX_DIGITS - self._state.digits
+        if self._state.in_string or left >= self._longest_number:
+            return allowed
+        narrowed: npt.NDArray[np.bool_] = allowed & (self._digits <= max(left, 0))
+        return narrowed if narrowed.any() else allowed
+
+    @cached_property
+    def _longest_number(self) -> int:
+        return int(self._digits.max(initial=0))
+
+    def take(self, token: int, left: int | None = None) -> None:
         self._matcher.consume_token(token)
+        if self._limit is not None and left is not None:
+            self._limit.take(token, left)
+        self._state = self._state.behind(self._texts[token])
         self._require_no_error()
 
     def takes_all(self, tokens: Sequence[int]) -> bool:
         """Consume existing tokens; False on a violation."""
+        self._state = self._state.behind(b"".join(self._texts[token] for token in tokens))
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
+
+    def distance(self, most: int) -> int | None:
+        """The fewest tokens to the end, as far as they are found; None if there is no end within `most`."""
+        limit = self._token_limit()
+        return None if limit is None else limit.distance(self._matcher, most, self._state)
+
+    @property
+    def least_estimate(self) -> float:
+        """More tokens than a short answer takes, mostly."""
+        limit = self._token_limit()
+        return 0.0 if limit is None else limit.least_estimate
+
+    def permits(self, token: int, left: int) -> bool:
+        """Whether the answer can end within `left` tokens behind an allowed token."""
+        limit = self._token_limit()
+        if limit is None or (token in self._ends and self.may_end):
+            return True
+        return limit.permits(self._matcher, token, left, self._state)
+
+    def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
+        """Where `token` is not permitted: the tokens to choose from; None for all others."""
+        return None if self._limit is None else self._limit.left_to_choose(token, left)
+
+    def _token_limit(self) -> TokenLimit | None:
+        if self._limit is None and self._make_limit is not None:
+            self._limit = self._make_limit()
+        return self._limit
 
     def _require_no_error(self) -> None:
         if self._matcher.is_error():
@@ -111,6 +173,8 @@ class Grammars:
         self._lock = threading.Lock()
         self._spellings: dict[str, dict[bytes, list[int]]] = {}
         self._vocabulary: llguidance.LLTokenizer | None = None
+        self._known_pieces: Pieces | None = None
+        self._known_ends: ShortestEnd | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
         """Return a matcher that starts at the first part; parts refer to each other by name.
@@ -137,12 +201,27 @@ class Grammars:
             raise InvalidRequestError(f"the grammar is refused: {_sentence(made.get_error())}", param=param)
         permitted = self._permitted.copy()
         permitted[list(tags)] = True
-        matcher = Matcher(made, permitted, self._ends, param)
+        is_json = "json_schema" in parts[0] or len(parts) > 1
+        limit = partial(self._limit, parts, tags)
+        matcher = Matcher(made, permitted, self._pieces(), param, is_json=is_json, limit=limit)
         try:
             matcher.allowed()
         except InvalidRequestError as error:
             raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
         return matcher
+
+    def _limit(self, parts: Sequence[Part], tags: Sequence[int]) -> TokenLimit:
+        with self._lock:
+            if self._known_ends is None:
+                self._known_ends = ShortestEnd(self._tokenizer)
+        return TokenLimit(self._known_ends, grammar_extent(parts), tags, self._pieces())
+
+    def _pieces(self) -> Pieces:
+        with self._lock:
+            if self._known_pieces is None:
+                texts = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+                self._known_pieces = Pieces(self._ends, texts, number_digits(self._tokenizer))
+            return self._known_pieces
 
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
         """Return the tokens that complete a tag, by the prefix already written."""

@@ -16,10 +16,12 @@ from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
+FAR = 1_000
+"""Tokens within which the end of a call is looked for before it begins."""
 
 
 class StructuredOutput:
-    """Constrains one answer."""
+    """Constrains one answer. closing: tokens that end the reasoning."""
 
     # Reasoning is free, but the answer cannot end in it. The grammar starts at the answer's first token, after the
     # optional newline that the model writes behind a closing tag. may_think: reasoning may still come. started: the
@@ -32,10 +34,12 @@ class StructuredOutput:
         may_think: bool = False,
         masked: Sequence[int] = (),
         started: bool = False,
+        closing: int = 1,
     ) -> None:
         self._matcher = matcher
         self._may_think = may_think
         self._started = started
+        self.closing = closing
         self._behind_close = False
         self._masked = list(masked)
         self.call_tag = tokenizer.tool_call_open_id
@@ -43,6 +47,7 @@ class StructuredOutput:
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
         newline = tokenizer.encode("\n")
         self._newline = newline[0] if len(newline) == 1 else None
+        self._least: tuple[int | None] | None = None
 
     @property
     def has_grammar(self) -> bool:
@@ -77,8 +82,52 @@ class StructuredOutput:
         restricted[len(allowed) :] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool) -> bool:
-        """Record a token; return whether it starts the answer."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is JSON, and whole if nothing follows."""
+        return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
+
+    def must_answer(self, left: int, closing: int) -> bool:
+        """Whether a thought has to end now, for an answer to fit into `left` tokens behind the `closing` ones."""
+        if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
+            return False
+        least = self._least_tokens(left)
+        return least is not None and closing + least <= left <= closing + least + 1
+
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """Whether the answer can end within its limit if `token` comes, which is not masked: within `left` tokens."""
+        if self._matcher is None or in_reasoning:
+            return True
+        open_id, _ = self._tags
+        opens = self._may_think and token == open_id and open_id is not None
+        if not self._started and (opens or (self._behind_close and token == self._newline)):
+            needed = self.closing if opens else 0
+            if left > self._matcher.least_estimate + needed:
+                return True
+            least = self._least_tokens(left + 1)
+            return least is None or least + needed <= left
+        return self._matcher.permits(token, left)
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """Logits (V,) of `restrict` without a token that is not permitted."""
+        ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
+        if ids is None:
+            logits[token] = -np.inf
+            return logits
+        narrowed = np.full_like(logits, -np.inf)
+        narrowed[ids] = logits[ids]
+        if not np.isfinite(narrowed).any():  # what others have masked
+            narrowed[ids] = 0
+        return narrowed
+
+    def _least_tokens(self, most: int) -> int | None:
+        """Of an answer that has not begun; None if it does not fit into `most` tokens."""
+        if self._least is None and self._matcher is not None:
+            self._least = (self._matcher.distance(most),)
+        return None if self._least is None else self._least[0]
+
+    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+        """Record a token, after which `left` may follow; return whether it starts the answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
@@ -91,7 +140,7 @@ class StructuredOutput:
                 return False
         first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
-            self._matcher.take(token)
+            self._matcher.take(token, left)
         return first
 
 
@@ -109,6 +158,7 @@ class StructuredCalls(StructuredOutput):
         self._spelling = spelling
         self._tail = started.encode()[-len(CALL_TAG) :]
         self._call: Matcher | None = None
+        self._fresh: Matcher | None = None
         _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
             self._open()
@@ -138,9 +188,9 @@ class StructuredCalls(StructuredOutput):
         restricted[barred] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool) -> bool:
+    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         if self._call is not None:
-            self._call.take(token)
+            self._call.take(token, left)
             if self._call.is_over:
                 self._call, self._tail = None, b""
         elif token == self.call_tag and not in_reasoning:
@@ -150,6 +200,30 @@ class StructuredCalls(StructuredOutput):
             self._tail = written[-len(CALL_TAG) :]
         return False
 
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """As for any StructuredOutput: no call is begun that cannot be finished."""
+        if self._call is not None:
+            return self._call.permits(token, left)
+        if token != self.call_tag or in_reasoning:
+            return True
+        if self._fresh is None:
+            self._fresh = self._begin()
+        if left > self._fresh.least_estimate:
+            return True
+        least = self._fresh.distance(FAR)
+        return least is None or least <= left + 1
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """As for any StructuredOutput."""
+        ids = None if self._call is None else self._call.left_to_choose(token, left)
+        if ids is None:
+            narrowed = logits.copy()
+            narrowed[token] = -np.inf
+            return narrowed
+        narrowed = np.full_like(logits, -np.inf)
+        narrowed[ids] = np.where(np.isfinite(logits[ids]), logits[ids], 0)
+        return narrowed
+
     def _open(self) -> None:
         if self.call_tag is not None:
             self._call, self._tail = self._begin(), b""
@@ -157,11 +231,17 @@ class StructuredCalls(StructuredOutput):
 
 
 def structured_output_for(
-    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, started: str
+    options: RequestOptions,
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+    *,
+    may_think: bool,
+    started: str,
+    closing: int = 1,
 ) -> StructuredOutput | None:
     """Return a request's constraints, or None. Raises InvalidRequestError.
 
-    `started`: text of the answer that the prompt ends with.
+    `started`: text of the answer that the prompt ends with. `closing`: tokens that end the reasoning.
     """
     # tool_choice "none" masks the call tag and keeps the tools in the prompt, so that its cached prefix remains valid.
     is_barred = options.tool_choice == "none" and bool(options.tools)
@@ -177,7 +257,9 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is complete by its grammar", param="continue_last")
     may_think = options.thinking and may_think
-    return StructuredOutput(tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started))
+    return StructuredOutput(
+        tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing
+    )
 
 
 def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
@@ -192,8 +274,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
             )
         one = isinstance(choice, ToolName) or not options.parallel_tool_calls
         start = "start: call" if one else "start: calls"
-        parts = [_calls_part(start, tools, tokenizer), *_arguments_parts(tools)]
-        return grammars.matcher(parts, "tools", _tags(tokenizer))
+        return _calls_matcher(start, tools, tokenizer, grammars, _arguments_parts(tools))
     if options.grammar is None:
         return None
     answer = answer_part(options.grammar)
@@ -201,12 +282,26 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
     grammars.matcher([answer], "grammar")  # attributes errors to the grammar or the tools
-    parts = [
-        _calls_part(start, options.tools, tokenizer),
-        {"name": "answer", **answer},
-        *_arguments_parts(options.tools),
-    ]
-    return grammars.matcher(parts, "tools", _tags(tokenizer))
+    parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
+    return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
+
+
+def _calls_matcher(
+    start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
+) -> Matcher:
+    """The grammar of calls. Raises InvalidRequestError, which names the tool whose parameters the library refuses."""
+    try:
+        return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
+    except InvalidRequestError:
+        named = [part for part in parts if part.get("name") != "answer"]
+        for tool, part in zip(tools, named, strict=True):
+            try:
+                grammars.matcher([{key: value for key, value in part.items() if key != "name"}], "tools")
+            except InvalidRequestError as error:
+                raise InvalidRequestError(
+                    f"the parameters of {_name(tool)} cannot be enforced: {error}", param="tools"
+                ) from None
+        raise
 
 
 def _structured_calls(
@@ -215,10 +310,10 @@ def _structured_calls(
     if tokenizer.tool_call_open_id is None:
         raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
     tools = options.tools or ()
-    parts = [_calls_part("start: call", tools, tokenizer), *_arguments_parts(tools, options.strict_tools)]
+    parts = _arguments_parts(tools, options.strict_tools)
 
     def begin() -> Matcher:
-        return grammars.matcher(parts, "tools", _tags(tokenizer))
+        return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
 
     begin()  # refuses unsupported tools before generation
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started)
