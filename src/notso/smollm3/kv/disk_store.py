@@ -299,7 +299,7 @@ class DiskStore:
             try:
                 self._folder.log.save(records, is_anew)
                 size = 0 if queued is None else self._write(queued)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._turn_off(error)
             if queued is not None:
                 self._done((queued.name.hash, queued.name.is_partial), queued, size)
@@ -350,7 +350,7 @@ class DiskStore:
                 raise OSError(f"the disk has less than {(self._free_bytes + size) // MIB:,} MiB left")
             self._folder.unlink(oldest)
 
-    def _turn_off(self, error: OSError) -> None:
+    def _turn_off(self, error: OSError | MemoryError) -> None:
         with self._wake:
             first, self._problem = self._problem is None, str(error)
             self._queue.clear()

@@ -226,12 +226,22 @@ def _may_be_left_out(node: _Node) -> bool:
 
 
 def _written(node: _Node) -> str:
-    # Parts that never end are left out.
-    if node.kind in ("name", "text"):
-        return node.text
-    if node.kind == "options":
-        shown = " | ".join(_written(part) for part in node.parts if part.can_end)
-        return f"({shown})" if node.parent is not None else shown
-    if node.kind == "repeat":
-        return f"({_written(node.parts[0])}){node.text}" if node.parts[0].can_end else '""'
-    return " ".join(map(_written, node.parts)) or '""'
+    # Parts that never end are left out. Repeats nest deeper than the interpreter may recurse.
+    order, open_nodes = list[_Node](), [node]
+    while open_nodes:
+        order.append(open_nodes.pop())
+        open_nodes += order[-1].parts
+    texts: dict[int, str] = {}
+    for each in reversed(order):
+        parts = [texts[id(part)] for part in each.parts]
+        if each.kind in ("name", "text"):
+            text = each.text
+        elif each.kind == "options":
+            shown = " | ".join(shown for shown, part in zip(parts, each.parts, strict=True) if part.can_end)
+            text = f"({shown})" if each.parent is not None else shown
+        elif each.kind == "repeat":
+            text = f"({parts[0]}){each.text}" if each.parts[0].can_end else '""'
+        else:
+            text = " ".join(parts) or '""'
+        texts[id(each)] = text
+    return texts[id(node)]

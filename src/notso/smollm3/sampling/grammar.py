@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -337,16 +338,23 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
     # One thread at a time, so that large grammars occupy one core.
-    found: list[llguidance.LLMatcher] = []
+    made: Future[llguidance.LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
     with _DEEP:
         before = threading.stack_size(DEEP_STACK_BYTES)
         try:
-            thread = threading.Thread(target=lambda: found.append(make()), name="grammar")
+            thread = threading.Thread(target=run, name="grammar")
             thread.start()
         finally:
             threading.stack_size(before)
         thread.join()
-    return found[0]
+    return made.result()
 
 
 def _written(schema: object) -> str:

@@ -86,7 +86,9 @@ class RowWriter:
             whole = self._whole(messages[: at + 1], asked)
             if before[: len(ids)] != ids or whole[: len(before)] != before:
                 raise ValueError("the template writes an earlier message otherwise once there is a later one")
-            end = max(place for place, token in enumerate(whole) if token in self._ends) + 1
+            end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
+            if not end:
+                raise ValueError("the template writes no end token behind an answer")
             learns = at >= learnt_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
             labels += [NOT_LEARNT] * (len(before) - len(ids))
             labels += whole[len(before) : end] if learns else [NOT_LEARNT] * (end - len(before))

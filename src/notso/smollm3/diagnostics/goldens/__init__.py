@@ -110,17 +110,22 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
     allowed = allowed_error(bits)
     if len(case.means):
         found = logits[: len(case.means)]
-        error = _root_mean_square(found.mean(axis=1) - case.means) / float(found.std())
+        error = _root_mean_square(found.mean(axis=1) - case.means) / _deviation(found)
         yield GoldenCheck(f"{name}: mean logits of {len(case.means)} positions", error, allowed)
     for position, first, values in case.runs:
         found = logits[position, first : first + len(values)]
-        error = _root_mean_square(found - values) / float(values.std())
+        error = _root_mean_square(found - values) / _deviation(values)
         yield GoldenCheck(f"{name}: {len(values)} logits at position {position}", error, allowed)
     if case.continuation:
         said = logits[len(case.ids) - 1 :].argmax(axis=1)
         others = float((said != np.array(case.continuation)).mean())
         # A near tie may flip; a wrong model agrees only by chance.
         yield GoldenCheck(f"{name}: {len(said)} greedy tokens that are others", others, min(0.1 + allowed, 0.5))
+
+
+def _deviation(values: Floats) -> float:
+    # Equal values deviate by nothing; any difference from them then fails the check.
+    return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 
 def _root_mean_square(difference: Floats) -> float:
@@ -198,7 +203,10 @@ def _ids(given: Any, vocab: int) -> list[int]:
 def _floats(given: Any) -> Floats:
     if not isinstance(given, list) or not all(type(each) in (int, float) for each in given):
         raise InvalidRequestError("means and values of the goldens must be lists of numbers")
-    return np.array(given, np.float32)
+    try:
+        return np.array(given, np.float32)
+    except OverflowError:
+        raise InvalidRequestError("means and values of the goldens must be lists of numbers") from None
 
 
 def _text(given: Any) -> str:
