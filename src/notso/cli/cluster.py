@@ -15,6 +15,7 @@ import typer
 
 from notso.cli import options, terminal
 from notso.cli.model_files import model_file
+from notso.extras import install_line
 
 EXAMPLES = """\
   notso cluster up --replicas 2 --dry-run
@@ -22,7 +23,6 @@ EXAMPLES = """\
   notso cluster down --address auto"""
 
 BETWEEN = ("DATABASE_URL", "VALKEY_URL")
-MISSING = "Ray is not installed: pip install 'notso-smollm3-bot[ray]'"
 
 
 def cluster(
@@ -139,7 +139,7 @@ def ray_control() -> ModuleType:
 
         if error.name != "ray":
             raise
-        raise ClusterError(MISSING) from None
+        raise ClusterError(f"Ray is not installed: {install_line('ray')}") from None
     return control
 
 

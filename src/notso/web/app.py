@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from notso.extras import install_line
 from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
@@ -121,7 +122,7 @@ def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     try:
         from notso.web.tracing import Tracing, mark_logs
     except ImportError:
-        _log.warning("traces were asked for, but the extra otel is missing: pip install 'notso-smollm3-bot[otel]'")
+        _log.warning("OTEL_* variables are set, but the extra otel is not installed: %s", install_line("otel"))
         return None
     mark_logs()
     return Tracing()

@@ -250,5 +250,5 @@ def test_its_libraries_are_not_asked_for_by_anybody_else() -> None:
 def test_without_the_extra_it_is_refused_by_name(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "notso.web.sign_in.oidc", None)
     oidc = OidcSettings(issuer="https://example.org", client_id="x", public_url="https://example.org")
-    with pytest.raises(SettingsError, match="extra of that name"):
+    with pytest.raises(SettingsError, match="extra oidc is not installed"):
         start(ScriptedEngine(), sign_in=SignInSettings(oidc=oidc))

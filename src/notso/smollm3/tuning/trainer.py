@@ -15,6 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from notso.extras import install_line
 from notso.smollm3.errors import ModelError
 from notso.smollm3.model.weights import MATRICES
 from notso.smollm3.tuning.recipe import Recipe
@@ -52,7 +53,7 @@ def require_libraries() -> None:
         import torch  # noqa: F401
         import trl  # noqa: F401
     except ImportError as error:
-        raise TuningError(f"tuning needs more packages: pip install notso-smollm3-bot[tune] ({error})") from None
+        raise TuningError(f"tuning needs more packages ({error}): {install_line('tune')}") from None
 
 
 def begun_on(folder: Path) -> date | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from notso.extras import install_line
 from notso.web.edge.rate_limit import Counters, OwnCounters
 from notso.web.replicas.exchange import Alone, Exchange
 from notso.web.values.errors import SettingsError
@@ -45,5 +46,5 @@ def _with_port(url: str) -> str:
 
 
 def _missing() -> SettingsError:
-    message = "a Valkey server needs the extra of that name: pip install 'notso-smollm3-bot[valkey]'"
+    message = f"the extra valkey is not installed: {install_line('valkey')}"
     return SettingsError(message, setting="valkey_url")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
+from notso.extras import install_line
 from notso.plugins.errors import PluginError
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import PluginProcess
@@ -151,6 +152,6 @@ def _oidc(settings: Settings) -> OidcProvider | None:
     try:
         from notso.web.sign_in.oidc import OidcProvider
     except ImportError as error:
-        message = "an OpenID provider needs the extra of that name: pip install 'notso-smollm3-bot[oidc]'"
+        message = f"the extra oidc is not installed: {install_line('oidc')}"
         raise SettingsError(message, setting="sign_in") from error
     return OidcProvider(chosen.oidc, chosen.operators)

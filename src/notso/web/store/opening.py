@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notso.extras import install_line
 from notso.web.store.protocol import ChatStore
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -15,8 +16,6 @@ from notso.web.values.settings import NO_POSTGRES, is_postgres
 
 if TYPE_CHECKING:
     from notso.web.store.postgres.store import PostgresStore
-
-WITHOUT_EXTRA = "PostgreSQL needs the extra of that name: pip install 'notso-smollm3-bot[postgres]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,9 @@ def store_at(directory: Path, database_url: str | None) -> SQLiteStore | Postgre
     try:
         from notso.web.store.postgres.store import PostgresStore
     except ImportError as error:
-        raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
+        raise SettingsError(
+            f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
+        ) from error
     return PostgresStore(database_url)
 
 
@@ -51,7 +52,9 @@ def access_store_at(directory: Path, database_url: str | None, beside: ChatStore
         from notso.web.store.postgres.connection import Connections
         from notso.web.store.postgres.store import PostgresStore
     except ImportError as error:
-        raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
+        raise SettingsError(
+            f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
+        ) from error
     if isinstance(beside, PostgresStore):
         # Shares the connections.
         return beside.access()
@@ -65,7 +68,9 @@ def database_facts(database_url: str) -> DatabaseFacts:
     try:
         from notso.web.store.postgres.connection import ask_server
     except ImportError as error:
-        raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
+        raise SettingsError(
+            f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
+        ) from error
     version, connections, fsync, full_page_writes = ask_server(
         database_url, ("server_version", "max_connections", "fsync", "full_page_writes")
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from notso.extras import install_line
 from notso.web.engine.port import Tool
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
@@ -153,6 +154,6 @@ def mcp_servers(path: Path | None, allowed_http: Iterable[str] = ()) -> McpServe
     try:
         from notso.web.tools.mcp_servers import McpServers
     except ImportError as error:
-        message = "MCP servers need the extra of that name: pip install 'notso-smollm3-bot[mcp]'"
+        message = f"the extra mcp is not installed: {install_line('mcp')}"
         raise SettingsError(message, setting="mcp_config") from error
     return McpServers(config.entries, config.left_out)

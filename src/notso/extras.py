@@ -1,0 +1,24 @@
+"""How to install an optional dependency, for error messages. The package is on no index, so a bare name installs nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote, urlsplit
+
+PACKAGE = "notso-smollm3-bot"
+
+
+def install_line(extra: str) -> str:
+    """Return the command that adds `extra` to this installation."""
+    try:
+        source = json.loads(distribution(PACKAGE).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        source = {}
+    url = urlsplit(str(source.get("url", "")))
+    if url.scheme != "file":
+        return f"pip install 'WHEEL[{extra}]' (see docs/installing.md)"
+    option = "-e " if source.get("dir_info", {}).get("editable") else ""
+    return f"{shlex.quote(sys.executable)} -m pip install {option}{shlex.quote(f'{unquote(url.path)}[{extra}]')}"
