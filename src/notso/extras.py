@@ -1,4 +1,4 @@
-"""How to install an optional dependency, for error messages. The package is on no index, so a bare name installs nothing."""
+"""How to install an extra, for error messages. The package is on no index: its bare name installs nothing."""
 
 from __future__ import annotations
 
