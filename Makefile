@@ -10,7 +10,7 @@ ARGS   ?=
 # Tests start many Pythons, and every one of them would compile the whole program anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test tests test-long check again lint format bench \
+.PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
   freeze audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
 
@@ -18,7 +18,14 @@ help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
 run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:3000 (ARGS="--port 3001")
+	@command -v notso >/dev/null || echo "The command is $(CURDIR)/$(BIN)/notso; \`make link\` makes it available as notso."
 	@$(BIN)/notso serve $(ARGS)
+
+link: $(VENV)/.run  ## make the command available as notso: a link in ~/.local/bin
+	@mkdir -p "$(HOME)/.local/bin"; link="$(HOME)/.local/bin/notso"; \
+	  if [ -e "$$link" ] && [ ! -L "$$link" ]; then echo "$$link is not a link; nothing was changed"; exit 1; fi; \
+	  ln -sfn "$(CURDIR)/$(BIN)/notso" "$$link" && echo "$$link -> $(CURDIR)/$(BIN)/notso"; \
+	  case ":$$PATH:" in *":$(HOME)/.local/bin:"*) ;; *) echo 'Add it to PATH: export PATH="$$HOME/.local/bin:$$PATH"';; esac
 
 test: $(VENV)/.dev  ## run the tests that are due in this tree, all of them in a fresh clone (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
