@@ -34,7 +34,7 @@ HOPELESS, MARGIN = 1.5, 20
 
 MAX_STRING_ENDS = 500
 
-RETRIES = 2
+RETRIES = 1
 """Where a search was too short to find an end or to exclude one, the next is when half of the tokens left are spent."""
 
 
