@@ -4,8 +4,9 @@
 
 --bench: a folder of data sets, each a folder of schemas; so many of each are drawn, by a fixed seed. Each that is taken
 is followed at random to the end of an answer, several times, and every answer is judged by the library `jsonschema`
-(formats that are held included). --suite: groups of a schema with values of which is known whether they are valid; each
-is offered to the grammar, the names of objects in any order. --write: the page whose tables are made new.
+(formats that are held included). Then answers of uniformly drawn tokens are held to 400 tokens. --suite: groups of a
+schema with values of which is known whether they are valid; each is offered to the grammar, the names of objects in any
+order. --write: the page whose tables are made new.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part
 from notso.smollm3.sampling.schemas.keywords import FORMATS
 from notso.smollm3.text.tokenizer import Tokenizer
 
+LIMIT, LIMITED_ANSWERS = 400, 3
+"""Tokens within which answers of uniformly drawn tokens have to end, and how many are drawn of each schema."""
+
 FREE_TOKENS = 60
 MOST_TOKENS = 3_000
 MOST_ORDERS = 48
@@ -58,6 +62,8 @@ class Count:
     taken: int = 0
     answers: int = 0
     unfinished: int = 0
+    limited: int = 0
+    ended: int = 0
     narrower: int = 0
     wrong: list[str] = field(default_factory=list)
     refusals: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -105,6 +111,24 @@ class Answers:
                 return None
         return self._tokenizer.decode(tokens)
 
+    def limited(self, schema: Any) -> str | None:
+        """An answer of uniformly drawn tokens within the limit; None if it was cut."""
+        matcher, tokens = self.matcher(schema), []
+        chance = np.random.default_rng(self._chance.randrange(2**32))
+        while len(tokens) < LIMIT and not matcher.is_over:
+            left = LIMIT - len(tokens) - 1
+            logits = np.where(matcher.allowed(), chance.random(self._tokenizer.vocab_size), -1)
+            token = int(logits.argmax())
+            while not matcher.permits(token, left):
+                ids = matcher.left_to_choose(token, left)
+                logits[token] = -1
+                token = int(logits.argmax() if ids is None else chance.choice(ids))
+            if token in self._tokenizer.end_ids:
+                break
+            matcher.take(token, left)
+            tokens.append(token)
+        return self._tokenizer.decode(tokens) if matcher.is_over or matcher.may_end else None
+
 
 def bench_counts(folder: Path, answers: Answers, sample: int, seed: int, walks: int) -> dict[str, Count]:
     """By data set: schemas, those that were taken, and the answers that were drawn."""
@@ -139,9 +163,25 @@ def _follow(name: str, schema: Any, answers: Answers, walks: int, count: Count) 
             count.unfinished += 1
             continue
         count.answers += 1
-        fault = next(iter(judge.iter_errors(json.loads(text))), None)
-        if fault is not None:
-            count.wrong.append(f"{name}: {fault.message[:200]} in {text[:300]}")
+        _judge(name, text, judge, count)
+    for _ in range(LIMITED_ANSWERS):
+        count.limited += 1
+        try:
+            text = answers.limited(schema)
+        except InvalidRequestError as error:
+            count.refusals[f"{name}: within an answer: {error}"] += 1
+            continue
+        if text is None:
+            count.refusals[f"{name}: cut at {LIMIT} tokens"] += 1
+            continue
+        count.ended += 1
+        _judge(name, text, judge, count)
+
+
+def _judge(name: str, text: str, judge: Any, count: Count) -> None:
+    fault = next(iter(judge.iter_errors(json.loads(text))), None)
+    if fault is not None:
+        count.wrong.append(f"{name}: {fault.message[:200]} in {text[:300]}")
 
 
 def suite_counts(folder: Path, answers: Answers) -> dict[str, Count]:
@@ -228,17 +268,22 @@ def bench_table(counts: dict[str, Count]) -> str:
     """As Markdown."""
     total = _sum(counts)
     seconds = sorted(total.seconds) or [0.0]
-    rows = [_row(name, count, count.answers, len(count.wrong), count.unfinished) for name, count in counts.items()]
+    rows = [_bench_row(name, count) for name, count in counts.items()]
     return "\n".join(
         (
-            "| data set | schemas | taken | answers | wrong | no end found |",
-            "|---|---|---|---|---|---|",
+            f"| data set | schemas | taken | answers | wrong | no end found | ended within {LIMIT} tokens |",
+            "|---|---|---|---|---|---|---|",
             *rows,
-            _row("all", total, total.answers, len(total.wrong), total.unfinished),
+            _bench_row("all", total),
             "",
             f"CPU time to begin: median {1e3 * seconds[len(seconds) // 2]:.0f} ms, most {1e3 * seconds[-1]:.0f} ms.\n",
         )
     )
+
+
+def _bench_row(name: str, count: Count) -> str:
+    figures = count.answers, len(count.wrong), count.unfinished
+    return f"{_row(name, count, *figures)} {count.ended:,} of {count.limited:,} |"
 
 
 def suite_table(counts: dict[str, Count]) -> str:
@@ -266,6 +311,8 @@ def _sum(counts: dict[str, Count]) -> Count:
         total.taken += count.taken
         total.answers += count.answers
         total.unfinished += count.unfinished
+        total.limited += count.limited
+        total.ended += count.ended
         total.narrower += count.narrower
         total.wrong += count.wrong
         total.seconds += count.seconds

@@ -114,6 +114,7 @@ class _Schemas:
         formats: dict[str, None],
     ) -> None:
         self._strings, self._formats = strings, formats
+        self._sizes: dict[str, float] = {}
         self._definitions = document.get("$defs", {})
         self._known: dict[int, Extent | None] = {}
         self._names = names
@@ -147,7 +148,7 @@ class _Schemas:
         is_reference = bool(schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"})
         size = 2.0 + schema.get("minLength", 0)
         if "pattern" in schema:
-            size += len(schema["pattern"]) / BYTES_PER_TOKEN + _repeats(schema["pattern"])
+            size += self._pattern_size(str(schema["pattern"]))
         self._note_text(schema)
         size += FORMAT_TOKENS * ("format" in schema) + (20 if kinds & {"number", "integer"} else 0)
         options = []
@@ -164,6 +165,14 @@ class _Schemas:
         return Extent(
             *(choose(values) for choose, values in zip((min, max, max), zip(*options, strict=True), strict=True))
         )
+
+    def _pattern_size(self, pattern: str) -> float:
+        """Of what follows a pattern: twice the shortest text, where that is known."""
+        if pattern not in self._sizes:
+            short = shortest_match((pattern,), 0) if len(self._sizes) < MAX_STRINGS else None
+            long = len(pattern) / BYTES_PER_TOKEN + _repeats(pattern)
+            self._sizes[pattern] = long if short is None else 2.0 * len(short) + 8
+        return self._sizes[pattern]
 
     def _note_text(self, schema: dict[str, Any]) -> None:
         parts = [schema, *(each for each in schema.get("allOf", ()) if isinstance(each, dict))]

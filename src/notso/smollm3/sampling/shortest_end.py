@@ -8,14 +8,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from notso.smollm3.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import llguidance
 
 MAX_PIECE_BYTES = 32
 """Longer tokens are not considered: hardly any text needs them, and each position would be compared with them."""
@@ -39,6 +36,31 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _NAME_BEGINS = re.compile(rb'(?<=[{,])(?=")')
 _STRUCTURE = re.compile(rb'[",\]}]')
 _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
+
+
+class Follower(Protocol):
+    """What has read a text by its grammar; `llguidance.LLMatcher` is one."""
+
+    def deep_copy(self) -> Follower:
+        """Another at the same place."""
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+
+    def is_error(self) -> bool:
+        """Whether it cannot go on."""
+
+    def compute_bitmask(self) -> bytes:
+        """The tokens that may follow, a bit each."""
+
+    def compute_ff_bytes(self) -> bytes:
+        """What must follow."""
+
+    def consume_token(self, sampled_token: int) -> bool:
+        """Read a token; false if it may not follow."""
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        """Read tokens as far as they may follow; how many."""
 
 
 class Place(NamedTuple):
@@ -93,7 +115,7 @@ class SearchMemory:
 class _Node:
     """A text behind the answer. costs: for each length of it, the fewest tokens that spell it so far."""
 
-    matcher: llguidance.LLMatcher
+    matcher: Follower
     text: bytes
     costs: list[int]
     place: Place
@@ -124,7 +146,7 @@ class ShortestEnd:
 
     def tokens(
         self,
-        matcher: llguidance.LLMatcher,
+        matcher: Follower,
         most: int,
         steps: int,
         *,
@@ -285,7 +307,7 @@ class ShortestEnd:
             return None
         return self._made(node, matcher, text, node.detours)
 
-    def _made(self, node: _Node, matcher: llguidance.LLMatcher, text: bytes, detours: int) -> _Node:
+    def _made(self, node: _Node, matcher: Follower, text: bytes, detours: int) -> _Node:
         whole = node.text + text
         place = node.place.behind(whole, len(node.text))
         return _Node(matcher, whole, self._extended(node.costs, whole), place, detours)

@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.sampling.extent import GrammarExtent
 from notso.smollm3.sampling.json_state import JsonState
-from notso.smollm3.sampling.shortest_end import SearchMemory, ShortestEnd
-
-if TYPE_CHECKING:
-    import llguidance
+from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, ShortestEnd
 
 FIRST_STEPS, STEPS = 3_000, 400
 """Texts that a search looks at: for where an answer begins to be held back, and for each token tried behind that."""
@@ -37,7 +34,7 @@ HOPELESS, MARGIN = 1.5, 20
 
 MAX_STRING_ENDS = 500
 
-RETRIES = 2
+RETRIES = 1
 """Where a search was too short to find an end or to exclude one, the next is when half of the tokens left are spent."""
 
 
@@ -80,12 +77,12 @@ class TokenLimit:
         """More tokens than a short answer takes, mostly."""
         return self._extent.extent.least
 
-    def distance(self, matcher: llguidance.LLMatcher, most: int, state: JsonState) -> int | None:
+    def distance(self, matcher: Follower, most: int, state: JsonState) -> int | None:
         """Return the fewest tokens to the end that are found; None if none is found within `most`."""
         way = self._first_way(matcher, most, state)
         return None if way is None else len(way.tokens)
 
-    def permits(self, matcher: llguidance.LLMatcher, token: int, left: int, state: JsonState) -> bool:
+    def permits(self, matcher: Follower, token: int, left: int, state: JsonState) -> bool:
         """Whether an end is in reach if `token` comes, which the grammar allows, and `left` tokens behind it.
 
         If so, `take` must be called with it before the next token is asked about.
@@ -100,7 +97,7 @@ class TokenLimit:
                 self._check_at = left // 2 if self._may_be_missed and self._retries else -1
                 self._retries -= 1
                 return True
-        way = self._behind(matcher, token, left, state)
+        way = self._behind(matcher, self._way, token, left, state)
         if way is None:
             self._turned_down.add(token)
             return False
@@ -132,20 +129,19 @@ class TokenLimit:
         if self._way is not None:
             self._check_at = self._extent.next_check(left, len(self._way.tokens))
 
-    def _behind(self, matcher: llguidance.LLMatcher, token: int, left: int, state: JsonState) -> _Way | None:
+    def _behind(self, matcher: Follower, known: _Way, token: int, left: int, state: JsonState) -> _Way | None:
         """A way to the end behind `token`, of at most `left` tokens."""
-        assert self._way is not None
-        if self._way.tokens[:1] == (token,):
-            rest = self._way.tokens[1:]
+        if known.tokens[:1] == (token,):
+            rest = known.tokens[1:]
             return self._way_of(rest) if len(rest) <= left else None
         text = self._texts[token]
         after = matcher.deep_copy()
         if not after.consume_token(token):
             return None
-        if len(self._way.tokens) <= left and self._leads_to_end(after, self._way.tokens):
-            return self._way
-        if text and self._way.text.startswith(text) and not self._has_tags(self._way):
-            rest = tuple(self._ends.spell(self._way.text[len(text) :]))
+        if len(known.tokens) <= left and self._leads_to_end(after, known.tokens):
+            return known
+        if text and known.text.startswith(text) and not self._has_tags(known):
+            rest = tuple(self._ends.spell(known.text[len(text) :]))
             if len(rest) <= left and self._leads_to_end(after, rest):
                 return self._way_of(rest)
         return self._search(after, left, STEPS, state.behind(text))
@@ -153,11 +149,11 @@ class TokenLimit:
     def _has_tags(self, way: _Way) -> bool:
         return any(tag in way.tokens for tag in self._tags)
 
-    def _leads_to_end(self, matcher: llguidance.LLMatcher, tokens: Sequence[int]) -> bool:
+    def _leads_to_end(self, matcher: Follower, tokens: Sequence[int]) -> bool:
         after = matcher.deep_copy()
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
-    def _first_way(self, matcher: llguidance.LLMatcher, most: int, state: JsonState) -> _Way | None:
+    def _first_way(self, matcher: Follower, most: int, state: JsonState) -> _Way | None:
         """A way of at most `most` tokens: one that is found fast, or else one that is looked for."""
         far = int(HOPELESS * most) + MARGIN
         way = self._search(matcher, far, FIRST_STEPS, state)
@@ -167,7 +163,7 @@ class TokenLimit:
         self._may_be_missed = False
         return way
 
-    def _search(self, matcher: llguidance.LLMatcher, most: int, steps: int, state: JsonState) -> _Way | None:
+    def _search(self, matcher: Follower, most: int, steps: int, state: JsonState) -> _Way | None:
         steps = min(steps, MAX_STEPS - self._spent)
         if most < 0 or steps <= 0:
             return None
