@@ -72,7 +72,8 @@ def bench(name: str, result: dict[str, Any]) -> str:
     title = f"## {name}\n" if peer is None else f"## Beside {peer['name']} {peer['version']} ({name})\n"
     described = about(
         result["machine"],
-        f"{model['kernels']} kernels, {model['threads']} threads",
+        f"{model['kernels']} kernels",
+        f"{model['threads']} threads" if model.get("device", "cpu") == "cpu" else model["device"],
         f"{model['name']}, {model['size_bytes'] / 1e9:.2f} GB, context {model['context_tokens']:,}",
         f"{model['kv_format']} cache, weights on {result['weights']}",
         f"medians of {result['repeats']} rounds with their range",
@@ -89,10 +90,8 @@ def bench(name: str, result: dict[str, Any]) -> str:
     empty = [""] * (len(head) - 2)
     for row in result["first_token"]:
         rows.append([f"first token, {row['cached']:,} cached + {row['tokens']} new, ms", spread(row, "ms"), *empty])
-    rows.append(["read bandwidth, GB/s", spread(result, "bandwidth_gb_s"), *empty])
-    if "bandwidth_in_order_gb_s" in result:  # older runs read in order only
-        rows.append(["read in order, GB/s", spread(result, "bandwidth_in_order_gb_s"), *empty])
-    rows.append(["byte products, 10^12 operations/s", spread(result, "byte_tops"), *empty])
+    if model.get("device", "cpu") == "cpu":
+        rows += host_rows(result, empty)
     theirs = ["", f"{peer['load_s']:.2f}", ""] if peer else [""]
     rows.append(["load, s", f"{result['load_s']:.2f}", *theirs])
     theirs = ["", f"{peer['memory']['rss_mb']:,.0f}", ""] if peer else [""]
@@ -102,6 +101,36 @@ def bench(name: str, result: dict[str, Any]) -> str:
         used = sorted({row["configuration"] for kind in ("prefill", "decode", "batch") for row in peer[kind]})
         text.append(f"Fastest configurations of {peer['name']}: {'; '.join(used)}.\n")
     return "\n".join(text)
+
+
+def host_rows(result: dict[str, Any], empty: list[str]) -> list[list[str]]:
+    """What the CPU and its memory could do beside the run."""
+    rows = [["read bandwidth, GB/s", spread(result, "bandwidth_gb_s"), *empty]]
+    if "bandwidth_in_order_gb_s" in result:  # older runs read in order only
+        rows.append(["read in order, GB/s", spread(result, "bandwidth_in_order_gb_s"), *empty])
+    rows.append(["byte products, 10^12 operations/s", spread(result, "byte_tops"), *empty])
+    return rows
+
+
+def threads(result: dict[str, Any]) -> str:
+    """Runs of `notso bench` that differ in --threads alone."""
+    runs = result["threads"]
+    rows = [
+        [
+            str(run["model"]["threads"]),
+            f"{run['prefill'][0]['tok_s']:.4g}",
+            f"{run['decode'][0]['tok_s']:.4g}",
+            f"{run['decode'][0]['roofline_beside']:.2f}",
+            f"{run['bandwidth_gb_s']:.4g}",
+            f"{run['byte_tops']:.3g}",
+        ]
+        for run in runs
+    ]
+    prompt = runs[0]["prefill"][0]["tokens"]
+    head = ["threads", f"prefill {prompt}, tokens/s", "decode, tokens/s", "share of the ceiling"]
+    head += ["read bandwidth, GB/s", "byte products, 10^12 operations/s"]
+    described = about(runs[0]["machine"], f"{runs[0]['model']['kernels']} kernels", runs[0]["model"]["name"])
+    return "\n".join(["## Threads\n", described, table(head, rows)])
 
 
 def kernels(result: dict[str, Any]) -> str:
@@ -385,11 +414,14 @@ def main() -> None:
     """Every JSON file by what it holds."""
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + readme_table() + END + rest.partition(END)[2])
-    order = ("types", "scores", "chats", "speculation", "server", "stream_readers", "simulation", "kernels", "kv")
+    order = ("threads", "types", "scores", "chats", "speculation", "server")
+    order += ("stream_readers", "simulation", "kernels", "kv")
     parts: dict[str, list[str]] = {kind: [] for kind in ("bench", *order)}
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
-        if "block_types" in result:
+        if "threads" in result:
+            parts["threads"].append(threads(result))
+        elif "block_types" in result:
             parts["types"].append(block_types(result))
         elif "type_scores" in result:
             parts["scores"].append(type_scores(result))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from plugins.installed_plugins import install
 
 from notso.plugins import process as process_module
 from notso.plugins import wire
@@ -206,3 +209,46 @@ def test_more_tokens_than_there_is_room_for_are_refused(started: Started) -> Non
     with pytest.raises(PluginError, match="so many tokens"):
         row_of(process, "ban_1000", np.zeros(1, np.int32), np.zeros(wire.MAX_VOCAB + 1, np.float32))
     assert process.state == "on"
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def refuse(*arguments: Any, **options: Any) -> Any:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+def refuse_thread(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("where", "refused", "reason"),
+    [
+        ("socket.socketpair", refuse, "too many open files"),
+        ("notso.plugins.wire.shared_file", refuse, "too many open files"),
+        ("os.ftruncate", refuse, "too many open files"),
+        ("notso.plugins.wire.mapped", refuse, "too many open files"),
+        ("subprocess.Popen", refuse, "too many open files"),
+        ("threading.Thread.start", refuse_thread, "can't start new thread"),
+        ("selectors.DefaultSelector", refuse, "too many open files"),
+    ],
+)
+def test_a_start_without_resources_leaves_it_off_and_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, refused: Callable[..., Any], reason: str
+) -> None:
+    install(tmp_path, monkeypatch)
+    process, before = PluginProcess("kind"), open_descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(where, refused)
+        process.start()
+        process.wait(0.0 if where != "selectors.DefaultSelector" else 30.0)
+    assert process.state == "off" and process.failure.startswith("it could not be started: ")
+    assert process.failure.endswith(reason)
+    if where != "selectors.DefaultSelector":  # its thread may still be closing
+        assert open_descriptors() == before
+    process.start()
+    process.wait()
+    assert process.state == "on"
+    process.close()

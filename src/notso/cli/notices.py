@@ -9,11 +9,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notso.cli import exit_codes, terminal
+from notso.web.values.request_id import request_id
 
 
 class _Lines(logging.Handler):
+    """Writes text lines, with the request id in brackets while a request is served."""
+
     def emit(self, record: logging.LogRecord) -> None:
         line = " ".join(record.getMessage().split())
+        if (request := request_id.get()) is not None:
+            line = f"[{request}] {line}"
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             line += f" ({type(error).__name__}: {' '.join(str(error).split())})"
@@ -23,7 +28,7 @@ class _Lines(logging.Handler):
 
 
 class _Objects(logging.Handler):
-    """Writes JSON lines, with `trace_id` and `span_id` while tracing."""
+    """Writes JSON lines, with the request id, and `trace_id` and `span_id` while tracing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -34,6 +39,8 @@ class _Objects(logging.Handler):
             entry |= {"error": type(error).__name__, "error_message": str(error)}
             if exit_codes.debugging():
                 entry["traceback"] = exit_codes.details(error)
+        if (request := request_id.get()) is not None:
+            entry["request_id"] = request
         entry |= {name: getattr(record, name) for name in ("trace_id", "span_id") if hasattr(record, name)}
         sys.stderr.write(json.dumps(entry, ensure_ascii=True) + "\n")
         sys.stderr.flush()
@@ -47,6 +54,16 @@ def install_json() -> None:
             own.removeHandler(handler)
     if not any(isinstance(handler, _Objects) for handler in everything.handlers):
         everything.addHandler(_Objects(logging.WARNING))
+
+
+def install_access_log() -> None:
+    """Log requests and generations to stderr in the format of the other records."""
+    access = logging.getLogger("notso.access")
+    if not access.handlers:
+        is_json = any(isinstance(handler, _Objects) for handler in logging.getLogger().handlers)
+        access.addHandler(_Objects(logging.INFO) if is_json else _Lines(logging.INFO))
+        access.setLevel(logging.INFO)
+        access.propagate = False
 
 
 def install() -> None:

@@ -202,6 +202,15 @@ def serve(
             show_default=False,
         ),
     ] = "text",
+    access_log: Annotated[
+        bool,
+        typer.Option(
+            "--access-log/--no-access-log",
+            envvar="NOTSO_ACCESS_LOG",
+            help="Log requests and generations on stderr [env: NOTSO_ACCESS_LOG].",
+            show_envvar=False,
+        ),
+    ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -217,6 +226,8 @@ def serve(
     keep_memory_private()
     if log_format == "json":
         notices.install_json()
+    if access_log:
+        notices.install_access_log()
     if engine_url:
         options.refuse_for_a_front_end(context_of_verb)
     path = None if engine_url else model_file(model)

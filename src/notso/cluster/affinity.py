@@ -1,8 +1,7 @@
-"""Which requests belong together, so that they meet at the replica whose cache has what they begin with.
+"""Session affinity: related requests go to the replica that caches their prefix.
 
-The same as deploy/haproxy.cfg: a browser by a cookie, a program by the conversation it names, else by its key or
-address. Ray's consistent hashing goes by one header, `x-session-id`, which Serve's proxies read: there it is written,
-unless whoever asks has done that.
+As in deploy/haproxy.cfg: browsers by cookie, API clients by conversation id, else by key or address. Ray's consistent
+hashing uses one header, `x-session-id`, which this middleware sets in Serve's proxies unless the client did.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _COOKIE = re.compile(rb"(?:^|;\s*)notso_replica=([0-9a-f]{16})(?:;|$)")
 
 
 def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
-    """Equal for requests that belong together; a hash, for the key of a program is none of Ray's business.
+    """Return a hash that is equal for related requests and hides API keys.
 
-    headers: as ASGI has them, names in lower case. address: of whoever sent it.
+    headers: ASGI headers.
     """
     found = dict(headers)
     if is_api_path(path):
@@ -40,18 +39,18 @@ def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
 
 
 def browser(cookies: bytes) -> bytes | None:
-    """What a browser was given to be known again."""
+    """Return the value of the affinity cookie."""
     match = _COOKIE.search(cookies)
     return match[1] if match is not None else None
 
 
 def new_cookie() -> bytes:
-    """A `Set-Cookie` for a browser that has none. It opens nothing: it says where its requests go."""
+    """Return a `Set-Cookie` value, which only routes requests."""
     return f"{COOKIE}={secrets.token_hex(8)}; Path=/; HttpOnly; SameSite=Lax".encode()
 
 
 class Affinity:
-    """A layer of Serve's HTTP proxies."""
+    """ASGI middleware for Serve's HTTP proxies."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -64,5 +63,5 @@ class Affinity:
 
 
 def proxy_layers() -> list[Middleware]:
-    """What Serve's proxies call, where the environment of their Ray says so (plan.ENVIRONMENT)."""
+    """Return the middleware, for Serve's callback in plan.ENVIRONMENT."""
     return [Middleware(Affinity)]

@@ -1,4 +1,4 @@
-"""A batch answered by engines on several machines, by Ray Data: it gives out shares, and again what a lost one had."""
+"""Batch inference over engines on several machines, by Ray Data, which redistributes the work of lost workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Column = Mapping[str, Sequence[str]]
 def answers(
     requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
 ) -> Iterator[str]:
-    """What the members say to each request, in the order in which shares are done.
+    """Yield answers in order of completion.
 
-    member: a class, made once for each engine with `options` where that runs, and called with {"request": [...]}; it
-    gives {"answer": [...]} of that length. engines: how many; None: one a machine. share: requests at a time.
+    member: class that maps {"request": [...]} to {"answer": [...]}, made per engine with `options`. engines: None: one
+    per machine. share: requests per call.
     """
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    machines = [cpus for cpus in machines if cpus >= 1]  # a head that computes nothing has none
+    machines = [cpus for cpus in machines if cpus >= 1]  # a head node without CPUs computes nothing
     count = max(1, min(engines or len(machines), math.ceil(len(requests) / share)))
     a_machine = math.ceil(count / max(1, len(machines)))
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -35,7 +35,7 @@ def answers(
     told = data.map_batches(
         member,
         fn_constructor_kwargs=dict(options),
-        batch_size=None,  # a block, whole
+        batch_size=None,  # a whole block
         compute=ray.data.ActorPoolStrategy(size=count),
         num_cpus=max(1, int(min(machines, default=1)) // a_machine),
         scheduling_strategy="SPREAD",

@@ -1,4 +1,4 @@
-"""Starting Ray on this machine or finding one that runs, and telling Serve there what is to be."""
+"""Connection to Ray, and deployment to Ray Serve."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError
 
+# Little passes through the object store; Ray's default is a third of the memory.
 OBJECT_STORE_BYTES = 100 * 2**20
-"""Nothing large goes through it; Ray would take a third of the memory."""
 LOOK_SECONDS = 0.5
 
 
 @contextlib.contextmanager
 def connected(address: str | None, cpus: int) -> Iterator[None]:
-    """A Ray that runs at `address` ('auto': on this machine), or without one a Ray of this machine and this process
-    alone, without a dashboard. Raises ClusterError."""
+    """Connect to Ray at `address` ('auto': this machine), or start one. Raises ClusterError."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         if address is not None:
             ray.init(address=address, **quiet)
         else:
-            os.umask(0o077)  # Ray writes the token as anything else
+            os.umask(0o077)  # Ray writes its token with default permissions
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -53,15 +52,15 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
 
 
 def where() -> str:
-    """The address of the Ray that is connected, by which others find it."""
+    """Return the address of the connected Ray."""
     return str(ray.get_runtime_context().gcs_address)
 
 
 def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Give Serve this configuration, and wait until it is so; False where `until` said so before. Replicas that are
-    there are replaced one after another where it needs that. Raises ClusterError where it cannot be."""
+    """Deploy and wait; False if `until` was True first. Raises ClusterError."""
+    # Serve replaces running replicas one by one where the configuration requires it.
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "serve.yaml"  # of which JSON is a part
+        file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))
         command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", "--address", where(), str(file)]
         told = subprocess.run(command, capture_output=True, text=True)
@@ -79,7 +78,7 @@ def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """state: Serve's word for the application. replicas: how many are in which state. message: why."""
+    """State of the application (Serve's term), replicas per state, and messages."""
 
     state: str = "NOT_STARTED"
     replicas: dict[str, int] = field(default_factory=dict)
@@ -87,7 +86,7 @@ class Status:
 
 
 def status() -> Status:
-    """How it is now."""
+    """Return the current status."""
     application = serve.status().applications.get(APPLICATION)
     if application is None:
         return Status()
@@ -98,14 +97,14 @@ def status() -> Status:
 
 
 def end() -> None:
-    """Let what runs end, then take Serve away. Ray stays."""
-    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is there, or not any more
+    """Drain and remove the application. Ray keeps running."""
+    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is deployed, or not anymore
         serve.delete(APPLICATION)
         serve.shutdown()
 
 
 def _reason(said: str) -> str:
-    """The last error that Serve names, else its last line."""
+    # The last error that Serve reports, else its last line.
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["it does not say why"])[-1].rpartition("Error: ")[2]

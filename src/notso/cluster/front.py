@@ -1,5 +1,7 @@
-"""What stands between Serve and the application in a replica: it begins when the model is loaded, gives browsers the
-cookie by which they come back, and ends streams that have no end of their own, for which a leaving replica would wait.
+"""ASGI layer between Serve and the application of a replica.
+
+It delays startup until the model is loaded, sets the affinity cookie, and ends endless streams, for which a stopping
+replica would otherwise wait.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ from notso.web.edge.errors import is_api_path
 
 logger = logging.getLogger("notso.cluster")
 
-ENDLESS = "/feed"
-"""What a page listens to as long as it is open."""
+ENDLESS = "/feed"  # stream that a page keeps open
+# Pages then reconnect with their last event number, to another replica if this one is stopping.
 FEED_SECONDS = 20.0
-"""Then a page asks again, with the number it saw last: of another replica where this one is leaving."""
 
 
 class Front:
-    """`ready` returns when questions can be answered, or raises; `leave` when all that runs has ended."""
+    """`ready` returns once requests can be answered, or raises; `leave` returns when running requests have ended."""
 
     def __init__(
         self,

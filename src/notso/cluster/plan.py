@@ -1,4 +1,4 @@
-"""The planned cluster as a Ray Serve configuration (no secrets), and the cluster errors."""
+"""Cluster plan as a Ray Serve configuration without secrets, and cluster errors."""
 
 from __future__ import annotations
 
@@ -11,39 +11,33 @@ from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
 NOTHING_BETWEEN = "several replicas need DATABASE_URL and VALKEY_URL in the environment of each machine's Ray"
+# Seconds that a stopping replica may spend on running answers and page streams.
 GRACE_SECONDS = 120.0
-"""So long may answers that run when a replica is told to leave go on; it waits for the streams of its pages, too."""
+# Per replica, including page streams; the server limits waiting questions itself.
 OPEN_REQUESTS = 1000
-"""Of one replica, streams of open pages among them; how many questions wait is the server's own business."""
+# Environment that Ray must be started with on each machine.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "notso.cluster.affinity:proxy_layers",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""In which Ray is to be started on each machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """replicas: how many; up to max_replicas where that is larger, by what they have to do. per_machine: how many one
-    machine may have. cpus: what Ray reserves for each; it binds nothing. requests_per_replica: answers at once, by
-    which it is decided how many there are. host, port: where each machine listens. release: any text; another one
-    replaces replicas one after another. engine: fields of EngineConfig. settings: fields of Settings, without secrets.
-
-    Raises SettingsError.
-    """
+    """Number, placement and settings of replicas. Raises SettingsError."""
 
     replicas: int = 1
-    max_replicas: int = 0
-    per_machine: int = 1
-    cpus: float = 1.0
-    requests_per_replica: float = 16.0
+    max_replicas: int = 0  # with a larger value than `replicas`, the number follows the load
+    per_machine: int = 1  # limit per machine
+    cpus: float = 1.0  # reserved by Ray, without enforcing it
+    requests_per_replica: float = 16.0  # target of autoscaling
     host: str = "127.0.0.1"
     port: int = 3000
     every_machine: bool = True
-    release: str = ""
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    release: str = ""  # any text; a change replaces replicas one by one
+    engine: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineConfig
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Settings, without secrets
 
     def __post_init__(self) -> None:
         if self.replicas < 1 or self.per_machine < 1:
@@ -53,12 +47,12 @@ class ClusterPlan:
 
     @property
     def has_several(self) -> bool:
-        """Whether replicas need something between them."""
+        """Whether replicas need shared services."""
         return max(self.replicas, self.max_replicas) > 1
 
 
 def serve_config(plan: ClusterPlan) -> dict[str, Any]:
-    """The file that `serve run`, `serve deploy` and a RayService's serveConfigV2 take."""
+    """Return the file for `serve deploy` and serveConfigV2."""
     deployment: dict[str, Any] = {
         "name": DEPLOYMENT,
         "max_replicas_per_node": plan.per_machine,
@@ -81,7 +75,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "initial_replicas": plan.replicas,
             "max_replicas": plan.max_replicas,
             "upscale_delay_s": 30.0,
-            "downscale_delay_s": 1800.0,  # what goes takes its cache with it
+            "downscale_delay_s": 1800.0,  # a removed replica loses its cache
             "policy": {
                 "policy_function": "notso.cluster.replica:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},
@@ -111,4 +105,4 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
 
 
 class ClusterError(NotsoError):
-    """Ray is not installed, cannot be reached, or could not do what it was told."""
+    """Ray is not installed, is unreachable, or failed."""

@@ -1,4 +1,4 @@
-"""One replica: application and engine in one process, with its health check and the autoscaling policy."""
+"""Replica: application and engine in one process, with health check and autoscaling policy."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ from notso.web.app import Parts, begin_stopping, create_app
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 
+# Reported metric: requests that the engine runs or that wait for it.
 METRIC = "requests"
-"""What a replica reports: requests that its engine runs or that wait for it."""
 
 
 class Context(Protocol):
-    """What this needs of Serve's AutoscalingContext."""
+    """The required part of Serve's AutoscalingContext."""
 
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
     target_num_replicas: int
 
 
 class ByQueue:
-    """As many replicas as have that many requests each. An open page is none: it costs the engine nothing."""
-
+    # Open pages do not count: they cost the engine nothing.
     def __init__(self, requests_per_replica: float) -> None:
         self._each = requests_per_replica
 
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
         reported = (context.aggregated_metrics or {}).get(METRIC) or {}
-        if not reported:  # nobody has said anything yet
+        if not reported:  # nothing reported yet
             return context.target_num_replicas, {}
         return max(1.0, sum(reported.values()) / self._each), {}
 
 
+# A step with the largest prompt takes half a minute on a slow machine.
 STILL_SECONDS = 120.0
-"""A step of the largest prompt on a slow machine takes half a minute."""
 
 
 class Heartbeat:
-    """Remembers when an engine was last seen to do something, or to have nothing to do."""
+    """Detects an engine that has work but makes no progress."""
 
     def __init__(self) -> None:
         self._steps, self._moved = -1, 0.0
 
     def beat(self, stats: EngineStats, now: float) -> None:
-        """Look at it, at `now` seconds. Raises EngineError where it stands still."""
+        """Record progress at `now` seconds. Raises EngineError if the engine is stuck."""
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
             self._steps, self._moved = stats.steps_total, now
         elif now - self._moved > STILL_SECONDS:
@@ -64,7 +63,7 @@ class Heartbeat:
 
 @serve.ingress()
 class Replica:
-    """chosen: the arguments of `build`."""
+    """Serve deployment; `chosen`: the arguments of `build`."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
         self._settings = _settings(chosen)
@@ -78,7 +77,7 @@ class Replica:
         return Front(app, ready=self._ready, leave=self._leave)
 
     async def check_health(self) -> None:
-        """Raises EngineError where no question would be answered."""
+        """Raise EngineError if requests cannot be answered."""
         host = self._parts.shared.engine
         if host.state == "failed":
             raise EngineError(host.failure)
@@ -86,7 +85,7 @@ class Replica:
             self._heartbeat.beat(stats, time.monotonic())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the engine has to do."""
+        """Return the engine's load."""
         stats = self._parts.shared.engine.stats()
         running = stats.running if stats is not None else 0
         return {METRIC: float(max(running, 0) + self._parts.shared.requests.waiting)}
@@ -107,14 +106,14 @@ class Replica:
 
 
 def build(chosen: dict[str, Any]) -> Any:
-    """Serve's application, of the `args` of its configuration (see plan.serve_config)."""
+    """Return the Serve application for the `args` of its configuration (see plan.serve_config)."""
     return serve.deployment(name=DEPLOYMENT)(Replica).bind(chosen)
 
 
 def _settings(chosen: Mapping[str, Any]) -> Settings:
     asked = chosen["settings"]
     directory = Path(asked["data_dir"]) if asked.get("data_dir") else Settings().directory
-    if chosen["per_machine"] > 1:  # each has a folder of its own
+    if chosen["per_machine"] > 1:  # a separate folder for each replica
         directory = directory / f"replica-{serve.get_replica_context().rank.local_rank}"
     key_file = asked.get("api_key_file")
     settings = Settings(

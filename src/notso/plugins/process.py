@@ -75,35 +75,43 @@ class PluginProcess:
         with self._lock:
             if self.state != "off":
                 return
-            self.state, self.failure, self.offer, self.printed_lines = "starting", "", {}, 0
+            self.failure, self.offer, self.printed_lines = "", {}, 0
             self.left_out = []
             self._ready.clear()
-            self._end, theirs = socket.socketpair()
-            memory = wire.shared_file()
-            self._memory = wire.mapped(memory)
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "notso.plugins.child", self.name, str(theirs.fileno()), str(memory)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(theirs.fileno(), memory),
-                    env=_environment(),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self.state, self.failure = "off", f"it could not be started: {error.strerror}"
-                self._end.close()
+                self._launch()
+            except (OSError, RuntimeError) as error:  # no descriptor, process or thread is left
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self.state, self.failure = "off", f"it could not be started: {reason}"
                 self._ready.set()
-                return
-            finally:
-                theirs.close()
-                os.close(memory)
-            self._end.settimeout(SEND_SECONDS)
-            self._started = time.monotonic()
+
+    def _launch(self) -> None:
+        # Raises OSError or RuntimeError, with everything opened so far closed again.
+        with contextlib.ExitStack() as only_here, contextlib.ExitStack() as on_failure:
+            end, theirs = socket.socketpair()
+            on_failure.callback(end.close)
+            only_here.callback(theirs.close)
+            memory = wire.shared_file()
+            only_here.callback(os.close, memory)
+            mapped = wire.mapped(memory)
+            on_failure.callback(mapped.close)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "notso.plugins.child", self.name, str(theirs.fileno()), str(memory)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), memory),
+                env=_environment(),
+                start_new_session=True,
+            )
+            on_failure.callback(_end_process, process)
+            end.settimeout(SEND_SECONDS)
+            self._end, self._memory, self._process, self._started = end, mapped, process, time.monotonic()
+            self.state = "starting"
             threading.Thread(
-                target=self._listen, args=(self._process, self._end), name=f"notso-plugin-{self.name}", daemon=True
+                target=self._listen, args=(process, end), name=f"notso-plugin-{self.name}", daemon=True
             ).start()
+            on_failure.pop_all()
 
     def wait(self, seconds: float = START_SECONDS) -> None:
         """Wait until it is on or off."""
@@ -181,6 +189,7 @@ class PluginProcess:
             self.state, self.failure = "off", why
             calls, process, end = list(self._calls.values()), self._process, self._end
             self._calls.clear()
+            self._ready.set()  # under the lock: a later start clears it
         if why != SERVER_ENDS:
             _log.warning("the plugin %s is switched off: %s", self.name, why)
         if process is not None:
@@ -192,7 +201,6 @@ class PluginProcess:
             call.future.set_exception(
                 PluginError(f"the plugin {self.name} was switched off: {why}", plugin=self.name)
             ) if call.future.set_running_or_notify_cancel() else None
-        self._ready.set()
 
     def close(self) -> None:
         with self._lock:
@@ -212,8 +220,9 @@ class PluginProcess:
         why, printed = "its process has ended", _Printed(self)
         unpacker = wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS)
         output = process.stdout
-        readers = selectors.DefaultSelector()
+        readers: selectors.BaseSelector | None = None
         try:
+            readers = selectors.DefaultSelector()
             readers.register(end, selectors.EVENT_READ)
             if output is not None:
                 readers.register(output, selectors.EVENT_READ)
@@ -238,8 +247,11 @@ class PluginProcess:
                         break
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"it said what nobody understands ({type(error).__name__})"
+            if readers is None:
+                why = f"it could not be started: {error}"
         self.switch_off(why, end)
-        readers.close()
+        if readers is not None:
+            readers.close()
         process.wait()
         end.close()
         if output is not None:
@@ -275,7 +287,7 @@ class PluginProcess:
             with self._lock:
                 if self.state == "starting":
                     self.offer, self.left_out, self.state = offer, left_out, "on"
-            self._ready.set()
+                    self._ready.set()
             return ""
         number = packet.get("id")
         if type(number) is not int or len(packet.keys() & {"result", "refused", "failed"}) != 1:
@@ -317,6 +329,11 @@ class _Printed:
                     "the plugin %s printed: %s", self._process.name, _one_line(line.decode("utf-8", "replace"))
                 )
         return self._bytes <= MAX_PRINTED_BYTES
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes its output and waits for it
+        process.kill()
 
 
 def _failure_of(packet: Mapping[str, Any], call: _Call) -> str:

@@ -73,7 +73,11 @@ def shared_file() -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, SHARED_BYTES)
+    try:
+        os.ftruncate(descriptor, SHARED_BYTES)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

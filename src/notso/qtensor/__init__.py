@@ -1,7 +1,7 @@
-"""Floor 1: quantised tensors and the devices that multiply them. Knows formats and arithmetic, no model.
+"""Quantized tensors and the devices that multiply them, independent of any model.
 
-The names below are what the floors above may use. Errors and sizes come at once; what needs arrays or kernels is loaded
-when it is first asked for.
+The names below form the public interface of this layer. Errors and sizes load at import; names that need arrays or
+kernels load on first access.
 """
 
 from __future__ import annotations

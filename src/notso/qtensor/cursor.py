@@ -1,6 +1,6 @@
-"""The one place that touches a file's bytes (GG13): every read is checked against the end before it happens.
+"""Bounds-checked access to a file's bytes (GG13); no other module indexes them.
 
-NumPy and memoryview slices past the end are silently short, so nothing else may index the bytes.
+NumPy and memoryview slices past the end are silently truncated.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy.typing as npt
 from notso.qtensor.errors import GGUFError
 
 MAX_STRING_BYTES: Final = 1 << 20  # GG3
-_DECODE_BYTES: Final = 1 << 20  # text checked at a time, so that checking takes no memory by claim
+_DECODE_BYTES: Final = 1 << 20  # validated per chunk, so that memory does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
 
 class Cursor:
-    """A position in a read-only buffer. Every error is a GGUFError that names the field and where it began."""
+    """Position in a buffer. Raises GGUFError with field and offset."""
 
     def __init__(self, buffer: memoryview, position: int = 0) -> None:
         self._buffer = buffer
@@ -32,20 +32,20 @@ class Cursor:
             self.fail(f"position {position} is past the end of the file", "file")
 
     def at(self, position: int) -> Cursor:
-        """Another cursor on the same bytes."""
+        """Return a cursor at another position."""
         return Cursor(self._buffer, position)
 
     @property
     def left(self) -> int:
-        """Bytes between here and the end of the file."""
+        """Remaining bytes."""
         return self._end - self.position
 
     def fail(self, message: str, field: str, offset: int | None = None) -> NoReturn:
-        """Raise a GGUFError about `field`, which began at `offset` (default: here)."""
+        """Raise a GGUFError about `field` at `offset` (default: here)."""
         raise GGUFError(message, field=field, offset=self.position if offset is None else offset)
 
     def take(self, count: int, field: str) -> memoryview:
-        """The next `count` bytes, not copied."""
+        """Return the next `count` bytes without a copy."""
         if count > self.left:
             self.fail(f"needs {count} bytes, the file ends after {self.left}", field)
         start = self.position
@@ -53,22 +53,19 @@ class Cursor:
         return self._buffer[start : self.position]
 
     def uint32(self, field: str) -> int:
-        """The next four bytes as an unsigned integer."""
         value: int = _U32.unpack(self.take(4, field))[0]
         return value
 
     def uint64(self, field: str) -> int:
-        """The next eight bytes as an unsigned integer."""
         value: int = _U64.unpack(self.take(8, field))[0]
         return value
 
     def scalar(self, layout: struct.Struct, field: str) -> int | float:
-        """The next number of the given layout."""
         value: int | float = layout.unpack(self.take(layout.size, field))[0]
         return value
 
     def string(self, field: str, limit: int = MAX_STRING_BYTES) -> str:
-        """A length (uint64) and that many bytes of strict UTF-8."""
+        """Read a uint64 length and strict UTF-8."""
         start = self.position
         length = self.uint64(field)
         if length > limit:
@@ -80,7 +77,8 @@ class Cursor:
             self.fail(f"not UTF-8: {error.reason}", field, start + 8 + error.start)
 
     def strings(self, count: int, field: str) -> StringSpan:
-        """`count` strings, checked but not decoded: memory is a few bytes each whatever they say."""
+        """Validate `count` strings without decoding them."""
+        # A few bytes of memory per string, whatever their length.
         start = self.position
         ends = _string_ends(self._buffer, start, self._end, count, field)
         self.position = int(ends[-1]) if count else start
@@ -90,12 +88,12 @@ class Cursor:
 
 
 def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: str) -> npt.NDArray[np.int64]:
-    """Where each of `count` strings ends. The only loop over a declared count: each round consumes 8 bytes or fails."""
     if count * 8 > end - start:
         raise GGUFError(f"{count} strings claimed, {end - start} bytes left", field=field, offset=start)
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8
+    # The only loop over a declared count: each round consumes 8 bytes or fails.
     for i in range(count):
         if position > last:
             raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)
@@ -109,12 +107,11 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
 
 
 class StringSpan:
-    """Strings as they lie in the file: an 8-byte length before each. Decoded when asked for."""
+    """Undecoded strings with 8-byte length prefixes."""
 
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
-        # (count,), relative to `raw`; four bytes each where that suffices, so that an array never takes more memory
-        # than half its bytes in the file
+        # (count,), relative to `raw`; uint32 where possible, so that it takes at most half of the file's size.
         self._ends = ends.astype(np.uint32) if len(raw) < 1 << 32 else ends
 
     def __len__(self) -> int:
@@ -126,8 +123,7 @@ class StringSpan:
         return starts
 
     def _text(self, starts: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """A copy of bytes start..stop-1 with every length prefix zeroed: a NUL cannot continue a UTF-8 sequence, so the
-        whole is valid exactly when every string is."""
+        # Length prefixes become zero: NUL cannot continue a UTF-8 sequence, so the whole is valid if every string is.
         text = np.frombuffer(self._raw[start:stop], np.uint8).copy()
         first, last = np.searchsorted(starts, [start - 7, stop])
         prefixes = starts[first:last] - start
@@ -137,7 +133,7 @@ class StringSpan:
         return text
 
     def check_utf8(self, field: str, offset: int) -> None:
-        """Raise a GGUFError at the first byte that is not UTF-8; `offset` is where the span lies in the file."""
+        """Raise GGUFError at invalid bytes; `offset`: file position."""
         size, starts = len(self._raw), self._starts()
         decoder = codecs.getincrementaldecoder("utf-8")("strict")
         for start in range(0, size, _DECODE_BYTES):
@@ -151,12 +147,12 @@ class StringSpan:
                 raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + where) from None
 
     def to_list(self) -> list[str]:
-        """All strings. Raises UnicodeDecodeError if the file was changed after it was checked."""
+        """Decode all strings. Raises UnicodeDecodeError if the file has changed."""
         if not len(self):
             return []
         starts = self._starts()
         text = self._text(starts, 0, len(self._raw))
-        if int(np.count_nonzero(text == 0)) == 8 * len(self):  # the usual case: no string contains a NUL
+        if int(np.count_nonzero(text == 0)) == 8 * len(self):  # the usual case: no string contains NUL
             return str(text.data, "utf-8").split("\0" * 8)[1:]
         spans = zip(starts.tolist(), self._ends.tolist(), strict=True)
         return [str(self._raw[start + 8 : stop], "utf-8") for start, stop in spans]

@@ -1,58 +1,54 @@
-"""The error tree of the lowest floor, and its root.
+"""Errors of the tensor layer, and the root of all errors.
 
     NotsoError
     └── QTensorError
-        ├── GGUFError                a file is not what it claims to be
-        │   └── UnsupportedFormatError   a block format or container version we do not read
-        ├── SafetensorsError         a safetensors file is not what it claims to be
-        ├── KernelChoiceError        a forced kernel family is unknown or this CPU lacks it
-        ├── DeviceError              a GPU was asked for, and none can be used
-        │   ├── DeviceMemoryError    it has not the memory
-        │   └── DeviceLostError      it failed while it computed; what it held is gone
-        └── OperandError             an op was called with a wrong shape, dtype, stride or range
+        ├── GGUFError                an invalid GGUF file
+        │   └── UnsupportedFormatError   an unsupported block format or container version
+        ├── SafetensorsError         an invalid safetensors file
+        ├── KernelChoiceError        a forced kernel family is unknown or unsupported by this CPU
+        ├── DeviceError              the requested GPU is unusable
+        │   ├── DeviceMemoryError    its memory is insufficient
+        │   └── DeviceLostError      it failed during computation; its contents are lost
+        └── OperandError             wrong shape, dtype, stride or range
 
-Every error of the project descends from `NotsoError`; each floor maps what it receives at its own border.
+All errors of the project derive from `NotsoError`; each layer translates errors at its boundary.
 """
 
 from __future__ import annotations
 
+# A few lines on a screen; quoted file contents may be megabytes.
 MAX_MESSAGE_CHARACTERS = 600
-"""Of one error: a screen's few lines. What a file or a request said in it may be a megabyte."""
 
+# Per quoted value, so that the message itself remains visible.
 MAX_QUOTED_CHARACTERS = 80
-"""Of one value that a message quotes, so that the message still says what is wrong with it."""
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """`text` with newlines, control characters and their like escaped, cut at `limit` characters."""
+    """Return `text` truncated to `limit` characters, with control characters escaped."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 def quoted(value: object) -> str:
-    """A name or value out of a file, fit to stand within a line."""
+    """Shorten a file's value for a message."""
     if isinstance(value, str) and len(value) > MAX_QUOTED_CHARACTERS:
         value = value[: MAX_QUOTED_CHARACTERS - 3] + "..."
     return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)
 
 
 class NotsoError(Exception):
-    """Root of everything this package raises on purpose. `str(error)` is one line, fit to be shown to a person,
-    whatever a file or a request put into it."""
+    """Root of the package's errors; `str(error)` is one printable line."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
 
 
 class QTensorError(NotsoError):
-    """Something is wrong with a quantised tensor, its file or an operation on it."""
+    """Error about a tensor, its file or an operation."""
 
 
 class GGUFError(QTensorError):
-    """A GGUF file breaks the format or one of our limits.
-
-    `field` names the part of the file, `offset` is the byte position where it was read (None where there is none).
-    """
+    """An invalid GGUF file, or one beyond our limits; `offset`: byte position of `field`."""
 
     def __init__(self, message: str, *, field: str = "file", offset: int | None = None) -> None:
         where = f"{field} at byte {offset}" if offset is not None else field
@@ -62,28 +58,28 @@ class GGUFError(QTensorError):
 
 
 class UnsupportedFormatError(GGUFError):
-    """The file is sound but holds a container version or a block format that is not supported; it is named."""
+    """An unsupported version or block format."""
 
 
 class SafetensorsError(QTensorError):
-    """A safetensors file breaks the format or one of our limits."""
+    """An invalid safetensors file, or one beyond our limits."""
 
 
 class KernelChoiceError(QTensorError):
-    """`NOTSO_KERNELS` or `NOTSO_ATTENTION` names something that does not exist or that this CPU cannot run."""
+    """`NOTSO_KERNELS` or `NOTSO_ATTENTION` is unknown or unsupported by this CPU."""
 
 
 class DeviceError(QTensorError):
-    """A GPU cannot be used: no driver, one that is too old, no such device, or no machine code for it."""
+    """Unusable GPU: driver missing or old, no such device, no machine code."""
 
 
 class DeviceMemoryError(DeviceError):
-    """The GPU has not as much memory as was asked for."""
+    """Insufficient GPU memory."""
 
 
 class DeviceLostError(DeviceError):
-    """The GPU failed in the middle of work. Nothing it holds can be relied on; the process goes on without it."""
+    """The GPU failed during computation; its contents are lost."""
 
 
 class OperandError(QTensorError, ValueError):
-    """An operation was called with operands it cannot take. Nothing was written."""
+    """Invalid operands. Nothing was written."""

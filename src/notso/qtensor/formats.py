@@ -1,7 +1,7 @@
-"""The block formats we can read, and the names of those we cannot.
+"""Supported block formats, and names of unsupported ones.
 
-A tensor's rows are cut into blocks of `block_values` numbers, each stored in `block_bytes` bytes. The layouts
-themselves are in `reference/blocks.py` (to be read) and `native/blocks.h` (to be fast).
+Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
+`native/blocks.h` (fast) define the layouts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from notso.qtensor.errors import OperandError
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to store numbers. `ggml_type` is the number a GGUF file uses for it."""
+    """A storage format; `ggml_type` is its number in GGUF files."""
 
     name: str
     ggml_type: int
@@ -22,12 +22,12 @@ class Format:
 
     @property
     def is_float(self) -> bool:
-        """True for plain arrays of floating-point numbers, false for quantised blocks."""
+        """Whether values are plain floats."""
         return self.block_values == 1
 
     @property
     def bits_per_value(self) -> float:
-        """Storage per number, scales included."""
+        """Bits per value, scales included."""
         return 8 * self.block_bytes / self.block_values
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ FORMATS: dict[int, Format] = {
 }
 FORMATS_BY_NAME: dict[str, Format] = {f.name: f for f in FORMATS.values()}
 
-# Every other number ggml has given out, so that a refusal can say what the file holds. "removed" ones are historic.
+# Other numbers assigned by ggml, for error messages. "removed" ones are historic.
 UNSUPPORTED_NAMES: dict[int, str] = {
     4: "Q4_2 (removed)",
     5: "Q4_3 (removed)",
@@ -92,14 +92,14 @@ UNSUPPORTED_NAMES: dict[int, str] = {
 
 
 def format_name(ggml_type: int) -> str:
-    """The name of any block format number, supported or not; unknown numbers are shown as such."""
+    """Return the name of a format number, supported or not."""
     if ggml_type in FORMATS:
         return FORMATS[ggml_type].name
     return UNSUPPORTED_NAMES.get(ggml_type, f"unknown type {ggml_type}")
 
 
 def row_bytes(format: Format, cols: int) -> int:
-    """Bytes of one row of `cols` numbers. Raises OperandError if `cols` is not a positive multiple of the block."""
+    """Return a row's bytes. Raises OperandError for incomplete blocks."""
     if cols < 1 or cols % format.block_values:
         raise OperandError(
             f"a row of {cols} values is not a positive multiple of {format.name}'s {format.block_values}"

@@ -1,14 +1,14 @@
-"""A bounded reader of GGUF files, versions 2 and 3: mapped, not copied, and nothing allocated because a file says so.
+"""Bounded reader of GGUF files, versions 2 and 3: memory-mapped, without allocations that a file controls.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 
     "GGUF"  version u32  tensor count u64  entry count u64
     entry:   key string, value type u32, value          (an array: item type u32, count u64, items)
     tensor:  name string, number of sides u32, sides u64 each (row length first), format u32, offset u64
-    padding to `general.alignment` (32 unless said otherwise); offsets count from there
+    padding to `general.alignment` (default 32), from which offsets count
 
-All numbers little-endian; a string is a u64 length and UTF-8. The limits are those of the project's reliability rules
-GG1..GG9 and GG12, by number; what depends on what the tensors mean (GG10, GG11) is checked by the floor above.
+Numbers are little-endian; a string is a u64 length and UTF-8. Limits are numbered as the project's reliability rules
+GG1..GG9 and GG12; semantic checks (GG10, GG11) belong to the layer above.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from notso.qtensor.tensor import QTensor
 from notso.regular_file import open_regular
 
 MAGIC: Final = b"GGUF"
-VERSIONS: Final = (2, 3)  # GG1; they share one layout
+VERSIONS: Final = (2, 3)  # GG1; same layout
 MAX_ENTRIES: Final = 4096  # GG2
 MAX_TENSORS: Final = 4096  # GG2
 MAX_KEY_BYTES: Final = 256  # GG3
@@ -41,8 +41,8 @@ MAX_SIDES: Final = 4  # GG5
 DEFAULT_ALIGNMENT: Final = 32
 MIN_ALIGNMENT: Final = 8  # GG6
 MAX_ALIGNMENT: Final = 4096  # GG6
-SHORT_TEXT_BYTES: Final = 1024  # longer strings are kept as they lie in the file
-MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: products and sums beyond a signed 64-bit number are refused
+SHORT_TEXT_BYTES: Final = 1024  # longer strings stay undecoded
+MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: larger products and sums are refused
 SMALLEST_ENTRY: Final = 14  # a one-letter key, a type and a one-byte value
 SMALLEST_TENSOR: Final = 33  # a one-letter name, one side, a format and an offset
 
@@ -57,18 +57,18 @@ ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for
 
 
 class TextSpan:
-    """A long string as it lies in the file. Decoded it can take four times its bytes, so that waits (GG12)."""
+    """An undecoded long string, as decoding can take four times its size (GG12)."""
 
     def __init__(self, raw: memoryview) -> None:
         self._raw = raw
 
     def to_text(self) -> str:
-        """The string. Raises UnicodeDecodeError if the file was changed after it was checked."""
+        """Decode. Raises UnicodeDecodeError if the file has changed."""
         return str(self._raw, "utf-8")
 
 
 class NumberSpan:
-    """An array of numbers or truth values as it lies in the file."""
+    """An undecoded array of numbers or booleans."""
 
     def __init__(self, values: npt.NDArray[Any], is_bool: bool) -> None:
         self._values = values
@@ -78,18 +78,14 @@ class NumberSpan:
         return len(self._values)
 
     def to_list(self) -> list[Any]:
-        """The values as Python numbers."""
         values: list[Any] = (self._values != 0).tolist() if self._is_bool else self._values.tolist()
         return values
 
 
 class Metadata(Mapping[str, Any]):
-    """The entries of a file, in its order: int, float, bool, str, or list of these.
+    """Entries in file order: int, float, bool, str, or lists."""
 
-    Arrays and long strings were checked when the file was opened but become Python values only when first asked for,
-    and are then kept until `release`.
-    """
-
+    # Arrays and long strings are validated at open, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries
         self._decoded: dict[str, Any] = {}
@@ -103,7 +99,7 @@ class Metadata(Mapping[str, Any]):
         return self._decoded[key]
 
     def release(self) -> None:
-        """Let go of decoded arrays and strings, often megabytes of them. They can be asked for again."""
+        """Drop decoded values, often megabytes; they can be read again."""
         self._decoded.clear()
 
     def __iter__(self) -> Iterator[str]:
@@ -116,45 +112,41 @@ class Metadata(Mapping[str, Any]):
         return key in self._entries
 
     def array_length(self, key: str) -> int | None:
-        """Items of an array without decoding it; None if the entry is no array. Raises KeyError."""
+        """Length of an array, without decoding. Raises KeyError."""
         value = self._entries[key]
         return len(value) if isinstance(value, StringSpan | NumberSpan) else None
 
 
 class GGUFFile:
-    """An open file. `tensors` are read-only views of the mapping, in the order of the file's descriptions.
-
-    `metadata_types` names each entry's type as the file gives it: "uint32", "array of string" and so on.
-    """
+    """An open file; `tensors` are read-only views of the mapping, in file order."""
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
         self.size_bytes = len(mapping)
         self._mapping = mapping
-        cursor = Cursor(memoryview(mapping))  # every view below keeps the mapping and its descriptor alive
+        cursor = Cursor(memoryview(mapping))  # views keep the mapping and its descriptor alive
         self.version, tensor_count, entry_count = _read_header(cursor)
         entries, types, self.alignment = _read_entries(cursor, entry_count)
         self.metadata = Metadata(entries)
-        self.metadata_types: Mapping[str, str] = MappingProxyType(types)
+        self.metadata_types: Mapping[str, str] = MappingProxyType(types)  # "uint32", "array of string" and so on
         self.data_offset, tensors = _read_tensors(cursor, tensor_count, self.alignment)
         self.tensors: Mapping[str, QTensor] = MappingProxyType(tensors)
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
-        """Map and check the file. Raises GGUFError (or its child UnsupportedFormatError) naming field and offset."""
+        """Map and validate a file. Raises GGUFError or UnsupportedFormatError with field and offset."""
         path = Path(path)
         try:
             descriptor = open_regular(path)
         except OSError as error:
             raise GGUFError(f"cannot be opened: {error.strerror}") from error
         try:
-            status = os.fstat(descriptor)  # GG15: the size of what is open, not of what the name says now
+            status = os.fstat(descriptor)  # GG15: the size of the open file, not of its current name
             if status.st_size < len(MAGIC):
                 raise GGUFError(f"{status.st_size} bytes are too few for a GGUF file", field="magic", offset=0)
             try:
-                mapping = mmap.mmap(
-                    descriptor, status.st_size, access=mmap.ACCESS_READ
-                )  # keeps a descriptor of its own
+                # mmap duplicates the descriptor.
+                mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise GGUFError(f"cannot be mapped: {error}") from error
         finally:
@@ -162,15 +154,12 @@ class GGUFFile:
         return cls(path, mapping)
 
     def close(self) -> None:
-        """Let go of the tensors. The mapping goes with the last tensor, array or metadata taken from it; those taken
-        before stay valid."""
+        """Drop the tensors; earlier views stay valid."""
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        """Give back the memory that holds a tensor's pages; they are read again from the file when next needed.
-
-        Does nothing for a tensor that does not lie in this file's mapping.
-        """
+        """Free a tensor's pages, which are reread on access."""
+        # Tensors outside this mapping are ignored.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
         first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page
@@ -188,7 +177,6 @@ class GGUFFile:
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
-    """-> version, tensor count, entry count."""
     magic = bytes(cursor.take(4, "magic"))
     if magic != MAGIC:
         cursor.fail(f"{magic!r} is not {MAGIC!r}: this is no GGUF file", "magic", 0)
@@ -223,7 +211,7 @@ def _read_name(cursor: Cursor, field: str, limit: int) -> str:
 
 
 def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    """-> values (arrays as spans) and type names, by key; and the alignment."""
+    # Values by key (arrays as spans), type names, alignment.
     entries: dict[str, Any] = {}
     types: dict[str, str] = {}
     alignment = DEFAULT_ALIGNMENT
@@ -287,7 +275,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict[str, QTensor]]:
-    """-> where the tensor data begins, and the tensors in the order of their descriptions."""
+    # Offset of the tensor data, and tensors in file order.
     described = {}
     for i in range(count):
         start = cursor.position
@@ -311,7 +299,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
 
 
 def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, ...], int, int, int]]) -> None:
-    """GG7: no byte belongs to two tensors."""
+    # GG7: tensors must not overlap.
     previous, free_from = "", 0
     for name, (start, _, _, size, offset) in sorted(described.items(), key=lambda item: item[1][4]):
         if offset < free_from:
@@ -320,7 +308,7 @@ def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, .
 
 
 def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple[int, ...], int, int, int]:
-    """-> shape in numpy order, format number, bytes, offset into the data."""
+    # Shape (numpy order), format number, bytes, data offset.
     start = cursor.position
     side_count = cursor.uint32(field)
     if not 1 <= side_count <= MAX_SIDES:

@@ -1,10 +1,10 @@
-"""Writing GGUF version 3: typed metadata, tensors streamed in the order they were declared, visible only when whole.
+"""Writer of GGUF version 3: typed metadata and streamed tensors; the file appears only when complete.
 
     with GGUFWriter(path) as writer:
         writer.add_uint32("demo.size", 3)
         writer.add_tensor("weight", (2, 256), Q4_K, lambda: chunks())
 
-Nothing of a tensor is held: its bytes are asked for when the file is written, which happens at the end of the `with`.
+Tensor bytes are not held in memory; they are read while the file is written, at the end of the `with`.
 """
 
 from __future__ import annotations
@@ -54,23 +54,22 @@ def _packed_string(text: str) -> bytes:
 
 
 class GGUFWriter:
-    """Collects entries and tensor descriptions, then writes the file beside its final name and renames it.
+    """Collects entries and tensors, then writes atomically; no file appears on failure.
 
-    Every method raises GGUFError for what the reader would refuse, and for tensor bytes of the wrong length. If
-    anything fails, no file appears under `path`.
+    Raises GGUFError for what the reader refuses, and for wrong amounts of data.
     """
 
     def __init__(self, path: str | Path, *, durable: bool = True) -> None:
-        """`durable`: wait until the disk has it before it gets its name, so that no power cut leaves half a file."""
+        """`durable`: fsync before the rename, so that a power failure leaves no partial file."""
         self.path = Path(path)
         self._durable = durable
         self._entries: dict[str, bytes] = {}
         self._tensors: dict[str, tuple[tuple[int, ...], Format, int, TensorBytes]] = {}
 
-    # ------------------------------------------------------------ metadata
+    # Metadata
 
     def add(self, key: str, value: Any, type_name: str) -> None:
-        """Add an entry. `type_name` as in `GGUFFile.metadata_types`: "uint32", "string", "array of int32" and so on."""
+        """Add an entry; `type_name` as in `GGUFFile.metadata_types`."""
         raw = key.encode()
         if not 1 <= len(raw) <= MAX_KEY_BYTES or "\0" in key or key in self._entries:
             raise GGUFError("a key must be new, free of NUL and 1..256 bytes long", field=f"metadata {key!a}")
@@ -101,34 +100,28 @@ class GGUFWriter:
         return SCALARS[number].pack(value)
 
     def add_uint32(self, key: str, value: int) -> None:
-        """Add a uint32 entry."""
         self.add(key, value, "uint32")
 
     def add_float32(self, key: str, value: float) -> None:
-        """Add a float32 entry."""
         self.add(key, value, "float32")
 
     def add_bool(self, key: str, value: bool) -> None:
-        """Add a truth value."""
         self.add(key, value, "bool")
 
     def add_string(self, key: str, value: str) -> None:
-        """Add a string entry."""
         self.add(key, value, "string")
 
     def add_strings(self, key: str, values: Sequence[str]) -> None:
-        """Add an array of strings."""
         self.add(key, values, "array of string")
 
     def add_int32s(self, key: str, values: Sequence[int]) -> None:
-        """Add an array of int32."""
         self.add(key, values, "array of int32")
 
-    # ------------------------------------------------------------ tensors
+    # Tensors
 
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
-        """Declare a tensor. `shape` in numpy order; `data` is its bytes, an iterable of pieces of them, or a function
-        that returns such an iterable. Not read before `write`. Raises OperandError unless rows are whole blocks."""
+        """Declare a tensor (numpy shape). Raises OperandError for incomplete blocks."""
+        # `data` (bytes, chunks, or a function that returns chunks) is read in `write`.
         field = f"tensor {name!a}"
         if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or "\0" in name or name in self._tensors:
             raise GGUFError("a name must be new, free of NUL and 1..64 bytes long", field=field)
@@ -142,10 +135,10 @@ class GGUFWriter:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all declared tensors, padding not counted."""
+        """Bytes of all tensors, without padding."""
         return sum(size for _, _, size, _ in self._tensors.values())
 
-    # ------------------------------------------------------------ the file
+    # File
 
     def _header(self) -> bytes:
         parts = [MAGIC, struct.pack("<IQQ", 3, len(self._tensors), len(self._entries))]
@@ -160,7 +153,7 @@ class GGUFWriter:
         return header + bytes(_padding(len(header)))
 
     def write(self) -> None:
-        """Write everything to a temporary file beside `path` and rename it."""
+        """Write a temporary file and rename it to `path`."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         try:
             with temporary.open("xb") as file:
@@ -203,5 +196,4 @@ class GGUFWriter:
 
 
 def _padding(size: int) -> int:
-    """Bytes from `size` to the next multiple of the alignment."""
     return -size % DEFAULT_ALIGNMENT

@@ -1,7 +1,7 @@
-"""How much memory there is, counted before anything is allocated (what is needed: engine_plan).
+"""Memory available to this process, measured before anything is allocated.
 
-The least of three says what may be used: what the kernel calls available, what the control group still grants, and what
-the process limits leave. Sizes in bytes.
+The tightest of three limits applies: the kernel's available memory, the control group and the process limits. Sizes in
+bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 MIB = 1 << 20
 HEAPS = 4
-_M_ARENA_MAX = -8  # of glibc's malloc.h
-_UNLIMITED = 1 << 60  # control groups of version 1 write a huge number where they mean no limit
+_M_ARENA_MAX = -8  # glibc's malloc.h
+_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """One bound on what this process may still allocate. `source` names it for people."""
+    """A limit on further allocations; `source` is its display name."""
 
     source: str
     available_bytes: int
@@ -28,15 +28,14 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What this process occupies now. Of `resident_bytes`, the pages of mapped files can be read again at any time;
-    `held_bytes` is what it holds on to, in memory or swapped out."""
+    """Memory of this process; `held_bytes` excludes mapped files, which can be reread, and includes swap."""
 
     resident_bytes: int
     held_bytes: int
 
 
 def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
-    """What the kernel counts for this process; zeros where it does not say."""
+    """Return this process's memory; zeros where unknown."""
     fields = _number_lines(proc / "self" / "status")
     held = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + fields.get("VmSwap:", 0)
     return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held * 1024)
@@ -45,10 +44,8 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
 def memory_limits(
     proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
 ) -> list[MemoryLimit]:
-    """Every bound that applies to this process. Never empty; a bound that cannot be read is left out.
-
-    mapped_bytes: what of the need is mapped already, and so has its part of the address space.
-    """
+    """Return all limits that can be read; never empty."""
+    # mapped_bytes is already part of the address space.
     limits = [_system_memory(proc)]
     limits += _cgroup_limits(proc, cgroup_root)
     limits += _process_limits(proc, mapped_bytes)
@@ -58,7 +55,7 @@ def memory_limits(
 def available_memory(
     proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
 ) -> MemoryLimit:
-    """The tightest bound."""
+    """Return the tightest limit."""
     return min(memory_limits(proc, cgroup_root, mapped_bytes), key=lambda limit: limit.available_bytes)
 
 
@@ -70,7 +67,7 @@ def _system_memory(proc: Path) -> MemoryLimit:
 
 
 def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
-    """Bounds of the control group this process is in and of every group above it: each of them holds."""
+    # The limits of the control group and all of its ancestors apply.
     limits = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -92,7 +89,7 @@ def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
 
 
 def _page_cache(folder: Path) -> int:
-    """File pages charged to the group: the kernel drops them when memory is asked for, the model file's among them."""
+    # The kernel drops file pages, such as the model's, under memory pressure.
     fields = _number_lines(folder / "memory.stat")
     prefix = "total_" if "total_inactive_file" in fields else ""
     return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
@@ -113,15 +110,15 @@ def _process_limits(proc: Path, mapped_bytes: int) -> list[MemoryLimit]:
 
 
 def keep_few_heaps() -> None:
-    """Have the C library serve all threads from a few heaps, where it is one that makes many (glibc: eight for each
-    core), each of which keeps what it had at its peak. For a process of many threads, before they are started."""
+    """Limit glibc's malloc arenas. Call before starting threads."""
+    # By default glibc creates eight per core, each of which keeps its peak size.
     options = getattr(ctypes.CDLL(None), "mallopt", None)
     if options is not None:
         options(_M_ARENA_MAX, HEAPS)
 
 
 def give_back_freed() -> None:
-    """Have the C library return freed memory to the system, where it is one that keeps it (glibc)."""
+    """Return freed memory to the system (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -140,6 +137,6 @@ def _number(path: Path) -> int | None:
 
 
 def _number_lines(path: Path) -> dict[str, int]:
-    """`name number` lines, as /proc/meminfo and memory.stat have them; a unit after the number is left out."""
+    # Lines of /proc/meminfo and memory.stat: name, number, optional unit.
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}

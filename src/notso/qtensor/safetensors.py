@@ -1,7 +1,7 @@
-"""Reading safetensors: a JSON header that names tensors, and their bytes behind it. Nothing is loaded but on demand.
+"""Lazy reader of safetensors files with F32, F16 and BF16 tensors.
 
-Only the floats that weights come in are read: F32, F16 and BF16. Every claim of the header is checked against the file
-before a byte of a tensor is touched. Format: https://huggingface.co/docs/safetensors
+The header's claims are validated against the file before tensors are accessed. Format:
+https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from notso.qtensor.formats import BF16, F16, F32, Format
 from notso.qtensor.tensor import QTensor
 from notso.regular_file import open_regular
 
-MAX_HEADER_BYTES = 100_000_000
-"""That of the format's own reader."""
+MAX_HEADER_BYTES = 100_000_000  # limit of the official reader
 
 MAX_TENSORS = 65_536
 MAX_SIDES = 4
@@ -31,11 +30,7 @@ _FORMATS: dict[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
 class SafetensorsFile:
-    """The tensors of one file by name; they are views of the mapped file, which stays open as long as this is.
-
-    Raises SafetensorsError for what breaks the format, names the file and says what is wrong; OSError where it cannot
-    be read.
-    """
+    """Tensors by name, as views of the mapping. Raises SafetensorsError naming the file, OSError."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -97,9 +92,9 @@ class SafetensorsFile:
         raise SafetensorsError(f"{self.path.name}: {message}")
 
     def close(self) -> None:
-        """Let go of the file; views that are still held keep it."""
+        """Close the file; the mapping stays while views exist."""
         self.tensors = {}
-        with contextlib.suppress(BufferError):  # somebody holds a view
+        with contextlib.suppress(BufferError):  # a view is still in use
             self._map.close()
 
     def __enter__(self) -> SafetensorsFile:
@@ -110,5 +105,4 @@ class SafetensorsFile:
 
 
 def _are_counts(numbers: Any) -> TypeGuard[list[int]]:
-    """Whole numbers that a file can speak of."""
     return isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1 << 48 for number in numbers)

@@ -1,4 +1,4 @@
-"""A tensor whose numbers stay in their blocks."""
+"""Tensors in block formats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from notso.qtensor.reference import blocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QTensor:
-    """Rows of blocks, as they lie in the file.
+    """Rows of blocks. Raises OperandError for inconsistent arguments."""
 
-    `shape` is in numpy order: outermost first, row length last (a GGUF file has it the other way round).
-    `data` is uint8, one-dimensional and exactly `nbytes` long; from a file it is a read-only view of the mapping.
-    Raises OperandError when shape, format and data do not agree.
-    """
-
+    # `shape` is in numpy order, row length last (the reverse of GGUF). `data` is contiguous uint8 of `nbytes`; from a
+    # file, a read-only view of the mapping.
     name: str
     format: Format
     shape: tuple[int, ...]
@@ -40,37 +37,34 @@ class QTensor:
 
     @property
     def rows(self) -> int:
-        """Number of rows: the product of every side but the last."""
+        """Product of all dimensions but the last."""
         return math.prod(self.shape[:-1])
 
     @property
     def cols(self) -> int:
-        """Numbers in a row."""
         return self.shape[-1]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return row_bytes(self.format, self.cols)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
         return self.data.size
 
     def row_data(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
-        """Rows start..stop-1 as bytes, (rows, row_bytes) uint8, not copied. Raises OperandError outside the tensor."""
+        """Rows as (rows, row_bytes) uint8, uncopied. Raises OperandError."""
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
             raise OperandError(f"tensor {self.name!r}: rows {start}..{stop} of {self.rows}")
         return self.data[start * self.row_bytes : stop * self.row_bytes].reshape(stop - start, self.row_bytes)
 
     def dequantise(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
-        """Rows start..stop-1 as numbers, (rows, cols) float32, by the reference code. Raises OperandError."""
+        """Return rows start..stop-1 as (rows, cols) float32. Raises OperandError."""
         return blocks.dequantise(self.format, self.row_data(start, stop))
 
     def as_float32(self) -> npt.NDArray[np.float32]:
-        """An F32 tensor as an array of `shape`, without a copy where the bytes are aligned. Raises OperandError."""
+        """Return an F32 tensor's array, uncopied if aligned. Raises OperandError."""
         if self.format != F32:
             raise OperandError(f"tensor {self.name!r} is {self.format.name}, F32 is needed here")
         values = self.data.view(np.dtype("<f4"))
@@ -84,8 +78,7 @@ class QTensor:
         name: str = "",
         importance: npt.NDArray[np.float32] | None = None,
     ) -> QTensor:
-        """Make a tensor of `values` (any shape, float32) in `format`; importance: of the columns. Raises OperandError
-        as `blocks.quantise` does."""
+        """Quantize float32 `values`; raises OperandError as `blocks.quantise`."""
         array = np.asarray(values, np.float32)
         if array.ndim < 1 or array.size == 0:
             raise OperandError(f"tensor {name!r}: shape {array.shape} has no rows or an empty side")

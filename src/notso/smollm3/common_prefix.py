@@ -1,4 +1,4 @@
-"""How far two sequences are the same."""
+"""Length of the common prefix of two sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many tokens (or other things) two sequences begin with in common."""
+    """Return the length of the common prefix."""
     count = 0
     for ours, theirs in zip(a, b, strict=False):
         if ours != theirs:

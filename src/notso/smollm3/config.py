@@ -1,4 +1,4 @@
-"""SmolLM3's configuration, read from a GGUF file's metadata. Field names are Hugging Face's."""
+"""SmolLM3 configuration, read from a GGUF file's metadata. Field names are Hugging Face's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from notso.smollm3.errors import ModelFileError, quoted
 
 ARCHITECTURE = "smollm3"
 
+# Every fourth layer has no position encoding. GGUF files do not hold this number: it belongs to the architecture
+# (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
 NO_ROPE_LAYER_INTERVAL = 4
-"""Every fourth layer has no position encoding. GGUF files do not hold this number: it belongs to the architecture
-(transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp fixes it as well)."""
 
-# name: (lowest, highest) of what a file may claim
+# Accepted range of each integer key: (lowest, highest).
 LIMITS = {
     "block_count": (1, 256),
     "embedding_length": (1, 32_768),
@@ -30,7 +30,7 @@ LIMITS = {
     "rope.scaling.original_context_length": (1, 1_048_576),
 }
 
-# the same of what is no integer; beyond these a power or a logarithm of it is no number any more
+# Accepted range of each float key. Beyond these a power or logarithm of the value overflows.
 FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
@@ -40,25 +40,25 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
+# Values of the `rope.scaling.*` keys that scale nothing, or nothing beyond YaRN.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
 }
-"""Of the keys `rope.scaling.*`: what says that nothing is scaled, or nothing more than YaRN does."""
 
 _YARN_KEYS = {
     *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
 }
 
+# Whether the ends of YaRN's ramp are rounded to whole pairs. Specific to this project: llama.cpp always rounds them.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
-"""Whether the ends of YaRN's ramp are whole pairs. A key of ours: llama.cpp always rounds them."""
 
 YARN_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class YarnRamp:
-    """Which frequencies YaRN changes, and what it multiplies cosine and sine by beyond its own factor."""
+    """Range of YaRN's ramp, and an extra factor on cosine and sine."""
 
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -68,11 +68,10 @@ class YarnRamp:
 
 @dataclass(frozen=True, slots=True)
 class SmolLM3Config:
-    """What the forward pass needs to know. Lengths in values, `max_position_embeddings` in tokens.
+    """Model dimensions and constants; `max_position_embeddings` in tokens."""
 
-    `no_rope_layers` has Hugging Face's meaning, the opposite of its name: 1 means the layer rotates by position.
-    """
-
+    # Hugging Face's meaning of `no_rope_layers` is the opposite of the name: 1 means that the layer rotates by
+    # position.
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -84,14 +83,14 @@ class SmolLM3Config:
     rms_norm_eps: float
     rope_theta: float
     no_rope_layers: tuple[int, ...]
+    # YaRN's factor and the original context, if the file carries both; they then apply to every context length.
     yarn_of_file: tuple[float, int] | None = None
-    """YaRN's factor and the context trained before it, where the file carries both; then it holds for every context."""
+    # Left out of repr(), from which kv/cache_version.py identifies cached prefixes: it adds the frequencies themselves.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
-    """Not in the text of a configuration, by which kept prefixes are known: the frequencies that it leads to are."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
-        """Read and check every value. Raises ModelFileError naming a key that is missing, mistyped or out of range."""
+        """Parse metadata. Raises ModelFileError naming a missing, mistyped or out-of-range key."""
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise ModelFileError(f"general.architecture is {quoted(architecture)}; supported: {ARCHITECTURE!r}")
@@ -126,38 +125,34 @@ class SmolLM3Config:
         )
 
     def uses_rope(self, layer: int) -> bool:
-        """Whether queries and keys of this layer are rotated by position."""
         return self.no_rope_layers[layer] == 1
 
     @property
     def nope_layers(self) -> tuple[int, ...]:
-        """The layers without position encoding: 3, 7, 11, ... counted from 0."""
+        """Layers without position encoding: 3, 7, 11, ..."""
         return tuple(layer for layer in range(self.num_hidden_layers) if not self.uses_rope(layer))
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that the cache holds for one token."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
     @property
     def max_context_tokens(self) -> int:
-        """The longest context that can be asked for: what the file says where it carries YaRN, else twice the trained
-        one, beyond which there is no rotation that was tried."""
+        """Longest supported context."""
         if self.yarn_of_file is None:
+            # Longer contexts than this have never been tried with YaRN.
             return int(YARN_FACTOR * self.max_position_embeddings)
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
-        """Angle per position of each pair, and the factor on cosine and sine.
-
-        Within the trained context: theta^(-2i/D) and 1. Beyond it: YaRN with factor 2 (transformers'
-        _compute_yarn_parameters; Peng et al. 2023, section 3.2), which halves the slow frequencies. A file that carries
-        YaRN itself has it at every length, as with transformers and llama.cpp.
-        """
+        """Return each pair's angle per position, and the factor on cosine and sine."""
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
+        # Within the trained context: theta^(-2i/D). Beyond it YaRN with factor 2 halves the slow frequencies
+        # (transformers' _compute_yarn_parameters; Peng et al. 2023, section 3.2). A file that carries YaRN itself has
+        # it at every length, as in transformers and llama.cpp.
         if self.yarn_of_file is None and context_tokens <= original:
             return plain, 1.0
         yarn = self.yarn_ramp
@@ -171,18 +166,17 @@ class SmolLM3Config:
         return mixed, yarn.attn_factor * yarn_attention_factor(factor)
 
     def _pair_turning(self, turns: float, tokens: int) -> float:
-        """The (fractional) pair that turns this often over so many tokens."""
+        # The (fractional) pair that completes `turns` turns over `tokens` positions.
         ratio = tokens / (turns * 2 * math.pi)
         return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """What YaRN multiplies cosine and sine by where nothing else is said (Peng et al. 2023, section 3.4)."""
+    """Return YaRN's factor on cosine and sine (Peng et al. 2023, section 3.4)."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRamp]:
-    """`rope.scaling.*`: YaRN's factor and its original context, or None where nothing is scaled; and its ramp."""
     prefix = f"{ARCHITECTURE}.rope.scaling."
     given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     found, ramp = None, YarnRamp()

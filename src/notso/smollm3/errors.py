@@ -1,14 +1,14 @@
-"""The error tree of the model's floor.
+"""Errors of the model layer.
 
 NotsoError
 └── ModelError
-    ├── ModelFileError           this GGUF is not a SmolLM3 we can run
+    ├── ModelFileError           the GGUF file is not a supported SmolLM3
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
-    │   └── ContextLengthError   the prompt and a first token do not fit the context
-    ├── OutOfMemoryError         the plan needs more memory than there is
+    │   └── ContextLengthError   prompt and first token exceed the context
+    ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
-    └── DownloadError            a model could not be fetched or does not match its published hash
+    └── DownloadError            a download failed or does not match its published hash
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from notso.qtensor import quoted as quoted
 
 
 class ModelError(NotsoError):
-    """Something about the model or a request to it."""
+    """Base class of model and request errors."""
 
 
 class ModelFileError(ModelError):
-    """A GGUF file is readable but is not a SmolLM3 this engine can run; the message names the key or tensor."""
+    """The file is not a supported SmolLM3; the message names the key or tensor."""
 
 
 class TemplateError(ModelError):
-    """The chat template could not be compiled or refused these messages."""
+    """The chat template failed, or refused the messages."""
 
 
 class InvalidRequestError(ModelError, ValueError):
-    """A request asks for something outside what is supported. `param` is the name of the offending field."""
+    """A request is invalid; `param` names the field."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -39,11 +39,9 @@ class InvalidRequestError(ModelError, ValueError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """`needed_tokens` do not fit into `context_tokens`. `at_least`: it was too long to be counted.
+    """The prompt exceeds the context. `at_least`: counting was cut short."""
 
-    Programs that shorten conversations look for the message's first words.
-    """
-
+    # Clients that shorten conversations match the message's first words.
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
         super().__init__(
@@ -64,8 +62,8 @@ class OutOfMemoryError(ModelError):
 
 
 class EngineError(ModelError):
-    """The engine failed while answering (a non-finite logit, say). Other requests are unaffected."""
+    """One answer failed, for example on a non-finite logit; others are unaffected."""
 
 
 class DownloadError(ModelError):
-    """A download failed, was cut, or does not match its published size or SHA-256."""
+    """A download failed, was truncated, or does not match its published size or SHA-256."""

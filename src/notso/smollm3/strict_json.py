@@ -1,4 +1,4 @@
-"""JSON as the standard has it: no NaN, no Infinity."""
+"""Standard JSON, without NaN and Infinity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def is_json_object(text: object) -> bool:
-    """Whether `text` is strictly a JSON object: no NaN, no Infinity, no nesting deeper than Python can follow."""
+    """Return whether `text` is a standard JSON object."""
     try:
         return isinstance(text, str) and isinstance(DECODER.decode(text), dict)
     except (ValueError, RecursionError):

@@ -51,6 +51,7 @@ from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, TruePeer, owner_of
+from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
@@ -233,6 +234,7 @@ def create_app(
         middleware=[
             Middleware(TruePeer),
             Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
+            Middleware(AccessLog),
             Middleware(InPieces),
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),

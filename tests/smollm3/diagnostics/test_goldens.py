@@ -137,6 +137,13 @@ def test_the_released_set_is_whole_and_of_no_other_model(tmp_path: Path) -> None
         check_goldens(written(tmp_path / "random.gguf"))
 
 
+def test_equal_values_fail_the_check(tmp_path: Path) -> None:
+    case = {"ids": [1], "logits": [{"position": 0, "values": [3.0] * 8}]}
+    (tmp_path / "flat.json").write_text(json.dumps({"shape": SHAPE, "cases": [case]}))
+    (check,) = check_goldens(written(tmp_path / "random.gguf"), tmp_path / "flat.json").checks
+    assert not check.ok
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -155,6 +162,7 @@ def test_the_released_set_is_whole_and_of_no_other_model(tmp_path: Path) -> None
         ),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "logits": [{"position": 0, "values": [1]}]}]}), "several"),
         ('{"shape": {"layers": NaN}}', "not JSON"),
+        (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "means": [10**400]}]}), "lists of numbers"),
     ],
 )
 def test_malformed_sets_are_refused_by_name(text: str, words: str, tmp_path: Path) -> None:

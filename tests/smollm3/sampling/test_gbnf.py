@@ -91,6 +91,7 @@ def test_which_texts_are_of_a_grammar(
         ('root ::= root "a"', "no text follows it"),
         ("root ::= " + "(" * (MAX_NESTED + 1) + '"a"' + ")" * (MAX_NESTED + 1), "nested deeper"),
         ('root ::= ("a"{1000}){1000}', "refused|cannot follow"),
+        ("root ::= " + "(" * 20 + '"a"' + (")" + "?" * 60) * 20, "nested"),  # deeper than the interpreter may recurse
     ],
 )
 def test_what_is_wrong_with_a_grammar_is_told(grammars: Grammars, source: str, told: str) -> None:

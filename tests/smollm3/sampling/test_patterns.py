@@ -14,7 +14,7 @@ import pytest
 from notso.smollm3.sampling.grammar import JSON_STYLE, MAX_GRAMMAR_SIZE, MAX_LEXER_STATES, MAX_ROW_ITEMS
 from notso.smollm3.sampling.schemas.json_schema import held_schema
 from notso.smollm3.sampling.schemas.negation import pattern_of_all_but
-from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern
+from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
 
 NODE = shutil.which("node")
 PATTERNS, TEXTS, ANSWERS, SEED = 600, 8, 4, 36
@@ -29,8 +29,8 @@ console.log(JSON.stringify(rows.map(([pattern, texts]) => {
 })));
 """
 NOT_SUPPORTED = (
-    *("a lookahead", "a lookbehind", "a word boundary", "a backreference", "control characters"),
-    *("half a character", "nothing satisfies it", "^ or $ where"),
+    *("beside a Unicode property", "a lookbehind", "a backreference", "control characters"),
+    *("half a character", "nothing satisfies it", "matches no text", "in more ways"),
 )
 """What may be refused of valid patterns, by name."""
 
@@ -38,8 +38,10 @@ NOT_SUPPORTED = (
 class Writer:
     """Writes patterns, most of them valid."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, looks: float = 0.0) -> None:
+        """looks: the share of lookaheads and word boundaries among groups."""
         self.random = random.Random(seed)
+        self.looks = looks
         self.groups = 0
 
     def pattern(self) -> str:
@@ -95,6 +97,8 @@ class Writer:
         if kind < 0.74:
             return self.characters()
         if kind < 0.94 and depth:
+            if self.random.random() < self.looks:
+                return choose(["(?=", "(?!", "(?!", r"\b(?:", r"\B(?:"]) + self.options(depth - 1) + ")"
             self.groups += 1
             return choose(["(?:", "(", f"(?<g{self.groups}>"]) + self.options(depth - 1) + ")"
         return choose([r"\1", "(?=a)", "(?!b)", r"\b", r"\B", "(?<=a)", "(?<!a)", r"\k<g1>", "a", "b", "(", ")"])
@@ -191,8 +195,9 @@ def is_writable(text: str) -> bool:
 
 
 @pytest.mark.skipif(NODE is None, reason="node, which judges them, is not installed (Debian: apt-get install nodejs)")
-def test_node_agrees_on_generated_patterns() -> None:
-    writer, rows = Writer(SEED), []
+@pytest.mark.parametrize(("seed", "looks"), [(SEED, 0.0), (SEED + 1, 0.8)])
+def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
+    writer, rows = Writer(seed, looks), []
     for _ in range(PATTERNS):
         pattern = writer.pattern()
         texts, refusal = [writer.text() for _ in range(TEXTS)], refusal_of(pattern)
@@ -220,14 +225,14 @@ def test_node_agrees_on_generated_patterns() -> None:
         else:
             counted["valid"] += 1
             counted["answers"] += len(answers)
-            library = library_pattern(pattern)
+            library = library_patterns(pattern)
             for text, matches in zip(texts + answers, said, strict=True):
                 is_read_by_units = any(letter > "\uffff" for letter in text)  # without the flag `u`: less is allowed
-                held = text in answers or is_held(library, text)
+                held = text in answers or all(is_held(each, text) for each in library)
                 if held > matches or (held < matches and is_writable(text) and not is_read_by_units):
                     faults.append(f"{pattern!r} {'takes' if held else 'refuses'} {text!r}: {library!r}")
     assert not faults, "\n".join(faults[:20])
-    assert counted["valid"] >= 280 and counted["answers"] >= 900 and counted["invalid"] >= 20, counted
+    assert counted["valid"] >= 280 and counted["answers"] >= 800 and counted["invalid"] >= 20, counted
 
 
 @pytest.mark.parametrize(
@@ -255,9 +260,11 @@ def test_a_pattern_is_read_as_ecmascript_reads_it(pattern: str, texts: list[str]
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("a(?=b)", "a lookahead"),
+        (r"\p{L}(?=b)", "a lookahead beside a Unicode property"),
+        (r"^(?=a)b", "matches no text"),
         ("(?<!a)b", "a lookbehind"),
-        (r"\bx", "a word boundary"),
+        (r"\b\p{L}", "a word boundary beside a Unicode property"),
+        ("(?!a{9000})(?:a{9000}|b)*(?=a{90}b)", "in more ways than are supported"),
         (r"(a)\1", "a backreference"),
         (r"(?<n>a)\k<n>", "a backreference"),
         ("a{1000000}", "repetitions"),

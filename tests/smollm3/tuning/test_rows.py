@@ -106,6 +106,13 @@ def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenize
         RowWriter.of(demo_path(), 20, DAY).row(given)
 
 
+def test_a_template_without_an_end_token_is_named(tokenizer: Tokenizer) -> None:
+    writer = RowWriter.of(demo_path(), 1024, DAY)
+    writer._ends = frozenset()
+    with pytest.raises(ValueError, match="no end token"):
+        writer.row(row(said("user", "Hi"), said("assistant", "Ho")))
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -1,1 +1,1 @@
-"""Who computes: one protocol, and behind it each kind of device."""
+"""Device backends behind one protocol."""

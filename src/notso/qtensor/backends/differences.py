@@ -1,6 +1,6 @@
-"""Whether two backends give the same bits: small random work that both do, in well under a second.
+"""Bit-exactness check of two backends on small random operations, in well under a second.
 
-A device is trusted with a model after this. It is no test of the kernels: those are tests/qtensor's.
+It runs before a device computes a model. Kernel tests are in tests/qtensor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from notso.qtensor.kv_formats import TILE_POSITIONS, KVFormat
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
+# One, few and many rows, for which kernels may differ.
 ROWS = (1, 5, 33)
-"""One, a few, and many, which kernels of their own may multiply."""
 
 OUTPUTS, INPUTS = 96, 512
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128
+# Tested KV formats; those with fewer bits build on the first.
 KEPT: tuple[KVFormat, ...] = ("k8v8", "f16")
-"""Cache formats that are tried; those of fewer bits are built on the first."""
 
 EPS = 1e-6
 
@@ -29,10 +29,7 @@ Work = Callable[[Backend, np.random.Generator], Host]
 
 
 def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
-    """What the two compute differently, by name; weights are in `formats`. Empty where all bits are equal.
-
-    Raises DeviceError, and what operations raise.
-    """
+    """Return the operations that differ. Raises DeviceError, and what they raise."""
     found = []
     for name, work in _works(formats):
         ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))
@@ -59,7 +56,6 @@ def _floats(rng: np.random.Generator, *shape: int) -> Host:
 
 
 def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: int) -> Host:
-    """Rows of the embedding, a plain, a gated and an added product with norms, captured and run twice."""
     first, second = (_weight(backend, rng, format, name) for name in ("first", "second"))
     x = backend.upload(_floats(rng, rows, INPUTS))
     norm = RMSNorm(backend.upload(_floats(rng, INPUTS)), EPS)
@@ -77,7 +73,7 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
 
 
 def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
-    """Some rows of one sequence, rotated, kept and looked back on, over a tile's border."""
+    # Crosses a tile boundary.
     rows = TILE_POSITIONS + 9
     positions = backend.upload(np.arange(rows, dtype=np.int32))
     sequences = backend.upload(np.zeros(rows, np.int32))

@@ -1,1 +1,1 @@
-"""The slow twins: every block format and every op in numpy, to be read, and the oracle of the kernels."""
+"""Readable numpy implementations of formats and operations; reference for the kernels."""

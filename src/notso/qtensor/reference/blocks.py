@@ -1,9 +1,8 @@
-"""What the bytes of each block format mean, and how to make such bytes. Slow, plain, and the oracle of the kernels.
+"""Reference implementation of the block formats.
 
-A block is described three times here: `unpack_*` takes its integers and scales apart, `dequantise` turns them into
-numbers in float32 with one rounding per operation, `quantise` makes valid blocks from numbers. Arrays of blocks have
-shape (n, block_bytes), uint8; fields are little-endian; d, dmin and m are float16 in the file and float32 here.
-Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
+`unpack_*` extracts integers and scales, `dequantise` computes float32 values with one rounding per operation,
+`quantise` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
+float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
-MAX_HALF = 65504.0  # the largest float16; minima and single values must fit it
+MAX_HALF = 65504.0  # the largest float16, for minima and single values
 LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # every other format: MAX_HALF
-CHUNK_VALUES = 1 << 20  # numbers worked on at a time, so that temporaries stay small whatever the tensor's size
+CHUNK_VALUES = 1 << 20  # chunk size that bounds temporaries
 
 
 class SuperBlocks(NamedTuple):
-    """Q4_K and Q5_K: number = d * scales[j] * q - dmin * mins[j], j = which 32 of the 256."""
+    """Q4_K, Q5_K: value = d * scales[j] * q - dmin * mins[j] for 32-value group j."""
 
     d: Floats  # (n,)
     dmin: Floats  # (n,)
@@ -38,7 +37,7 @@ class SuperBlocks(NamedTuple):
 
 
 class SignedSuperBlocks(NamedTuple):
-    """Q6_K: number = d * scales[j] * q, j = which 16 of the 256."""
+    """Q6_K: value = d * scales[j] * q for 16-value group j."""
 
     d: Floats  # (n,)
     scales: Integers  # (n, 16) int32, -128..127
@@ -46,7 +45,7 @@ class SignedSuperBlocks(NamedTuple):
 
 
 class SmallBlocks(NamedTuple):
-    """Q4_0, Q4_1, Q8_0: number = d * q + m (m is zero but in Q4_1)."""
+    """Q4_0, Q4_1, Q8_0: value = d * q + m (zero except in Q4_1)."""
 
     d: Floats  # (n,)
     m: Floats  # (n,)
@@ -54,32 +53,31 @@ class SmallBlocks(NamedTuple):
 
 
 class Q8KBlocks(NamedTuple):
-    """Activations as the quantised kernels take them, 256 to a block: number = d * q."""
+    """Activations in blocks of 256: value = d * q."""
 
-    d: Floats  # (M, K / 256); NaN marks a block that held a NaN or an infinity
+    d: Floats  # (M, K / 256); NaN if the block had NaN or infinity
     q: npt.NDArray[np.int8]  # (M, K / 256, 256), -127..127
-    bsums: npt.NDArray[np.int16]  # (M, K / 256, 16): sums of q over 16 neighbours
+    bsums: npt.NDArray[np.int16]  # (M, K / 256, 16): sums of 16 adjacent q
 
 
 class Q8x32Blocks(NamedTuple):
-    """The same for weights in blocks of 32, 32 to a block."""
+    """Activations in blocks of 32."""
 
-    d: Floats  # (M, K / 32); NaN marks a block that held a NaN or an infinity
+    d: Floats  # (M, K / 32); NaN if the block had NaN or infinity
     q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
 
 
-# ---------------------------------------------------------------- bytes -> integers and scales
+# Bytes to integers and scales
 
 
 def _half(b: Bytes, start: int) -> Floats:
-    """The float16 at byte `start` of every block, as float32 (n,)."""
     return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
-    """(n, 12) bytes -> scales (n, 8), mins (n, 8): eight pairs of six bits. Three groups of four bytes: a scale's low
-    six bits each, a min's low six bits each, then the low nibbles of the later four, whose top two bits sit above
-    the first eight."""
+    """Unpack (n, 12) bytes to (n, 8) scales and mins."""
+    # Four bytes each: low six bits of the first four scales, of the first four mins, then low nibbles of the other
+    # four, with their top two bits in the first eight bytes.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -87,19 +85,20 @@ def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
 
 
 def _unpack_nibbles(qs: Integers, width: int) -> Integers:
-    """(n, bytes) -> (n, 2 * bytes): in each run of `width` bytes first all low nibbles, then all high ones."""
+    # In each run of `width` bytes: first all low nibbles, then all high ones.
     runs = qs.reshape(len(qs), -1, 1, width)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
 def unpack_q4_k(b: Bytes) -> SuperBlocks:
-    """(n, 144) blocks: d[2] dmin[2] scales[12] qs[128]."""
+    """Unpack (n, 144): d[2] dmin[2] scales[12] qs[128]."""
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, _unpack_nibbles(b[:, 16:].astype(np.int32), 32))
 
 
 def unpack_q5_k(b: Bytes) -> SuperBlocks:
-    """(n, 176) blocks: d[2] dmin[2] scales[12] qh[32] qs[128]; bit j of qh[l] is the fifth bit of number l of run j."""
+    """Unpack (n, 176): d[2] dmin[2] scales[12] qh[32] qs[128]."""
+    # Bit j of qh[l] is the fifth bit of value l in run j.
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
     bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
@@ -107,8 +106,8 @@ def unpack_q5_k(b: Bytes) -> SuperBlocks:
 
 
 def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
-    """(n, 210) blocks: ql[128] qh[64] scales[16] (int8) d[2]. Each half of 128 numbers takes 64 bytes of ql (nibbles)
-    and 32 of qh (two bits for each quarter)."""
+    """Unpack (n, 210): ql[128] qh[64] scales[16] (int8) d[2]."""
+    # Each half of 128 values takes 64 bytes of ql (nibbles) and 32 of qh (two bits per quarter).
     low = _unpack_nibbles(b[:, :128].astype(np.int32), 64)
     pairs = b[:, 128:192].astype(np.int32).reshape(-1, 2, 1, 32) >> 2 * np.arange(4)[:, None] & 3
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
@@ -116,22 +115,22 @@ def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
 
 
 def unpack_q8_0(b: Bytes) -> SmallBlocks:
-    """(n, 34) blocks: d[2] qs[32] (int8)."""
+    """Unpack (n, 34): d[2] qs[32] (int8)."""
     q = np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int32)
     return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), q)
 
 
 def unpack_q4_0(b: Bytes) -> SmallBlocks:
-    """(n, 18) blocks: d[2] qs[16], nibbles less 8."""
+    """Unpack (n, 18): d[2] qs[16], nibbles minus 8."""
     return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), _unpack_nibbles(b[:, 2:].astype(np.int32), 16) - 8)
 
 
 def unpack_q4_1(b: Bytes) -> SmallBlocks:
-    """(n, 20) blocks: d[2] m[2] qs[16]."""
+    """Unpack (n, 20): d[2] m[2] qs[16]."""
     return SmallBlocks(_half(b, 0), _half(b, 2), _unpack_nibbles(b[:, 4:].astype(np.int32), 16))
 
 
-# ---------------------------------------------------------------- bytes -> numbers
+# Bytes to values
 
 
 def _from_super(blocks: SuperBlocks) -> Floats:
@@ -173,17 +172,15 @@ def _numbers(format: Format, b: Bytes) -> Floats:
 
 
 def split_blocks(format: Format, rows: Bytes) -> Bytes:
-    """(..., bytes) uint8 -> (n, block_bytes). Raises OperandError if a row is not a whole number of blocks."""
+    """Reshape to (n, block_bytes). Raises OperandError for incomplete blocks."""
     if rows.dtype != np.uint8 or rows.ndim < 1 or rows.shape[-1] % format.block_bytes:
         raise OperandError(f"{rows.dtype} {rows.shape} is not rows of whole {format.name} blocks")
     return rows.reshape(-1, format.block_bytes)
 
 
 def dequantise(format: Format, rows: Bytes) -> Floats:
-    """(..., row_bytes) uint8 -> (..., cols) float32. Bad scales (NaN, infinity) come through as such.
-
-    Raises OperandError if a row is not a whole number of blocks.
-    """
+    """Dequantize (..., row_bytes) uint8 to (..., cols) float32. Raises OperandError for incomplete blocks."""
+    # Invalid scales (NaN, infinity) propagate.
     blocks = split_blocks(format, rows)
     out = np.empty((len(blocks), format.block_values), np.float32)
     step = CHUNK_VALUES // format.block_values
@@ -193,16 +190,15 @@ def dequantise(format: Format, rows: Bytes) -> Floats:
     return out.reshape(*rows.shape[:-1], rows.shape[-1] // format.block_bytes * format.block_values)
 
 
-# ---------------------------------------------------------------- numbers -> bytes
+# Values to bytes
 
 
 def _half_bytes(values: Floats) -> Bytes:
-    """float32 (n,) -> float16 as bytes (n, 2)."""
     return values.astype("<f2")[:, None].view(np.uint8)
 
 
 def pack_scales(scales: Integers, mins: Integers) -> Bytes:
-    """scales, mins (n, 8), 0..63 -> (n, 12) bytes; the inverse of `unpack_scales`."""
+    """Inverse of `unpack_scales`."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
@@ -210,7 +206,6 @@ def pack_scales(scales: Integers, mins: Integers) -> Bytes:
 
 
 def _pack_nibbles(q: Integers, width: int) -> Bytes:
-    """q (n, values) 0..15 -> (n, values / 2) bytes; the inverse of `_unpack_nibbles`."""
     runs = q.reshape(len(q), -1, 2, width)
     packed: Bytes = (runs[:, :, 0] | runs[:, :, 1] << 4).astype(np.uint8)
     return packed.reshape(len(q), -1)
@@ -243,7 +238,7 @@ def _pack_q8_0(x: Floats) -> Bytes:
 
 def _pack_q4_0(x: Floats) -> Bytes:
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d, q = scale_search.symmetric(extreme / np.float32(-8), x, -8, 7)  # the extreme becomes -8: there is no +8
+    d, q = scale_search.symmetric(extreme / np.float32(-8), x, -8, 7)  # the extreme becomes -8, as there is no +8
     return np.concatenate([_half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
 
 
@@ -255,7 +250,7 @@ def _pack_q4_1(x: Floats) -> Bytes:
 
 def _pack_bf16(x: Floats) -> Bytes:
     bits = x.view(np.uint32)
-    nearest = bits + 0x7FFF + (bits >> 16 & 1) >> 16  # to nearest, ties to even
+    nearest = bits + 0x7FFF + (bits >> 16 & 1) >> 16  # round half to even
     return nearest.astype("<u2").view(np.uint8)
 
 
@@ -268,20 +263,19 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
     Q8_0: _pack_q8_0,
 }
 _SEARCHED: dict[Format, Callable[[Floats, Floats], Bytes]] = {Q4_K: _pack_q4_k, Q5_K: _pack_q5_k, Q6_K: _pack_q6_k}
-SEARCHED_VALUES = 1 << 17  # numbers at a time in a search, which goes over them often: they stay in a cache
-LEAST_IMPORTANCE = np.float32(1e-3)  # of the mean: what a text did not need, another one may
+SEARCHED_VALUES = 1 << 17  # smaller chunks that stay in cache during a search
+LEAST_IMPORTANCE = np.float32(1e-3)  # relative to the mean: other texts may need what this one did not
 
 
 def quantise(
     format: Format, values: npt.NDArray[np.float32], importance: npt.NDArray[np.float32] | None = None
 ) -> Bytes:
-    """(..., cols) float32 -> (..., row_bytes) uint8 in `format`, to nearest; of the super-blocks with a search for good
-    scales (`scale_search.py`).
+    """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
 
-    importance (cols,): how much the square of an error counts in each column, for that search. Raises OperandError for
-    a format that is only read (`unpacked_blocks.py`), for a row that is not whole blocks, for NaN or infinity, and for
-    numbers too large to store.
+    Raises OperandError for a read-only format, incomplete blocks, NaN or infinity, and values beyond the format's
+    range.
     """
+    # Simple formats round to nearest; super-blocks search for scales (scale_search.py), where importance applies.
     if format not in _BYTES and format not in _SEARCHED:
         raise OperandError(f"{format.name} is read, not made")
     x = np.ascontiguousarray(values, np.float32)
@@ -308,7 +302,6 @@ def quantise(
 
 
 def _weights(importance: npt.NDArray[np.float32] | None, columns: int) -> Floats:
-    """(columns,) above zero, 1 in the mean."""
     if importance is None:
         return np.ones(columns, np.float32)
     if importance.shape != (columns,) or not np.isfinite(importance).all() or importance.min() < 0:
@@ -326,10 +319,8 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 
 
 def scales_of(format: Format, rows: Bytes) -> Floats:
-    """Every float16 scale and minimum in the rows (the numbers themselves for float formats), (n, 1 or 2) float32.
-
-    If these are finite, so is every number of the tensor. Raises OperandError as `split_blocks` does.
-    """
+    """Return float16 scales and minima (float formats: values), (n, 1 or 2) float32. Raises OperandError."""
+    # If these are finite, so is every value of the tensor.
     blocks = split_blocks(format, rows)
     if format in unpacked_blocks.UNPACK_32:
         small = unpacked_blocks.UNPACK_32[format](blocks)
@@ -343,17 +334,15 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
 
 
 def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
-    """Activations (M, K) float32 -> blocks of 256 8-bit integers. Raises OperandError unless K is a multiple of 256.
-
-    Per block: d = max|x| / 127, q = round half to even of x * (127 / max|x|), all in float32. A block with
-    max|x| < 1e-30 is all zero; one with a NaN or an infinity gets d = NaN and q = 0, so that it shows in the result.
-    """
+    """Quantize activations (M, K) float32 in blocks of 256. Raises OperandError for incomplete blocks."""
+    # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 is zero;
+    # NaN or infinity gives d = NaN and q = 0, so that it shows in the result.
     d, q = _to_bytes(x, 256)
     return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
 
 
 def quantise_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
-    """The same with blocks of 32. Raises OperandError unless K is a multiple of 32."""
+    """Quantize in blocks of 32. Raises OperandError for incomplete blocks."""
     return Q8x32Blocks(*_to_bytes(x, 32))
 
 

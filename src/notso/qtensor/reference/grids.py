@@ -1,7 +1,7 @@
-"""The grids of the IQ formats, packed as `native/kernels/portable/grid_codes.h` has them; a test holds both together.
+"""Grids of the IQ formats, packed as in `native/kernels/portable/grid_codes.h`; a test compares both.
 
-The values of a grid's row are numbers into the format's few levels: two bits each and eight to a row (IQ1, IQ2), or
-four bits each and four to a row (IQ3), the first value lowest. Source: ggml's `ggml-common.h`.
+A row's values are indices into the format's levels, lowest value first: eight of two bits (IQ1, IQ2), or four of four
+bits (IQ3). Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ROWS = {"IQ2_XXS": 256, "IQ2_XS": 512, "IQ2_S": 1024, "IQ1_S": 2048, "IQ3_XXS":
 
 
 def grid_codes() -> dict[str, npt.NDArray[np.uint16]]:
-    """Every grid as it is packed: name -> (rows,) uint16."""
+    """Return every packed grid: name -> (rows,) uint16."""
     every = np.frombuffer(zlib.decompress(base64.b85decode("".join(_CODES.split()))), "<u2")
     ends = np.cumsum(list(_ROWS.values()))
     return dict(zip(_ROWS, np.split(every, ends[:-1]), strict=True))
 
 
 def grid(name: str) -> npt.NDArray[np.int32]:
-    """The grid of a format: (rows, 8) int32 of IQ1 and IQ2, (rows, 4) of IQ3."""
+    """Return a grid, int32: (rows, 8), or (rows, 4) for IQ3."""
     bits, width = (4, 4) if name.startswith("IQ3") else (2, 8)
     numbers = grid_codes()[name][:, None].astype(np.int32) >> bits * np.arange(width) & (1 << bits) - 1
     rows: npt.NDArray[np.int32] = np.array(_LEVELS[name], np.int32)[numbers]

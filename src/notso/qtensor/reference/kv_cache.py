@@ -1,8 +1,8 @@
-"""What a key-value cache of 8 bits or less holds, and attention over it, bit for bit as the kernels have it.
+"""KV formats of 8 bits or less and attention over them, bit-identical to the kernels.
 
-A head's vector is rotated, then rounded to levels: whole numbers within 127, times one half-precision scale. With 8
-bits every whole number is a level; with less there is a table of levels, which fits a Gaussian (Lloyd 1957, Max 1960).
-Shapes: L rows, S positions, H query heads, KH heads of keys and values, D head size.
+A head's vector is rotated and rounded to levels: integers within 127, times a half-precision scale. At 8 bits every
+integer is a level; lower formats have a table fitted to a Gaussian (Lloyd 1957, Max 1960). Shapes: L rows, S positions,
+H query heads, KH key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEVELS: dict[int, list[int]] = {
     4: [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127],
     3: [-127, -79, -45, -14, 14, 45, 79, 127],
 }
-SIGMAS = {4: 2.7326, 3: 2.1520}  # where the outermost level of each table lies on a Gaussian of deviation 1
+SIGMAS = {4: 2.7326, 3: 2.1520}  # position of the outermost level on a standard Gaussian
 LOG2E = np.float32(1.44269504)
 EXP2 = [0.001326472731307149, 0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.6931470036506653, 1.0]
 
@@ -29,18 +29,18 @@ Integers = npt.NDArray[np.int32]
 
 
 class Rounded(NamedTuple):
-    """Vectors as a cache holds them: value = level * scale, still rotated."""
+    """Vectors in cache format, rotated: value = level * scale."""
 
     levels: Integers  # (..., D), within 127
     scales: Halves  # (...)
 
     def values(self) -> Floats:
-        """The vectors in their own directions again: (..., D)."""
+        """Return the vectors (..., D) with the rotation undone."""
         return rotate(np.asarray(self.levels.astype(np.float32) * self.scales[..., None].astype(np.float32)))
 
 
 def rotate(x: Floats) -> Floats:
-    """x (..., D) times Hadamard's matrix / sqrt(n), in each stretch of n = the largest power of two that divides D."""
+    """Apply a Hadamard rotation to x (..., D), in segments of the largest power of two that divides D."""
     size = x.shape[-1] & -x.shape[-1]
     y = x.astype(np.float32)
     width = 1
@@ -48,21 +48,21 @@ def rotate(x: Floats) -> Floats:
         pairs = y.reshape(*x.shape[:-1], -1, 2, width)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
-        if width == 8:  # after the sixteen lanes of a vector
+        if width == 8:  # after a vector's sixteen lanes
             y = y * (np.float32(1) / np.sqrt(np.float32(size)))
         width *= 2
     return np.asarray(y, np.float32)
 
 
 def round_vectors(x: Floats, bits: int) -> Rounded:
-    """Rotate x (..., D) and round it to `bits` (8, 4 or 3)."""
+    """Rotate x (..., D) and round to 8, 4 or 3 bits."""
     with np.errstate(all="ignore"):
         turned = rotate(x)
         return _to_bytes(turned) if bits == 8 else _to_levels(turned, bits)
 
 
 def _to_bytes(x: Floats) -> Rounded:
-    """scale = half(max|x| / 127), level = round to even of x * (1 / scale). NaN or infinity gives no finite scale."""
+    # scale = half(max|x| / 127), level = x * (1 / scale) rounded to even. NaN or infinity gives no finite scale.
     top = np.where(np.isfinite(x).all(axis=-1), np.abs(x).max(axis=-1), np.float32(np.nan))
     scales = (top / np.float32(127)).astype(np.float16)
     step = scales.astype(np.float32)
@@ -73,10 +73,8 @@ def _to_bytes(x: Floats) -> Rounded:
 
 
 def _to_levels(x: Floats, bits: int) -> Rounded:
-    """The nearest levels of a table stretched to the deviation of x; then scale = half(sum x^2 / sum x level).
-
-    That scale keeps the product of a vector with itself: rounding then widens no score and narrows none.
-    """
+    # Nearest levels of the table stretched to the deviation of x; scale = half(sum x^2 / sum x level), which preserves
+    # a vector's product with itself, so that rounding does not bias scores.
     table = np.array(LEVELS[bits], np.float32)
     squares = fold16_chain(x, x)
     size = np.float32(x.shape[-1])
@@ -84,7 +82,7 @@ def _to_levels(x: Floats, bits: int) -> Rounded:
     usable = np.isfinite(squares) & (squares >= np.float32(1e-30))
     inverse = np.float32(1) / np.where(usable, step, np.float32(1))
     borders = (table[1:] + table[:-1]) / 2
-    upper = borders[len(borders) // 2 + 1 :]  # the levels are symmetric about nought
+    upper = borders[len(borders) // 2 + 1 :]  # levels are symmetric about zero
     y = x * inverse[..., None]
     outward = (np.abs(y)[..., None] > upper).sum(axis=-1)
     half = len(table) // 2
@@ -97,7 +95,7 @@ def _to_levels(x: Floats, bits: int) -> Rounded:
 
 
 def fold16_chain(a: Floats, b: Floats) -> Floats:
-    """sum of a * b over the last side: fused by lanes of sixteen, then folded."""
+    """Return sum(a * b), fused in sixteen lanes, then folded."""
     a, b = (part.reshape(*part.shape[:-1], -1, 16) for part in (a, b))
     lanes = np.zeros((*a.shape[:-2], 16), np.float32)
     for i in range(a.shape[-2]):
@@ -112,7 +110,7 @@ def _fold(lanes: Floats) -> Floats:
 
 
 def exp2(x: Floats) -> Floats:
-    """2^x, x clamped to [-100, 127]; the kernels' polynomial."""
+    """Return 2^x, x clamped to [-100, 127]."""
     x = np.clip(x, np.float32(-100), np.float32(127))
     whole = np.rint(x)
     r = x - whole
@@ -123,10 +121,8 @@ def exp2(x: Floats) -> Floats:
 
 
 def attention(q: Floats, keys: Rounded, values: Rounded, start: int, scale: float) -> Floats:
-    """Causal attention of q (L, H, D) at positions start.. over keys and values (S, KH, D) as they are held.
-
-    The order of operations is that of ByteAttentionTask in native/kernel_table.h.
-    """
+    """Causal attention of q (L, H, D) from `start` over (S, KH, D)."""
+    # Operations are ordered as in ByteAttentionTask in native/kernel_table.h.
     out = np.empty_like(q)
     head = np.arange(q.shape[1]) // (q.shape[1] // keys.levels.shape[1])
     for row in range(len(q)):
@@ -138,15 +134,13 @@ def attention(q: Floats, keys: Rounded, values: Rounded, start: int, scale: floa
 
 
 class _State(NamedTuple):
-    """Of every head: the largest score so far, the sum of powers, the weighted values."""
-
     peak: Floats  # (H,)
     total: Floats  # (H,)
     o: Floats  # (H, D)
 
 
 def _attend(q: Floats, k: Rounded, v: Rounded, scale: np.float32) -> Floats:
-    """One row of all heads: q (H, D), k and v (H, S, D) -> (H, D)."""
+    # q (H, D), k and v (H, S, D) -> (H, D).
     turned = rotate(q)
     top = np.where(np.isfinite(turned).all(axis=-1), np.abs(turned).max(axis=-1), np.float32(np.nan))
     usable = top >= np.float32(1e-30)
@@ -163,7 +157,7 @@ def _attend(q: Floats, k: Rounded, v: Rounded, scale: np.float32) -> Floats:
 
 
 def _tile(s: Floats, v: Rounded, before: _State) -> _State:
-    """What a tile's scores (H, n) and values (H, n, D) add."""
+    # Scores s (H, n) and values v (H, n, D) of one tile.
     peak = np.maximum(before.peak, s.max(axis=-1))
     correction = exp2(before.peak - peak)
     p = exp2(s - peak[:, None])

@@ -1,6 +1,6 @@
-"""The bytes of a cache block taken apart and put together, as native/cache_format.h lays them out.
+"""Packing of cache blocks as defined in native/cache_format.h.
 
-Shapes: B blocks, KH heads of keys and values, D head size, L rows; a block holds 128 positions.
+Shapes: B blocks, KH key-value heads, D head size, L rows; a block holds 128 positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BITS: dict[str, tuple[int, int]] = {name: (bits.key, bits.value) for name, bits 
 
 
 def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Rounded, Rounded]:
-    """Keys and values (128, KH, D) of one block (KH, bytes of a head), in a format below f16."""
+    """Return keys and values (128, KH, D) of a block (KH, bytes per head) below f16."""
     heads = block.reshape(kv_heads, -1)
     keys, values, scales = _parts(heads, format, head_dim)
     key_bits, value_bits = BITS[format]
@@ -33,15 +33,14 @@ def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Round
 
 
 def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Floats]:
-    """The same of a block in f16, as float32."""
+    """Return keys and values of an f16 block as float32."""
     halves = block.view(np.float16).reshape(kv_heads, 2, -1).astype(np.float32)
     keys = halves[:, 0].reshape(kv_heads, head_dim, TILE).transpose(2, 0, 1)
     return keys, halves[:, 1].reshape(kv_heads, TILE, head_dim).transpose(1, 0, 2)
 
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
-    """Write k and v (L, KH, D) into a pool's data (see `KeyValuePool`): row i at positions[i], by the table tables[i]
-    (T,)."""
+    """Write row i of k and v (L, KH, D) at positions[i] by tables[i]."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
         run, place = divmod(table[p // TILE], pool.shape[2])
@@ -67,13 +66,12 @@ def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[A
 
 
 def _parts(heads: Bytes, format: str, dim: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Views of keys, values and scales."""
     key_bytes, value_bytes = (TILE * dim * bits // 8 for bits in BITS[format])
     return tuple(np.split(heads, [key_bytes, key_bytes + value_bytes], axis=1))  # type: ignore[return-value]
 
 
 def unpack_groups(data: Bytes, groups: int, lanes: int, bits: int) -> Numbers:
-    """Packed bytes (KH, n) -> numbers (KH, groups, lanes, 4)."""
+    """Unpack bytes (KH, n) to integers (KH, groups, lanes, 4)."""
     rows: Numbers = data.reshape(len(data), -1, lanes, 4).astype(np.intp)
     if bits == 8:
         return rows
@@ -86,7 +84,7 @@ def unpack_groups(data: Bytes, groups: int, lanes: int, bits: int) -> Numbers:
 
 
 def pack_groups(numbers: Numbers, bits: int) -> Bytes:
-    """The inverse of `unpack_groups`: (KH, groups, lanes, 4) -> (KH, n)."""
+    """Pack integers (KH, groups, lanes, 4) to bytes (KH, n)."""
     heads, _, lanes, _ = numbers.shape
 
     def together(part: Numbers, count: int, step: int) -> Numbers:

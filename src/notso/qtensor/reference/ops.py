@@ -1,8 +1,8 @@
-"""Every operation of this floor in numpy, one idea per line; what the kernels are compared with.
+"""Reference implementation of all operations in numpy.
 
-Two kinds of twin stand here. `matmul_q8k` follows the kernels' float operations one by one and must give the same
-bits; everything else computes in float64 and rounds once, and is compared within a stated tolerance.
-Shapes: M or L rows in a batch, K inputs, N outputs, S stored positions, H query heads, KH key heads, D head size.
+`matmul_q8k` follows the kernels' float operations and must be bit-identical; the others compute in float64, round once,
+and are compared with tolerances. Shapes: M or L rows, K inputs, N outputs, S stored positions, H query heads, KH key
+heads, D head size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Layout: TypeAlias = Literal["pairs", "halves"]
 
-ROW_CHUNK = 512  # weight rows unpacked at a time
+ROW_CHUNK = 512  # weight rows per chunk
 
 
 def _need(condition: bool, message: str) -> None:
@@ -31,15 +31,13 @@ def _need(condition: bool, message: str) -> None:
         raise OperandError(message)
 
 
-# ---------------------------------------------------------------- arithmetic
+# Arithmetic
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c in float32 with one rounding, as the CPU's fused multiply-add.
-
-    The product of two float32 is exact in float64; the sum is rounded to odd there (its last bit is set when anything
-    was lost), after which rounding to float32 cannot go wrong twice.
-    """
+    """Return a * b + c in float32 with one rounding."""
+    # The product of two float32 is exact in float64. The sum is rounded to odd (the last bit is set if anything was
+    # lost), after which rounding to float32 is correct.
     with np.errstate(all="ignore"):
         product, addend = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
         total = product + addend
@@ -51,11 +49,11 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
         return odd.astype(np.float32)
 
 
-# ---------------------------------------------------------------- matrices
+# Matrices
 
 
 def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
-    """Rows `ids` (L,) of `weight` (V, C), dequantised: (L, C). Raises OperandError for an id outside 0..V-1."""
+    """Return dequantized rows `ids` (L,). Raises OperandError."""
     ids = np.asarray(ids)
     _need(ids.ndim == 1, f"row numbers must be one-dimensional, not {ids.shape}")
     _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row numbers must be in 0..{weight.rows - 1}")
@@ -63,7 +61,7 @@ def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats
 
 
 def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
-    """x (M, K) times the transpose of weight (N, K) -> (M, N), in float64 on dequantised weights."""
+    """Return x @ weight.T in float64 on dequantized weights."""
     _check_matmul(x, weight)
     out = np.empty((len(x), weight.rows), np.float32)
     for start in range(0, weight.rows, ROW_CHUNK):
@@ -73,20 +71,16 @@ def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
 
 
 def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
-    """x (M, K) times the transpose of a quantised weight (N, K) -> (M, N), bit for bit as the kernels have it.
-
-    The activations become 8-bit blocks of 256 (`quantise_q8k`, scale dx), or of 32 for weights in blocks of 32
-    (`quantise_q8x32`); every product of integers is summed exactly, and floats meet once per block, in order of the
-    blocks:
-
-        Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
-        Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
-        Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
-        Q4_1         the same, each 32 followed by f = fma(float(sum x) * dx, m, f)
-        others       as Q4_K (Q2_K), Q6_K (256 to a block), Q8_0 or Q4_1 (Q5_1; 32 to a block): `unpacked_blocks.py`
-
-    Raises OperandError for a float format, or unless K is a multiple of 256.
-    """
+    """Return x (M, K) @ weight.T, bit-identical to the kernels. Raises OperandError for a float format, or unless 256
+    divides K."""
+    # Activations are quantized in blocks of 256 (`quantise_q8k`, scale dx), or of 32 for such weights
+    # (`quantise_q8x32`). Integer products are summed exactly; floats are combined once per block, in block order:
+    #
+    #   Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
+    #   Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
+    #   Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
+    #   Q4_1         the same, each 32 followed by f = fma(float(sum x) * dx, m, f)
+    #   others       as Q4_K (Q2_K), Q6_K (256 per block), Q8_0 or Q4_1 (Q5_1; 32 per block): `unpacked_blocks.py`
     _check_matmul(x, weight)
     _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
     x = np.ascontiguousarray(x)
@@ -105,7 +99,6 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
 
 
 def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    """Formats of 256 to a block: one weight block for each activation block -> (M, rows)."""
     if format == Q6_K:
         d, scales, q = blocks.unpack_q6_k(packed)
         dmin, mins = np.zeros_like(d), np.zeros_like(scales[:, :8])
@@ -127,12 +120,11 @@ def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows:
 
 
 def _small_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    """Formats of 32 to a block: a block of the activations for each -> (M, rows)."""
     known = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
     unpacked = known[format](packed) if format in known else UNPACK_32[format](packed)
     d, m, q = (part.reshape(rows, -1, *part.shape[1:]) for part in unpacked)
     acc = np.zeros((len(x.d), rows), np.float32)
-    with np.errstate(all="ignore"):  # the largest scales of MXFP4 overflow
+    with np.errstate(all="ignore"):  # MXFP4's largest scales overflow
         for first in range(0, x.d.shape[1], 8):
             f = np.zeros_like(acc)
             for j in range(first, first + 8):
@@ -146,14 +138,13 @@ def _small_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, row
 
 
 def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
-    """Integers (M, n) times (N, n) transposed -> the exact sums, rounded once to float32. float64 holds them all: they
-    stay below 2^53 by far, and it multiplies faster than numpy's integers do."""
+    # float64 holds the sums exactly (far below 2^53) and multiplies faster than numpy's integers.
     sums: Doubles = x.astype(np.float64) @ w.astype(np.float64).T
     return sums.astype(np.float32)
 
 
 def matmul(x: Floats, weight: QTensor) -> Floats:
-    """x (M, K) times the transpose of weight (N, K) -> (M, N): exact integers for quantised formats, float64 else."""
+    """Return x (M, K) @ weight.T: exact integers if quantized, else float64."""
     return matmul_dequantised(x, weight) if weight.format.is_float else matmul_q8k(x, weight)
 
 
@@ -162,11 +153,11 @@ def _check_matmul(x: Floats, weight: QTensor) -> None:
     _need(x.shape[1] == weight.cols, f"input has {x.shape[1]} columns, tensor {weight.name!r} has {weight.cols}")
 
 
-# ---------------------------------------------------------------- element by element
+# Elementwise
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    """x (..., C), weight (C,) -> weight * x / sqrt(mean(x^2) + eps)."""
+    """Return weight * x / sqrt(mean(x^2) + eps); x (..., C), weight (C,)."""
     _need(weight.shape == x.shape[-1:], f"weight {weight.shape} does not match {x.shape}")
     wide = x.astype(np.float64)
     scale = 1 / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + eps)
@@ -175,7 +166,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 
 
 def silu_mul(gate: Floats, up: Floats) -> Floats:
-    """gate / (1 + exp(-gate)) * up, any shape."""
+    """Return gate / (1 + exp(-gate)) * up."""
     _need(gate.shape == up.shape, f"shapes {gate.shape} and {up.shape} differ")
     wide = gate.astype(np.float64)
     with np.errstate(over="ignore"):
@@ -184,13 +175,13 @@ def silu_mul(gate: Floats, up: Floats) -> Floats:
 
 
 def add(a: Floats, b: Floats) -> Floats:
-    """a + b in float32, any shape."""
+    """Return a + b in float32."""
     _need(a.shape == b.shape, f"shapes {a.shape} and {b.shape} differ")
     return np.asarray(a + b, np.float32)
 
 
 def softmax(x: Floats) -> Floats:
-    """exp(x) / sum(exp(x)) along the last side; the largest value is taken off first."""
+    """Return softmax over the last axis."""
     return _softmax(x.astype(np.float64)).astype(np.float32)
 
 
@@ -200,16 +191,16 @@ def _softmax(x: Doubles) -> Doubles:
 
 
 def argmax(x: Floats) -> npt.NDArray[np.int64]:
-    """Index of the largest value along the last side, the first of equals. x (..., V) -> (...)."""
+    """Return the first maximum's index."""
     _need(x.ndim > 0 and x.shape[-1] > 0, "there is no largest of nothing")
     return np.asarray(np.argmax(x, axis=-1), np.int64)
 
 
-# ---------------------------------------------------------------- rotation and attention
+# Rotation and attention
 
 
 def inverse_frequencies(size: int, theta: float) -> Doubles:
-    """w_i = theta^(-2i / size) for the size / 2 pairs of a head (Su et al., RoFormer)."""
+    """Return theta^(-2i / size) (Su et al., RoFormer)."""
     _need(size > 0 and size % 2 == 0, f"a rotated head has an even size, not {size}")
     return theta ** (-2 * np.arange(size // 2, dtype=np.float64) / size)
 
@@ -217,12 +208,10 @@ def inverse_frequencies(size: int, theta: float) -> Doubles:
 def yarn_frequencies(
     size: int, theta: float, factor: float, original_positions: int, beta_fast: float = 32, beta_slow: float = 1
 ) -> tuple[Doubles, float]:
-    """YaRN (Peng et al. 2023): frequencies for `factor` times the positions, and the factor for cos and sin.
+    """Return YaRN frequencies and factor (Peng et al. 2023)."""
 
-    Pairs that turn more than `beta_fast` times over the original positions stay; those that turn less than
-    `beta_slow` times are slowed by `factor`; between the two pair numbers (floor, ceil) the change is a ramp.
-    """
-
+    # Pairs with more than `beta_fast` turns over the original positions are kept, those with fewer than `beta_slow` are
+    # slowed by `factor`, with a ramp between these pairs (floor, ceil).
     def pair_turning(turns: float) -> float:
         return size * math.log(original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -240,11 +229,9 @@ def rope(
     layout: Layout = "pairs",
     scale: float = 1.0,
 ) -> Floats:
-    """Rotate x (L, H, D) by positions (L,): pair i of each head turns by position * frequencies[i] (D / 2,).
-
-    "pairs" turns (2i, 2i + 1), as GGUF files are laid out; "halves" turns (i, i + D / 2). cos and sin are multiplied
-    by `scale` (YaRN).
-    """
+    """Rotate x (L, H, D) by positions * frequencies (D / 2,)."""
+    # "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). `scale` multiplies cos and sin
+    # (YaRN).
     _need(x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree")
     _need(frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies for heads of {x.shape[2]}")
     _need(layout in ("pairs", "halves"), f"layout {layout!r} is neither 'pairs' nor 'halves'")
@@ -260,11 +247,8 @@ def rope(
 
 
 def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
-    """Causal grouped-query attention: q (L, H, D) at positions start..start+L-1 over k, v (S, KH, D) -> (L, H, D).
-
-    Query head h reads key head h // (H / KH). The row at position p sees keys 0..p, so S must be at least start + L;
-    keys beyond are not looked at. `scale` multiplies the scores: 1 / sqrt(D) unless given.
-    """
+    """Return causal attention of q (L, H, D) from position `start` over k, v (S, KH, D)."""
+    # Query head h reads key head h // (H / KH). Keys beyond start + L are ignored. `scale` defaults to 1 / sqrt(D).
     _need(q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree")
     length, heads, size = q.shape
     _need(k.shape[2] == size and heads % k.shape[1] == 0, f"{heads} heads of {size} over {k.shape[1]} of {k.shape[2]}")

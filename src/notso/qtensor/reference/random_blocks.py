@@ -1,7 +1,7 @@
-"""Blocks of random numbers of a wanted size, made fast: for benchmarks and kernel tests, where no file is at hand.
+"""Fast generation of random blocks for benchmarks and kernel tests.
 
-The integers are random bytes; scales and minima come from a small pool and are chosen so that the numbers they stand
-for have mean near 0 and the standard deviation asked for, as trained weights have.
+Integers are random bytes; scales and minima come from a small pool, chosen so that values have mean near 0 and the
+given standard deviation, like trained weights.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from notso.qtensor.formats import (
 )
 from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantise
 
-POOL = 4096  # different sets of scales
+POOL = 4096  # distinct sets of scales
 
-# Mean and standard deviation of integers drawn evenly from 0..15, 0..31 and 0..63.
+# Mean and standard deviation of uniform integers in 0..15, 0..31 and 0..63.
 _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
+# Format -> mean and deviation of values from random bytes at d = 1; mins subtract the mean.
 _OTHERS: dict[Format, tuple[float, float]] = {
     Q5_0: (0.0, 9.23),
     Q5_1: (15.5, 9.23),
@@ -64,8 +65,8 @@ _OTHERS: dict[Format, tuple[float, float]] = {
     TQ2_0: (0.0, 1.12),
     MXFP4: (0.0, 5.84),
 }
-"""Format -> mean and deviation of the numbers of random bytes where d is 1; a mean is what its mins take off."""
 
+# Format -> byte offsets of its halves in a block.
 HALVES: dict[Format, tuple[int, ...]] = {
     **dict.fromkeys((Q4_0, Q8_0, Q5_0, IQ4_NL, IQ4_XS, IQ2_XXS), (0,)),
     **dict.fromkeys((IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S), (0,)),
@@ -75,19 +76,19 @@ HALVES: dict[Format, tuple[int, ...]] = {
     Q3_K: (108,),
     TQ1_0: (52,),
     TQ2_0: (64,),
-    IQ1_M: (48,),  # a nibble in each of four words
+    IQ1_M: (48,),  # one nibble in each of four words
 }
-"""Format -> where in a block its halves stand."""
 
 
 def random_bytes(rng: np.random.Generator, count: int) -> Bytes:
-    """`count` random bytes; 64 bits at a time, several times faster than `Generator.bytes`."""
+    """Return `count` random bytes."""
+    # 64 bits at a time, several times faster than `Generator.bytes`.
     words = rng.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
     return words.view(np.uint8)[:count]
 
 
 def random_blocks(format: Format, count: int, rng: np.random.Generator, std: float = 0.02) -> Bytes:
-    """`count` valid blocks of `format`, (count, block_bytes) uint8, whose numbers have about the deviation `std`."""
+    """Return valid blocks, (count, block_bytes) uint8, with deviation `std`."""
     if format in (F32, F16, BF16):
         numbers = rng.standard_normal((count, 1), np.float32) * np.float32(std)
         return quantise(format, numbers)
@@ -102,7 +103,7 @@ def random_blocks(format: Format, count: int, rng: np.random.Generator, std: flo
 
 
 def put_halves(format: Format, packed: Bytes, halves: Floats) -> None:
-    """Writes halves (n, how many the format has) float32 into blocks (n, block_bytes), in place."""
+    """Write halves (n, halves per block) into blocks in place."""
     bits = halves.astype("<f2").view("<u2")
     for start, column in zip(HALVES[format], bits.T, strict=True):
         if format == IQ1_M:
@@ -113,12 +114,11 @@ def put_halves(format: Format, packed: Bytes, halves: Floats) -> None:
 
 
 def _random_halves(format: Format, count: int, rng: np.random.Generator, std: float) -> Floats:
-    """(count, how many the format has) float32."""
     mean, deviation = _OTHERS[format]
     d = rng.uniform(0.7, 1.3, count).astype(np.float32) * np.float32(std / deviation)
     if format == Q5_1:
         return np.stack([d, d * np.float32(-mean)], axis=1)
-    if format == Q2_K:  # its mins are 7.5 in the mean, as its scales
+    if format == Q2_K:  # mins average 7.5, like scales
         return np.stack([d, d * np.float32(mean / 7.5)], axis=1)
     signed: Floats = d * rng.choice(np.array([-1, 1], np.float32), count)
     return signed[:, None]
@@ -129,7 +129,7 @@ def _half_bytes(values: Floats) -> Bytes:
 
 
 def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[int, Bytes]:
-    """-> where in a block the scales stand, and POOL sets of them as bytes."""
+    # Returns the offset of the scales in a block, and POOL sets of scale bytes.
     spread = rng.uniform(0.7, 1.3, POOL).astype(np.float32)
     sign = rng.choice(np.array([-1, 1], np.float32), POOL)
     if format in (Q4_K, Q5_K):

@@ -1,13 +1,12 @@
-"""Choosing scales: the part of quantising that is a matter of quality, not of layout.
+"""Search for block scales during quantization.
 
-A file's own blocks never pass through here; it serves conversion, tests and synthetic files. What is made small is the
-sum of w * (what the block says - x)^2, where w says how much an error of a number matters (all alike where nobody
-knows). Each search tries a few scales around the obvious one, fits the best scale to the integers that each gives
-(least squares), and keeps the best fit. A minimum is fitted anew to its scale as it is stored, and at last the halves
-of a super-block to all its integers.
+Existing blocks never pass through here. The search minimizes sum(w * (block value - x)^2), with w the importance of
+each value. It tries several scales around the obvious one, fits the scale to the resulting integers by least squares,
+and keeps the best. Minima are refitted to their stored scales, and finally a super-block's halves to all of its
+integers.
 
-Groups stand in columns, (values of a group, groups): sums over a group are then taken number by number, in one order,
-whatever stands beside it.
+Groups are columns, (values per group, groups), so that sums over a group are evaluated in a fixed order, independent of
+neighbors.
 """
 
 from __future__ import annotations
@@ -20,36 +19,35 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
-STRETCHES = np.linspace(-1.0, 1.0, 9)  # how far, in integer steps, the largest value may be moved
-SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)  # the extreme goes to about -32, and need not use all of the range
+STRETCHES = np.linspace(-1.0, 1.0, 9)  # shifts of the largest value, in integer steps
+SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)  # the extreme maps to about -32, and need not use the full range
 
 
 def as_half(x: Floats) -> Floats:
-    """`x` rounded to what a float16 field can hold, still float32."""
+    """Return `x` rounded to float16, as float32."""
     return x.astype(np.float16).astype(np.float32)
 
 
 def _reciprocal(x: Floats) -> Floats:
-    """1 / x, and 0 where x is 0 (or so small that 1 / x is infinite)."""
+    # Zero where x is zero, or too small for a finite reciprocal.
     usable = np.abs(x) > np.float32(1e-37)
     return np.where(usable, 1 / np.where(usable, x, np.float32(1)), np.float32(0)).astype(np.float32)
 
 
 def symmetric(scale: Floats, x: Floats, low: int, high: int) -> tuple[Floats, Integers]:
-    """scale (n,), x (n, values) -> the scale as float16 holds it, q = x / scale to nearest within low..high."""
+    """Return float16 scales (n,) and q = x / scale, rounded to low..high."""
     d = as_half(scale)
     return d, np.clip(np.rint(x * _reciprocal(d)[:, None]), low, high).astype(np.int32)
 
 
 def _columns(x: Floats, group: int) -> Floats:
-    """x (n, 256) -> (group, n * 256 / group): groups in columns."""
     return np.ascontiguousarray(x.reshape(-1, group).T)
 
 
 def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
-    """x, w (32, n) -> scale and minimum (n,), both >= 0, so that x is near scale * q - minimum with q in 0..top."""
+    # Fits scale and minimum (n,), both >= 0, with x near scale * q - minimum for q in 0..top; x and w are (32, n).
     low = np.minimum(x.min(axis=0), np.float32(0))
-    y = x - low  # from 0 up: nothing is lost in the differences of sums below
+    y = x - low  # nonnegative, so that the differences below do not cancel
     spread = y.max(axis=0)
     sum_w, wy = w.sum(axis=0), w * y
     sum_y = wy.sum(axis=0)
@@ -61,8 +59,8 @@ def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
         wq = w * q
         sum_q, sum_qq, sum_qy = wq.sum(axis=0), (wq * q).sum(axis=0), (wy * q).sum(axis=0)
         scale = (sum_w * sum_qy - sum_q * sum_y) * _reciprocal(sum_w * sum_qq - sum_q * sum_q)
-        lowered = (scale * sum_q - sum_y) * _reciprocal(sum_w)  # the minimum of y
-        through_zero = lowered < low  # the stored minimum cannot be negative: fit the scale alone
+        lowered = (scale * sum_q - sum_y) * _reciprocal(sum_w)  # minimum of y
+        through_zero = lowered < low  # the stored minimum cannot be negative: fit only the scale
         scale = np.maximum(np.where(through_zero, (sum_qy + low * sum_q) * _reciprocal(sum_qq), scale), 0)
         lowered = np.where(through_zero, low, lowered)
         error = scale * (scale * sum_qq - 2 * (lowered * sum_q + sum_qy)) + lowered * (lowered * sum_w + 2 * sum_y)
@@ -74,11 +72,11 @@ def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
 
 
 def super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Integers, Integers, Integers]:
-    """x, w (n, 256) -> d (n,), dmin (n,), scales (n, 8), mins (n, 8) in 0..63, q (n, 256) in 0..top."""
+    """Return d, dmin (n,), scales, mins (n, 8) in 0..63, q in 0..top for x, w (n, 256)."""
     columns, weights = _columns(x, 32), _columns(w, 32)
     scale, minimum = (part.reshape(-1, 8) for part in _fit_with_minimum(columns, weights, top))
     d, scales = symmetric(scale.max(axis=1) / np.float32(63), scale, 0, 63)
-    # What a scale lost by rounding, its minimum makes good in part.
+    # The minimum partly compensates for the rounding of its scale.
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     q = np.clip(np.rint((columns + minimum.reshape(-1)) * _reciprocal(stored)), 0, top)
     fitted = (weights * (stored * q - columns)).sum(axis=0) * _reciprocal(weights.sum(axis=0))
@@ -91,7 +89,6 @@ def super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Intege
 
 
 def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, top: int) -> Floats:
-    """x (32, 8n) -> q of the same shape, to nearest by the scales as they are stored."""
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     minimum = (dmin[:, None] * mins.astype(np.float32)).reshape(-1)
     q: Floats = np.clip(np.rint((x + minimum) * _reciprocal(stored)), 0, top)
@@ -101,8 +98,8 @@ def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Intege
 def _refit(
     x: Floats, w: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, q: Floats
 ) -> tuple[Floats, Floats]:
-    """The best d and dmin for integers that stay: two unknowns for each super-block, least squares in double precision.
-    What is not a pair of numbers above zero stays as it was."""
+    # Least squares in double precision for d and dmin of each super-block, with fixed integers. Values that are not
+    # both positive stay unchanged.
     s, m = scales.astype(np.float64), mins.astype(np.float64)
     wq, wx = w * q, w * x
 
@@ -118,7 +115,7 @@ def _refit(
     solvable = determinant > 1e-9 * ss * mm
     safe = np.where(solvable, determinant, 1)
     fitted_d, fitted_dmin = (sx * mm - sm * mx) / safe, (sm * sx - ss * mx) / safe
-    # Without a minimum there is one unknown.
+    # Without a minimum there is a single unknown.
     alone = ~solvable & (mm == 0) & (ss > 0)
     fitted_d = np.where(alone, sx / np.where(alone, ss, 1), fitted_d)
     usable = (fitted_d > 0) & (fitted_d < 2 * d) & (alone | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
@@ -129,7 +126,7 @@ def _refit(
 
 
 def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integers]:
-    """x, w (n, 256) -> d (n,), scales (n, 16) in -128..127, q (n, 256) in -32..31."""
+    """Return d (n,), scales (n, 16) in -128..127, q in -32..31 for x, w (n, 256)."""
     groups, weights = _columns(x, 16), _columns(w, 16)
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=0)[None], axis=0)[0]
     wx = weights * groups
@@ -140,7 +137,7 @@ def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integer
         q = np.clip(np.rint(groups * inverse), -32, 31)
         sum_qx = (q * wx).sum(axis=0)
         scale = sum_qx * _reciprocal((weights * q * q).sum(axis=0))
-        gain = sum_qx * scale  # by so much less is the error than that of zeros
+        gain = sum_qx * scale  # reduction of the error relative to zeros
         better = gain > best_gain
         best_gain, best_scale = np.where(better, gain, best_gain), np.where(better, scale, best_scale)
     scale = best_scale.reshape(-1, 16)
@@ -157,7 +154,6 @@ def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integer
 
 
 def _signed_integers(x: Floats, d: Floats, scales: Integers) -> Floats:
-    """x (16, 16n) -> q of the same shape, to nearest by the scales as they are stored."""
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     q: Floats = np.clip(np.rint(x * _reciprocal(stored)), -32, 31)
     return q

@@ -1,7 +1,7 @@
-"""The block formats that have no kernels of their own, taken apart: signed integers, whole scales, and d.
+"""Block formats without dedicated kernels, unpacked to signed integers, integer scales, and d.
 
-The numpy twin of `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks have shape (n, block_bytes), uint8.
-Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
+Numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes) uint8. Layouts:
+ggml's `ggml-common.h` and `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 LEVELS_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
-LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)  # twice E2M1's
+LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)  # twice E2M1's values
 
 
 class Unpacked256(NamedTuple):
-    """256 numbers to a block: number = d * scales[j] * q - dmin * mins[j], j = which 16 of them."""
+    """256-value block: value = d * scales[j] * q - dmin * mins[j] for 16-value group j."""
 
-    d: Floats  # (n,): the file's half, divided by a power of two where that makes the rest whole
-    dmin: Floats  # (n,); zero but in Q2_K
+    d: Floats  # (n,): the file's half, divided by a power of two if that makes the rest integers
+    dmin: Floats  # (n,); zero except in Q2_K
     scales: Integers  # (n, 16) int32
     mins: Integers  # (n, 16) int32
     q: Integers  # (n, 256) int32, -128..127
 
 
 class Unpacked32(NamedTuple):
-    """32 numbers to a block: number = d * q + m."""
+    """32-value block: value = d * q + m."""
 
     d: Floats  # (n,)
-    m: Floats  # (n,); zero but in Q5_1
+    m: Floats  # (n,); zero except in Q5_1
     q: Integers  # (n, 32) int32
 
 
@@ -64,7 +64,6 @@ def _half(b: Bytes, start: int) -> Floats:
 
 
 def _words(b: Bytes, start: int, count: int, kind: str) -> Integers:
-    """`count` little-endian unsigned words of every block from byte `start` on, (n, count) int64."""
     size = np.dtype(kind).itemsize
     return np.ascontiguousarray(b[:, start : start + size * count]).view(kind).astype(np.int64)
 
@@ -81,28 +80,28 @@ def _without_mins(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
 
 
 def _nibbles(qs: Bytes) -> Integers:
-    """(n, 16 * runs) -> (n, 32 * runs): of each sixteen bytes first the low nibbles, then the high ones."""
+    # (n, 16 * runs) -> (n, 32 * runs): per sixteen bytes, low nibbles before high ones.
     runs = qs.reshape(len(qs), -1, 1, 16).astype(np.int32)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
 def _pairs(qs: Bytes) -> Integers:
-    """(n, 64) -> (n, 256): of each 32 bytes first the lowest two bits, and so on."""
+    # (n, 64) -> (n, 256): per 32 bytes, the lowest two bits first.
     return (qs.reshape(-1, 2, 1, 32).astype(np.int32) >> 2 * np.arange(4)[:, None] & 3).reshape(len(qs), 256)
 
 
 def _nibble_pairs(b: Bytes) -> Integers:
-    """(n, k) -> (n, 2 * k): each byte's low nibble, then its high one."""
+    # (n, k) -> (n, 2 * k): each byte's low nibble, then its high one.
     return np.stack([b & 15, b >> 4], axis=2).reshape(len(b), -1).astype(np.int32)
 
 
 def _signs(bits: Integers) -> Integers:
-    """Bytes of signs (n, k) -> (n, k, 8) of 1 and -1, the lowest bit first."""
+    # (n, k) -> (n, k, 8): 1 and -1, lowest bit first.
     return 1 - 2 * (bits[:, :, None] >> np.arange(8) & 1)
 
 
 def _even(seven: Integers) -> Integers:
-    """Seven bits of signs with an eighth, so that an even number is set."""
+    # The eighth sign bit makes the number of set bits even.
     parity: Integers = seven
     for shift in (4, 2, 1):
         parity = parity ^ parity >> shift
@@ -151,7 +150,7 @@ def _iq4_xs(b: Bytes) -> Unpacked256:
 
 
 def _by_seven(words: Integers) -> Integers:
-    """Words of four times seven bits of signs, (n, 8) -> (n, 32, 8) of 1 and -1."""
+    # (n, 8) words of four times seven sign bits -> (n, 32, 8).
     return _signs(_even(words[:, :, None] >> 7 * np.arange(4) & 127).reshape(len(words), 32))
 
 
@@ -214,7 +213,7 @@ def _iq1_m(b: Bytes) -> Unpacked256:
 
 
 def _trits(b: Bytes, digits: int) -> Integers:
-    """(n, k) -> (n, digits * k) of -1, 0 and 1: every byte's first digit of three, then every second one, ..."""
+    # (n, k) -> (n, digits * k) of -1, 0 and 1: the first base-3 digit of every byte, then the second, ...
     powered = b[:, None, :] * (3 ** np.arange(digits)).astype(np.uint8)[:, None]
     return (powered.astype(np.int32) * 3 >> 8).reshape(len(b), -1) - 1
 
@@ -228,6 +227,7 @@ def _tq2_0(b: Bytes) -> Unpacked256:
     return _without_mins(_half(b, 64), np.ones((len(b), 16), np.int32), _pairs(b[:, :64]) - 1)
 
 
+# Functions that unpack (n, block_bytes) uint8.
 UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
     Q2_K: _q2_k,
     Q3_K: _q3_k,
@@ -242,7 +242,6 @@ UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
     TQ1_0: _tq1_0,
     TQ2_0: _tq2_0,
 }
-"""Format -> what takes (n, block_bytes) uint8 apart."""
 
 UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
     Q5_0: _q5_0,
@@ -250,11 +249,10 @@ UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
     IQ4_NL: _iq4_nl,
     MXFP4: _mxfp4,
 }
-"""Format -> the same, of blocks of 32."""
 
 
 def numbers_of(format: Format, b: Bytes) -> Floats:
-    """(n, block_bytes) uint8 -> (n, block_values) float32, one rounding per operation."""
+    """Return float32 values, with one rounding per operation."""
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)

@@ -1,1 +1,1 @@
-"""Model folders as Hugging Face has them, made into GGUF files."""
+"""Conversion of Hugging Face model folders to GGUF files."""

@@ -1,4 +1,4 @@
-"""A folder as Hugging Face has it, made into one GGUF file that this engine and llama.cpp read."""
+"""Convert a Hugging Face folder to one GGUF file that this engine and llama.cpp read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from notso.smollm3.conversion.packing import packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
 
+# Supported output types. Q4_K_M is the mix of the official files.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
-"""What can be made. Q4_K_M is the official files' mix."""
 
+# Incremented whenever the same folder yields a different file, so that cached conversions are redone.
 VERSION = 2
-"""Counted up whenever another file is made of the same folder: kept ones are made anew."""
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
@@ -30,11 +30,10 @@ Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 def convert(
     folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None, threads: int | None = None
 ) -> int:
-    """Write `out`; returns the bytes of its tensors. Needs little memory whatever the size: some rows at a time.
+    """Convert a folder to `out`, deterministically and in little memory; return the bytes of its tensors.
 
-    The same folder gives the same file. Raises ModelFileError or SafetensorsError for a folder that is no SmolLM3 this
-    engine computes, InvalidRequestError for a mix that is not made, OperandError for numbers that a format cannot hold,
-    and OSError where reading or writing fails. If anything fails no file appears.
+    Raises ModelFileError or SafetensorsError for an unsupported folder, InvalidRequestError for an unknown mix,
+    OperandError for unrepresentable values, OSError. No file appears on failure.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {mix!r} is not made; choices: {', '.join(MIXES)}", param="type")

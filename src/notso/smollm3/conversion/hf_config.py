@@ -1,6 +1,6 @@
-"""A folder's config.json and generation_config.json as the entries of a GGUF file.
+"""Convert a folder's config.json and generation_config.json to GGUF entries.
 
-Read by allow-list: a field is computed as transformers does, changes nothing of what this engine computes, or is
+Fields are read by allow-list: a field is computed as transformers does, has no effect on this engine's results, or is
 refused by name. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils and GenerationConfig.
 """
 
@@ -26,9 +26,10 @@ from notso.smollm3.errors import ModelFileError, quoted
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_VOCAB = 1_000_000
+# JSON has integers that no float holds, and Python's parser accepts NaN.
 MAX_NUMBER = 1e30
-"""JSON has whole numbers that no float holds, and Python's reads NaN."""
 
+# Accepted values of fixed fields; None stands for null.
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
     "architectures": (["SmolLM3ForCausalLM"], None),
@@ -42,7 +43,6 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
     "is_causal": (True, None),
 }
-"""What a SmolLM3 may say of itself, None where it says nothing."""
 
 _INTEGERS = {
     "block_count": "num_hidden_layers",
@@ -65,29 +65,29 @@ COMPUTED = frozenset(
 
 HARMLESS = frozenset(
     {
-        # of training, of memory, and of what a call returns
+        # training, memory use, and what a call returns
         *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
         *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
-        # names, versions, and code that is not run unless it is trusted
+        # names, versions, and code that only runs if it is trusted
         *("_name_or_path", "name_or_path", "transformers_version", "auto_map", "tokenizer_class"),
         *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
-        # of classes with other heads
+        # classes with other heads
         *("id2label", "label2id", "num_labels", "problem_type"),
-        # read where use_sliding_window is true
+        # only read if use_sliding_window is true
         *("sliding_window", "max_window_layers"),
-        # put nowhere: the tokenizer adds no tokens of itself, and one sequence needs no padding
+        # unused: the tokenizer adds no tokens by itself, and a single sequence needs no padding
         *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
     }
 )
 
+# Fields of rope_scaling and rope_parameters.
 YARN_COMPUTED = frozenset(
     {
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
         *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     }
 )
-"""Of rope_scaling and rope_parameters."""
 
 GENERATION_HARMLESS = frozenset(
     {
@@ -108,14 +108,15 @@ GENERATION_HARMLESS = frozenset(
     }
 )
 
+# Defaults that request parameters and server settings replace. Dropped values are logged.
 GENERATION_CHOSEN = frozenset(
     {
         *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),
         *("max_length", "max_new_tokens", "max_time"),
     }
 )
-"""Defaults that requests and the server's own settings take the place of. The log says what is not kept."""
 
+# Fields that would change every result, with the values at which they have no effect.
 GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -132,12 +133,11 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_length": (0,),
     "min_new_tokens": (0,),
 }
-"""Fields that change every answer, by the values with which they change none."""
 
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
+# Key -> (value, GGUF type name), as `GGUFWriter.add` takes them.
 Entries = dict[str, tuple[Any, str]]
-"""Key -> (value, its type's name), as `GGUFWriter.add` takes them."""
 
 _log = logging.getLogger(__name__)
 
@@ -145,8 +145,7 @@ _log = logging.getLogger(__name__)
 def read_object(
     folder: Path, name: str, most_bytes: int = MAX_CONFIG_BYTES, *, is_optional: bool = False
 ) -> dict[str, Any]:
-    """The object in a JSON file of a folder; an empty one for an optional file that is not there. Raises
-    ModelFileError."""
+    """Read a JSON object; {} if an optional file is missing. Raises ModelFileError."""
     try:
         found = json.loads(read_regular(folder / name, most_bytes))
     except OSError as error:
@@ -161,13 +160,12 @@ def read_object(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The object in config.json. Raises ModelFileError."""
+    """Return the object in config.json. Raises ModelFileError."""
     return read_object(folder, CONFIG)
 
 
 def config_entries(config: Mapping[str, Any]) -> Entries:
-    """The keys `smollm3.*`. Raises ModelFileError naming what is missing, of another type, unknown, or of another
-    model."""
+    """Return the `smollm3.*` keys. Raises ModelFileError naming the field."""
     for name, value in config.items():
         if name in FIXED:
             if not _is_one_of(value, FIXED[name]):
@@ -205,10 +203,7 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """The ids that end an answer by config.json and generation_config.json, each once, in their order there.
-
-    Raises ModelFileError for what is no id, and for a setting of generation_config.json that changes every answer.
-    """
+    """Return the distinct end-of-answer ids, generation_config.json's first. Raises ModelFileError."""
     generation = read_object(folder, GENERATION_CONFIG, is_optional=True)
     not_kept = []
     for name, value in generation.items():
@@ -232,8 +227,8 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 
 def _check_layers(config: Mapping[str, Any]) -> None:
-    """Which layers have no position encoding is the architecture's, not a file's: a GGUF cannot say it."""
     layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
+    # The layers without position encoding are fixed by the architecture: a GGUF file cannot express others.
     if config.get("no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL) != NO_ROPE_LAYER_INTERVAL:
         raise ModelFileError(f"{CONFIG}: no_rope_layer_interval must be {NO_ROPE_LAYER_INTERVAL}")
     if given is not None and isinstance(layers, int):
@@ -250,7 +245,7 @@ def _fourth() -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Theta and scaling, from where older and newer transformers write them: the older name goes first."""
+    # Older and newer transformers write theta and scaling in different places; the older name takes precedence.
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be objects")
@@ -267,14 +262,13 @@ def _kind(rope: Mapping[str, Any]) -> Any:
 
 
 def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
-    """YaRN as transformers' `_compute_yarn_parameters` reads it."""
     kind = _kind(rope)
     if kind == "default":
         return {}
     if kind != "yarn":
         raise ModelFileError(f"{CONFIG}: a rope scaling of type {quoted(kind)} is not computed; yarn is")
     context = config["max_position_embeddings"]
-    original = config.get("original_max_position_embeddings")  # goes first there
+    original = config.get("original_max_position_embeddings")  # takes precedence in transformers
     original = rope.get("original_max_position_embeddings", context) if original is None else original
     if type(original) is not int or not 0 < original < 1 << 31:
         raise ModelFileError(f"{CONFIG}: original_max_position_embeddings is {quoted(original)}, no whole number")
@@ -306,7 +300,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
         entries[f"{prefix}.attn_factor"] = attention / usual, "float32"
     for name in ("beta_fast", "beta_slow"):
         given = rope.get(name)
-        if given:  # transformers, too, takes 0 for nothing
+        if given:  # transformers treats 0 as unset, too
             _within(f"rope.scaling.yarn_{name}", name, _number(name, given))
             entries[f"{prefix}.yarn_{name}"] = float(given), "float32"
     truncate = rope.get("truncate", YarnRamp().truncate)
@@ -324,7 +318,7 @@ def _within(key: str, name: str, value: float) -> None:
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """As JSON counts: 1 is not true, 1.0 is 1."""
+    # As in JSON: 1 is not true, 1.0 is 1.
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 
 

@@ -1,7 +1,7 @@
-"""The tensors of a folder as Hugging Face has it, by the names they have in a GGUF file.
+"""Tensors of a Hugging Face folder under their GGUF names.
 
-Rows of queries and keys change their order: there a rotation turns numbers half a head apart, here neighbours. So row
-128h + 2i of a GGUF file is row 128h + i of the folder's, and row 128h + 2i + 1 is row 128h + 64 + i.
+The rows of queries and keys are reordered: Hugging Face rotates values half a head apart, GGUF adjacent ones. Row 128h
++ 2i of a GGUF file is row 128h + i of the folder, and row 128h + 2i + 1 is row 128h + 64 + i.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Floats = npt.NDArray[np.float32]
 
 INDEX_FILE, WHOLE_FILE = "model.safetensors.index.json", "model.safetensors"
 MAX_INDEX_BYTES = 16 << 20
-CHUNK_VALUES = 4 << 20
-"""Numbers made into blocks at a time, about."""
+CHUNK_VALUES = 4 << 20  # values converted to blocks at a time, approximately
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -41,21 +40,20 @@ _LAYER = {
 }
 
 
+# Frequencies in older folders; they follow from the configuration.
 _COMPUTED_ANEW = ".rotary_emb.inv_freq"
-"""Frequencies that older folders hold; they follow from the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """One tensor under its GGUF name, without `.weight`. head_rows: of how many rows a head is whose rows change their
-    order; 0: none do."""
+    """A tensor under its GGUF name without `.weight`. `head_rows`: rows per head if reordered."""
 
     name: str
     source: QTensor
     head_rows: int = 0
 
     def chunks(self) -> Iterator[Floats]:
-        """All numbers, in the file's order, some rows at a time (n, columns) float32."""
+        """Yield all values as (n, columns) float32."""
         columns = self.source.cols
         step = max(1, CHUNK_VALUES // columns)
         if self.head_rows:
@@ -69,7 +67,7 @@ class FolderTensor:
 
 
 class HFFolder:
-    """The weights of a folder. Raises ModelFileError, SafetensorsError or OSError."""
+    """Weights of a folder. Raises ModelFileError, SafetensorsError or OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._open = ExitStack()
@@ -85,7 +83,7 @@ class HFFolder:
             raise
 
     def tensors(self, config: Mapping[str, Any], head_dim: int) -> list[FolderTensor]:
-        """Every tensor in the order of a GGUF file. Raises ModelFileError for one that is missing or unknown."""
+        """Return all tensors in GGUF order. Raises ModelFileError for missing or unknown ones."""
         left = dict(self._tensors)
 
         def take(name: str, source: str, head_rows: int = 0) -> FolderTensor:
@@ -98,7 +96,7 @@ class HFFolder:
 
         head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
         is_tied = config.get("tie_word_embeddings", True)
-        if embed is None and head is not None and is_tied:  # transformers ties the one that is there
+        if embed is None and head is not None and is_tied:  # transformers ties whichever is present
             left["model.embed_tokens.weight"] = embed = head
         found = [take("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
@@ -116,7 +114,6 @@ class HFFolder:
         return found
 
     def formats(self) -> set[str]:
-        """The names of the formats that its tensors are in."""
         return {tensor.format.name for tensor in self._tensors.values()}
 
     def __enter__(self) -> HFFolder:
@@ -128,7 +125,6 @@ class HFFolder:
 
 
 def _equal(one: QTensor, other: QTensor) -> bool:
-    """Whether both hold the same numbers; those that are none equal nothing."""
     if one.shape != other.shape:
         return False
     return all(
@@ -138,8 +134,7 @@ def _equal(one: QTensor, other: QTensor) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The one file of weights, which goes first as in transformers, or those of the index, which must lie in the folder
-    itself."""
+    # The single file takes precedence over an index, as in transformers.
     if (folder / WHOLE_FILE).exists() or (folder / WHOLE_FILE).is_symlink():
         return [folder / WHOLE_FILE]
     index = folder / INDEX_FILE

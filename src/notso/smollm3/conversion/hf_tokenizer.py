@@ -1,7 +1,8 @@
-"""A folder's tokenizer and chat template as the entries of a GGUF file, compared with the folder's own on probe texts.
+"""Convert a folder's tokenizer and chat template to GGUF entries, checked against the original on probe texts.
 
-tokenizer.json says how text is cut (`text/tokenizer_pipeline.py`), tokenizer_config.json which tokens are special and,
-in older folders, the template. Read by allow-list. Source: transformers 5.24, tokenization_utils_tokenizers.
+tokenizer.json defines how text is split (`text/tokenizer_pipeline.py`); tokenizer_config.json lists the special tokens
+and, in older folders, holds the template. Fields are read by allow-list. Source: transformers 5.24,
+tokenization_utils_tokenizers.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # of what a call returns, cuts or pads, and of decoding, which is exact here
+        # what a call returns, truncates or pads, and decoding, which is exact here
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
-        # names, and files that tokenizer.json takes the place of
+        # names, and files that tokenizer.json replaces
         *("name_or_path", "processor_class", "auto_map", "special_tokens_map_file", "tokenizer_file", "vocab_file"),
         *("merges_file", "from_slow", "legacy", "is_local", "local_files_only", "backend", "use_fast"),
     }
 )
+# Classes that use tokenizer.json as it is; others split text in their own way.
 CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")
-"""Those that take tokenizer.json as it is; others bring a way to cut text of their own."""
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -43,6 +44,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _COMPUTED = frozenset({*SPECIAL, *SPECIAL_LISTS, "chat_template", "added_tokens_decoder", "tokenizer_class"})
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
+# Known differences between tokenizers: contractions, spaces, digits, scripts, Unicode normalization.
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "I'm sure they'll say it's HERS, won't they? WE'RE, I'D; don’t.",
@@ -56,15 +58,11 @@ PROBES = (
     "CamelCaseWords lowerUPPER SHOUTING iOS18 x86_64 ŒUVRE",
     "", " ", "\n", "a",
 )  # fmt: skip
-"""What differs between the tokenizers that people make: contractions, spaces, digits, scripts, forms of characters."""
 
 
 def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
-    """The keys `tokenizer.*`: tokens as they are, filled up to the `vocab` rows of the embedding by names that no text
-    has; `ends` are the ids that end an answer.
-
-    Raises ModelFileError naming what is missing, not computed, or gives other ids than the folder's own tokenizer.
-    """
+    """Return the `tokenizer.*` keys for `vocab` rows and end ids. Raises ModelFileError if unsupported or if ids differ
+    from the original tokenizer's."""
     found = tokenizer_entries(folder / TOKENIZER_FILE)
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     if len(tokens) > vocab:
@@ -78,7 +76,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
         found["tokenizer.ggml.eos_token_id"] = ends[0]
     others = [each for each in ends if each != found.get("tokenizer.ggml.eos_token_id")]
     if others:
-        found["tokenizer.ggml.eot_token_id"] = others[0]  # as far as llama.cpp's keys go
+        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp's keys go no further
         found[END_IDS_KEY] = list(ends)
     template = found.pop("tokenizer.chat_template", None)
     template = _template(config) if template is None else template
@@ -89,6 +87,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     _refuse_named_templates(folder, config)
     found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
     _compare(folder / TOKENIZER_FILE, found, _added_of(config))
+    # Fill the vocabulary up to the rows of the embedding.
     tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab)]
     kinds += [UNUSED] * (vocab - len(kinds))
     found["tokenizer.ggml.add_bos_token"] = False
@@ -121,7 +120,6 @@ def _text_of(name: str, token: Any) -> str:
 
 
 def _named(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(field, text) of every token that the file calls special."""
     found = [(name, _text_of(name, config[name])) for name in SPECIAL if config.get(name) is not None]
     for name in SPECIAL_LISTS:
         given = config.get(name) or []
@@ -133,10 +131,10 @@ def _named(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
-    """Tokens that tokenizer_config.json calls special are so, and it names none that tokenizer.json has not."""
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
     for name, text in _named(config):
+        # Every token that tokenizer_config.json calls special must exist in tokenizer.json.
         if text not in ids:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is no token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
@@ -157,8 +155,8 @@ def _added_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequence[int]) -> None:
-    """bos_token and eos_token as a template gets them. A file must name a token that ends an answer."""
     ids = {text: index for index, text in enumerate(found["tokenizer.ggml.tokens"])}
+    # Templates receive bos_token and eos_token; a GGUF file must name an end token.
     for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         found.pop(f"tokenizer.ggml.{key}_token_id", None)
         if config.get(name) is not None:
@@ -168,7 +166,7 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
 
 
 def _template(config: Mapping[str, Any]) -> str | None:
-    """Where older folders keep it: as text, or in a list of named ones."""
+    # Older folders keep the template here: as text, or in a list of named ones.
     given = config.get("chat_template")
     if isinstance(given, list):
         given = next(
@@ -178,8 +176,7 @@ def _template(config: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
-    """transformers takes one called tool_use in place of the default where there are tools; others have to be asked
-    for."""
+    # transformers uses a template named tool_use instead of the default if a request has tools.
     given = config.get("chat_template")
     in_list = isinstance(given, list) and any(
         isinstance(each, dict) and each.get("name") == "tool_use" for each in given
@@ -189,7 +186,6 @@ def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Ours beside the folder's own, run by the `tokenizers` library: the same tokens, and the same ids of texts."""
     ours = Tokenizer.from_gguf(found)
     try:
         theirs = tokenizers.Tokenizer.from_buffer(read_regular(path, MAX_JSON_BYTES))

@@ -1,7 +1,7 @@
-"""How much each input of each matrix matters: the mean square of what it is multiplied with, while a text is read.
+"""Mean square of each matrix input over a text (llama.cpp: importance matrix).
 
-An error of a weight changes an output by that error times the input, so what quantising should keep small is the sum of
-squared errors, each times the mean square of its input. llama.cpp calls the same numbers an importance matrix.
+A weight's error changes an output by that error times the input, so quantization should minimize the sum of squared
+errors weighted by the mean square of their inputs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.tokenizer import Tokenizer
 
+# Tokens per window. Each window starts from an empty context; an incomplete last window is ignored.
 WINDOW_TOKENS = 512
-"""A text is read in windows of so many tokens, each from an empty context; what is left over is not read."""
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -32,15 +32,14 @@ Progress = Callable[[int, int], None]  # windows read, in all
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Mean squares (columns,) float32 by the name of the tensor, over `windows` windows of a text."""
+    """Mean squares by tensor name, (columns,) float32."""
 
     of: Mapping[str, Floats]
     windows: int
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Read `text` with a model whose tensors are all floats. Raises InvalidRequestError for a text of less than a
-    window, KernelChoiceError and what loading a model raises."""
+    """Measure on `text`. Raises InvalidRequestError if it is too short, KernelChoiceError, and load errors."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
@@ -51,6 +50,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     backend = cast(Backend, watch)  # all of it, by __getattr__
     weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
+    # The output head's product is not needed.
     watch.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
     everything = list(range(window))
@@ -65,9 +65,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
 
 @dataclass
 class _Watch:
-    """A backend that keeps sums of squares of what matrices are multiplied with. `skipped`: a matrix whose product
-    nobody needs."""
-
+    # Accumulates the squared inputs of matrix products.
     backend: CPU
     sums: dict[str, Doubles] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A model file that appears whole, once it opens as any other does, or not at all."""
+"""Atomic creation of a model file, validated before it replaces the target."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from notso.smollm3.model.weights import SmolLM3Weights
 
 @contextmanager
 def new_model_file(out: Path) -> Iterator[GGUFWriter]:
-    """A writer for entries and tensors; what it was given is written at the end, and takes `out`'s place.
-
-    Raises ModelFileError where it is no SmolLM3, and OSError where writing fails.
-    """
+    """Yield a writer, then validate and publish the file. Raises ModelFileError or OSError."""
     unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
     writer = GGUFWriter(unchecked)
     try:
         yield writer
         writer.write()
-        with GGUFFile.open(unchecked) as made:  # as anybody will
+        with GGUFFile.open(unchecked) as made:  # validates as any reader does
             SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
         unchecked.replace(out)
     finally:

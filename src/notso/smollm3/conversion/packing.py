@@ -1,4 +1,4 @@
-"""Numbers into blocks, on all threads at a time, in the order they came."""
+"""Multithreaded, order-preserving quantization of rows to blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def require_whole_blocks(columns: int, format: Format) -> None:
-    """Raises InvalidRequestError for rows that are no whole blocks."""
+    """Raise InvalidRequestError unless rows consist of whole blocks."""
     if columns % format.block_values:
         raise InvalidRequestError(
             f"rows of {columns} numbers are no whole blocks of {format}; F16, BF16 and F32 take any", param="type"
@@ -29,7 +29,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
 def packed(
     rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
 ) -> Iterator[Bytes]:
-    """The bytes of each piece of rows; few pieces are in memory at a time. Raises OperandError as `QTensor` does."""
+    """Yield the packed bytes of each chunk, few at a time. Raises OperandError as `QTensor`."""
     count = threads or os.cpu_count() or 1
     waiting: deque[Future[Bytes]] = deque()
     with ThreadPoolExecutor(count, "notso-packing") as pool:

@@ -1,4 +1,4 @@
-"""A model file of floats made into one of blocks, as llama.cpp's quantiser does, by the same names."""
+"""Quantize a float model file to block formats, with llama.cpp's type names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
 from notso.smollm3.model.weights import SmolLM3Weights
 
+# Types made here from floats; `convert` makes more.
 MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")
-"""What is made of floats here; `convert` makes more."""
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, all of it
 _SUFFIX = ".weight"
@@ -36,12 +36,11 @@ def quantise(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> int:
-    """Write `out`; returns the bytes of its tensors. `source`: a GGUF file whose matrices are F16, BF16 or F32, or a
-    folder of Hugging Face's. `text`: a name and a text to read first, for how much each input matters.
+    """Quantize a float GGUF file or Hugging Face folder, deterministically; return the bytes of its tensors.
 
-    The same input gives the same file. Raises ModelFileError, GGUFError or SafetensorsError for a source that is no
-    SmolLM3 of floats, InvalidRequestError for a mix that is not made or a text that is too short, OperandError for
-    numbers that a block cannot hold, and OSError. If anything fails no file appears.
+    `text`: name and text for measuring input importance. Raises ModelFileError, GGUFError or SafetensorsError for an
+    unsupported source, InvalidRequestError for an unknown mix or short text, OperandError for unrepresentable values,
+    OSError. No file appears on failure.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not made; choices: {', '.join(MIXES)}", param="type")
@@ -50,7 +49,7 @@ def quantise(
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
     floats = out.with_name(f".{out.name}.{os.getpid()}.floats")
-    try:  # the engine reads GGUF files, so that is what reads the text
+    try:  # the engine that reads the text needs a GGUF file
         convert(source, floats, _type_of(source), lambda done, total: progress("joining", done, total), threads)
         return _quantise_file(floats, out, mix, text, threads, progress)
     finally:
@@ -102,7 +101,7 @@ def _format(mix: str, tensor: QTensor, config: SmolLM3Config, is_tied: bool) -> 
 
 
 def _say_how(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
-    """The keys by which llama.cpp's files say the same."""
+    # The keys that llama.cpp writes.
     writer.add_uint32("general.quantization_version", 2)
     writer.add_uint32("general.file_type", FILE_TYPES[mix])
     if measured is not None:
@@ -118,7 +117,6 @@ def _rows(tensor: QTensor) -> Iterator[npt.NDArray[np.float32]]:
 
 
 def _type_of(folder: Path) -> str:
-    """The type that loses nothing of the folder's tensors."""
     with HFFolder(folder) as found:
         formats = found.formats()
     return formats.pop() if len(formats) == 1 and formats <= FORMATS_BY_NAME.keys() else "F32"

@@ -1,1 +1,1 @@
-"""Looking at files, machines and engines: measure, inspect, verify, make."""
+"""Benchmarks, inspection, verification and synthesis of models."""

@@ -1,7 +1,7 @@
-"""How fast this machine runs a model, beside what it could do: rates and ceilings measured in turns, in one run.
+"""Benchmark of token rates, relative to hardware ceilings measured in the same run.
 
-Decoding reads every weight and the whole cache once for each token, so `read bandwidth / bytes read` is the most tokens
-per second that any engine can reach; a rate is worth something only as a share of that ceiling, measured in the same
+Decoding reads every weight and the whole cache once per token, so `read bandwidth / bytes read` is an upper bound on
+tokens per second for any engine. A rate is only meaningful as a share of that ceiling, measured within the same
 minutes.
 """
 
@@ -27,12 +27,12 @@ from notso.smollm3.values.engine_config import KVChoice, Placement
 from notso.smollm3.values.sampling_params import SamplingParams
 
 PROBE_BYTES = 1 << 30
-PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
+PROBE_READS = 3  # the first also faults the pages in; the best is the ceiling
 WAIT_SECONDS = 120.0
 
+# Pause after the probe's memory is freed: a virtual machine may return it to the host seconds later, which delays a
+# step or two by 0.1 s.
 CALM_SECONDS = 3.0
-"""After the probe's memory is given back: a virtual machine may tell its host some seconds later, which costs a step or
-two a tenth of a second."""
 
 METHOD = (
     "random prompts; greedy answers, timed token by token as a reader gets them; depth from copies of one block that "
@@ -44,10 +44,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """What to measure. Each repeat measures everything once, in turns.
+    """Measurements to take, all of them once per repeat.
 
-    prefill: (tokens, depth) of each prompt to read. depths: tokens after which to decode. batches: how many answers to
-    write at the same time.
+    prefill: (tokens, depth) of prompts. depths: context lengths for decoding. batches: concurrent sequences.
     """
 
     prefill: tuple[tuple[int, int], ...] = ((512, 0),)
@@ -55,7 +54,7 @@ class BenchmarkPlan:
     batches: tuple[int, ...] = (16,)
     decode_tokens: int = 32
     repeats: int = 3
-    context_tokens: int | None = None  # what all of it needs
+    context_tokens: int | None = None  # None: as much as the plan needs
     threads: int | None = None
     device: str = "auto"
     kv: KVChoice = "auto"
@@ -66,7 +65,6 @@ class BenchmarkPlan:
 
     @property
     def tasks(self) -> list[Task]:
-        """Everything that a peer is asked too."""
         return [
             *(("prefill", tokens, depth) for tokens, depth in self.prefill),
             *(("decode", self.decode_tokens, depth) for depth in self.depths),
@@ -75,7 +73,6 @@ class BenchmarkPlan:
 
     @property
     def longest_tokens(self) -> int:
-        """The context that all of it needs."""
         batch = SHORT_TOKENS + LATE_TOKENS if self.batches else 0
         prompts = [tokens + depth for tokens, depth in self.prefill]
         return max([*self.depths, *prompts, batch]) + NEW_TURN_TOKENS + self.decode_tokens
@@ -83,7 +80,7 @@ class BenchmarkPlan:
 
 @dataclass(slots=True)
 class Samples:
-    """Repeated measurements of one thing."""
+    """Repeated measurements of one quantity."""
 
     values: list[float] = field(default_factory=list)
 
@@ -100,17 +97,15 @@ class Samples:
 
 
 def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
-    """Measure a model file (None: the demo) and give the result under stable keys, rates in tokens per second.
+    """Benchmark a model file (None: the demo) and return results under stable keys, rates in tokens per second.
 
-    `prefill`, `decode` and `batch` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's
-    share of what the best reading of this run allows, in order or in several places at a time; `roofline_beside` its
-    share of what the output head's reading right before and after it allows, where the head is large enough to tell;
-    `byte_tops` is what the kernels' instructions multiply and add at the most, 10^12 operations per second;
-    `first_token` is the time from asking to the first token of an answer; `load_s` is a load from a warm page cache,
-    `first_load_s` the one before it; `fingerprint` is the same wherever this file is run with this cache format.
-
-    Raises what Engine.load and Engine.submit raise, and EngineError where a measurement gave no time.
+    Raises what Engine.load and Engine.submit raise, and EngineError if a measurement yields no time.
     """
+    # Rates have `tok_s` (median), `tok_s_min` and `tok_s_max`. `roofline` is decode's share of the best read bandwidth
+    # of the run, in order or in several places at a time; `roofline_beside` its share of the output head's bandwidth
+    # right before and after it (absent for a small head). `byte_tops`: peak of the kernels' instructions, 10^12
+    # operations per second. `load_s`: a load from a warm page cache, `first_load_s` the one before it. `fingerprint` is
+    # the same on any machine for this file and cache format.
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
     first_load_s = _load_seconds(path, plan)
@@ -158,9 +153,6 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
 
 
 class _Rounds:
-    """One round measures the ceilings, then every task, ours and the peer's in turns; rounds repeat, so that a slow
-    minute of the machine strikes all of them and not one."""
-
     def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: PeerProcess | None) -> None:
         self._engine = engine
         self._plan = plan
@@ -175,11 +167,12 @@ class _Rounds:
         self.theirs: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
         self.first_token: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
         self.sampling_ms: dict[str, float] = {}
-        self.memory: dict[str, float] = {}  # the largest seen after any measurement
+        self.memory: dict[str, float] = {}  # maximum over all measurements
         self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
         self._beside: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # bytes per second
 
     def run(self) -> None:
+        # Tasks are interleaved so that a slow minute of the machine affects all of them.
         measurements: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
         for task in self.ours:
             measurements.append((_name(task), partial(self._measure, task)))
@@ -200,7 +193,6 @@ class _Rounds:
         self._report("done", total, total)
 
     def rows(self, measured: dict[Task, Samples]) -> dict[str, list[dict[str, Any]]]:
-        """`prefill`, `decode` and `batch`."""
         found: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": [], "batch": []}
         for task, samples in measured.items():
             row = {**_labels(task), **samples.summary("tok_s")}
@@ -213,7 +205,7 @@ class _Rounds:
         return [{"tokens": NEW_TURN_TOKENS, "cached": d, **s.summary("ms")} for d, s in self.first_token.items()]
 
     def comparison(self, peer: PeerProcess) -> dict[str, Any]:
-        """`peer`: its figures under our keys; `ratio`: ours over the peer's, of the medians."""
+        """Return the peer's results, and ratios of medians."""
         rows, ratio = self.rows(self.theirs), self.rows({})
         for kind in rows:
             for row, task in zip(rows[kind], (task for task in self.theirs if task[0] == kind), strict=True):
@@ -229,7 +221,7 @@ class _Rounds:
         token_bytes = self._weight_bytes + kv_bytes
         steps = sorted(self._steps[task])
         share = {}
-        if self._engine.info.device == "cpu":  # a GPU has a memory of its own
+        if self._engine.info.device == "cpu":  # a GPU has its own memory
             beside = self._beside[task]
             ceiling = max(max(self.bandwidth.values) * 1e9, *beside, 0.0) / token_bytes
             share = {"roofline": _rounded(samples.median / ceiling), "roofline_tok_s": _rounded(ceiling)}
@@ -245,7 +237,7 @@ class _Rounds:
         }
 
     def _measure_ceilings(self) -> None:
-        # The buffer is made anew each time, so that the memory measured between is the engine's alone.
+        # The buffer is allocated anew each time, so that memory measured in between belongs to the engine alone.
         buffer = probe_buffer(self._plan.probe_bytes)
         best = {
             places: max(ceilings.read_bandwidth(buffer, places) for _ in range(PROBE_READS)) / 1e9
@@ -307,7 +299,7 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
             weights=plan.weights,
             kv=plan.kv,
             max_num_seqs=max([*plan.batches, 1]),
-            speculation=False,  # random weights repeat themselves: guessing would pay as it never does
+            speculation=False,  # random weights repeat themselves, which would overstate speculation
         )
     except InvalidRequestError as error:
         if plan.context_tokens is not None:
@@ -322,7 +314,7 @@ def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
 
 
 def _weight_bytes(engine: Engine) -> int:
-    """Bytes of weights that one decoded token reads: all of them, as the tied embedding is also the output head."""
+    # One decoded token reads all weights: the tied embedding is also the output head.
     with GGUFFile.open(Path(engine.info.path)) as file:
         return sum(tensor.nbytes for tensor in file.tensors.values())
 

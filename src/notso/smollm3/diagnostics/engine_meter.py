@@ -1,4 +1,4 @@
-"""Times what an engine does, through the same calls that a chat makes: a prompt read, tokens written, many at once."""
+"""Timing of prefill, decode and batches through the engine's public calls."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from notso.smollm3.values.events import Usage
 from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
+# Prompt of negligible cost, used for "depth 0".
 SHORT_TOKENS = 8
-"""A prompt that costs nothing to read: what "depth 0" stands on."""
 
+# New tokens of a prompt in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
-"""What is new of a prompt whose time to the first token is taken."""
 
+# Allowance for tokens that earlier sequences of a batch generate before the last one starts.
 LATE_TOKENS = 256
-"""What the answers of a batch may have written before the last of them begins."""
 
 POLL_S = 0.005
 
 SAMPLINGS = 20
 
+# Generation is restricted to the first WORDS words among the first AMONG_TOKENS tokens.
 AMONG_TOKENS, WORDS, WORD_BIAS = 4096, 512, 100.0
-"""Answers are made of the first so many words among the first so many tokens."""
 
 _NO_TIME = 1e-9
 
 
 class EngineMeter:
-    """Measures an engine with random prompts. Answers are greedy and made of words alone, so that every token is an
-    event at once; its time is taken in the engine's thread."""
+    """Times an engine on random prompts."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
@@ -54,24 +53,25 @@ class EngineMeter:
         self._ids = np.array([i for i in range(tokenizer.vocab_size) if i not in special])
         texts = {i: tokenizer.token_text(i) for i in self._ids[:AMONG_TOKENS].tolist()}
         words = [i for i, text in texts.items() if text.isascii() and text.isalpha()]
+        # With whole words only, every token yields an event at once; partial characters would be held back.
         self._only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
         self._laid: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
-        """Seconds of each step of a `peer_engines.process.Task`. Raises EngineError where nothing could be timed."""
+        """Return the seconds per step. Raises EngineError."""
         kind, tokens, last = task
         if kind == "prefill":
             return [self._prefill(tokens, last)]
         return self._decode(tokens, last) if kind == "decode" else self._batch(last, tokens)
 
     def first_token_s(self, depth: int) -> float:
-        """Seconds from asking to the first token of an answer, with `depth` tokens cached and 16 new ones."""
-        prompt = self.prompt(depth, NEW_TURN_TOKENS)  # may itself have the engine read something
+        """Return the seconds to the first token, with `depth` cached and 16 new tokens."""
+        prompt = self.prompt(depth, NEW_TURN_TOKENS)  # may itself prefill
         asked = time.perf_counter()
         return self.watched(prompt, 1).times[0] - asked
 
     def sampling_s(self, params: SamplingParams) -> float:
-        """Median seconds to choose one token with these parameters from the logits of a random prompt."""
+        """Return the median seconds to sample a token."""
         logits = self._engine.logits(self.random_ids(SHORT_TOKENS))[-1]
         sampler = Sampler(params, 1, len(logits))
         seconds = []
@@ -82,10 +82,10 @@ class EngineMeter:
         return statistics.median(seconds)
 
     def read_bandwidth(self) -> float | None:
-        """Bytes per second at which the output head can be read where it lies, the best of all ways; None where it is
-        too small to tell, or lies on another device. Between two steps: nothing else is computed meanwhile."""
+        """Return the output head's read bandwidth in bytes per second, or None if too small or not on the CPU."""
         if self._engine.info.device != "cpu":
             return None
+        # Runs between two steps, so that nothing else computes meanwhile.
         head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
         data = head.data if isinstance(head, QTensor) else None
         if data is None or data.size < ceilings.WINDOW_BYTES:
@@ -96,7 +96,7 @@ class EngineMeter:
 
     def _prefill(self, tokens: int, depth: int) -> float:
         usage = self.watched(self.prompt(depth, tokens), 1).usage
-        # What was not cached of `depth` was read as well.
+        # Any uncached part of `depth` was prefilled as well.
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
@@ -104,14 +104,14 @@ class EngineMeter:
         return self.watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
-        """Steps of the sequence that began last, while all the others went on."""
+        # Timed are the steps of the last sequence to start, while all others run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(tokens + LATE_TOKENS)
-        # Between two steps: begun one by one, the first might be at their end before the last are asked for.
+        # Submitted between two steps: one by one, the first might finish before the last starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # One more than is timed: stopped after their last, those told first would seem to have ended before the others.
+        # Wait for one token more than is timed: sequences notified first would otherwise seem to end before the others.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -122,7 +122,7 @@ class EngineMeter:
         return last.steps[:tokens]
 
     def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
-        """An answer of so many tokens, written to its end and timed."""
+        """Generate exactly `tokens` tokens."""
         watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
@@ -130,17 +130,13 @@ class EngineMeter:
         return watch
 
     def params(self, tokens: int) -> SamplingParams:
-        """How such answers are drawn."""
         return SamplingParams(max_tokens=tokens, temperature=0.0, logit_bias=self._only_words)
 
-    # Prompts
-
     def random_ids(self, tokens: int) -> list[int]:
-        """A fresh prompt each time: nothing of it can be remembered from the round before."""
         return [int(i) for i in self._random.choice(self._ids, tokens)]
 
     def prompt(self, depth: int, new_tokens: int) -> list[int]:
-        """`depth` tokens that the engine knows, the same each time, and new ones behind them."""
+        """Return `depth` cached and then new tokens."""
         if depth and depth not in self._laid:
             self._laid[depth] = self.random_ids(depth)
         if depth:
@@ -148,11 +144,9 @@ class EngineMeter:
         return self._laid.get(depth, []) + self.random_ids(new_tokens)
 
     def _lay(self, ids: list[int]) -> None:
-        """Have the engine know `ids` without reading them all: two blocks are read, the others are copies of the second
-        (the first is kept apart in some formats of the cache).
-
-        A step takes the time it takes whatever the cache holds; only how much of it there is matters.
-        """
+        # A step's time depends on how much the cache holds, not on its content. The first block is never copied: some
+        # cache formats store it separately.
+        # Two blocks are prefilled, and the second is copied.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -179,12 +173,12 @@ class EngineMeter:
 
 
 class GenerationWatch:
-    """One answer, and when each of its tokens came."""
+    """Arrival times of one generation's tokens."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._seen = 0
-        self._lock = threading.Lock()  # the first note may come from our own thread
+        self._lock = threading.Lock()  # the first call may come from the subscribing thread
         self.times: list[float] = []
         generation.subscribe(self._note)
 
@@ -197,7 +191,7 @@ class GenerationWatch:
                     self.times += [now] * (event.tokens - len(self.times))
 
     def finish(self) -> None:
-        """Wait for the end. Raises what the engine raised."""
+        """Wait for the end. Raises the engine's error."""
         for event in self._generation.events():
             if event.error is not None:
                 raise event.error
@@ -219,5 +213,4 @@ class GenerationWatch:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds between one token and the next."""
         return [max(later - earlier, _NO_TIME) for earlier, later in itertools.pairwise(self.times)]

@@ -1,7 +1,6 @@
-"""One short hash of what a model computes: the same file has the same one on every machine, family and device.
+"""Short hash of what a model computes, equal on every machine, kernel family and device.
 
-Kernels give the same bits everywhere: where the hashes of two people differ, so do their files, cache formats or
-releases of this engine, or there is a fault to report.
+Kernels are bit-exact everywhere: different hashes mean different files, cache formats or releases, or a fault.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import hashlib
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.values.sampling_params import SamplingParams
 
+# Prompt tokens, which depend only on the vocabulary size, and tokens generated after them.
 IDS, WRITTEN = 48, 16
-"""Tokens that are read, the same for a vocabulary of one size, and written after them."""
 
 HEX_DIGITS = 16
 
 
 def model_fingerprint(engine: Engine) -> str:
-    """Of the bits of all logits of a fixed prompt, and of the text of a greedy answer to it."""
+    """Hash the logits of a fixed prompt and a greedy answer."""
     vocab = engine.config.vocab_size
     ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
     greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
@@ -27,7 +26,7 @@ def model_fingerprint(engine: Engine) -> str:
 
 
 def answer_fingerprint(*texts: str) -> str:
-    """Of an answer's parts: its thinking, its text."""
+    """Hash the parts of an answer."""
     return _hash("\0".join(texts).encode("utf-8", "surrogatepass"))
 
 

@@ -1,6 +1,6 @@
-"""What a GGUF file holds and what running it takes, as plain values that JSON can carry. Nothing is computed with it.
+"""Contents and memory requirements of a GGUF file, as JSON-compatible values. Nothing is computed with the model.
 
-A file that is readable but no SmolLM3 is shown as well; `problem` then says why it cannot be run.
+A readable file that is not a SmolLM3 is shown as well; `problem` then says why it cannot run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ Scalar: TypeAlias = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One metadata entry. `value` is None for what is too long to show; `length` counts an array's items or a string's
-    characters."""
+    """Metadata entry; `value` is None if too long, `length` counts items or characters."""
 
     key: str
     type: str
@@ -42,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor; `shape` in numpy order (outputs, inputs)."""
+    """Tensor summary; `shape` in numpy order (outputs, inputs)."""
 
     name: str
     format: str
@@ -52,7 +51,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class FormatTotal:
-    """All tensors of one block format."""
+    """Totals of one block format."""
 
     format: str
     tensors: int
@@ -62,7 +61,7 @@ class FormatTotal:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """The vocabulary and template inside the file."""
+    """Vocabulary and template of the file."""
 
     kind: str
     pre: str
@@ -72,30 +71,29 @@ class TokenizerInfo:
     user_defined_tokens: int
     template_bytes: int | None
     template_sha256: str | None
-    template_known: str | None  # which published template it is; None for any other
+    template_known: str | None  # name of a published template, or None
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What keeping keys and values in one format takes. `fits_tokens` is the longest context for the memory there is
-    now, at most twice the trained one (YaRN), in steps of 1,024."""
+    """Memory for one KV format."""
 
     format: str
     bits_per_value: float
     bytes_per_token: int
     bytes_at: dict[int, int]  # context in tokens -> bytes
-    fits_tokens: int
+    fits_tokens: int  # longest context for the memory available now: at most twice the trained one, in steps of 1,024
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What running the file as a SmolLM3 means."""
+    """What running the file as a SmolLM3 takes."""
 
     config: dict[str, Any]
     nope_layers: tuple[int, ...]
     q6_k_layers: tuple[int, ...]  # where attn_v and ffn_down are both Q6_K
     tied_embeddings: bool
-    weight_bytes_per_token: int  # read for each generated token; keys and values come on top
+    weight_bytes_per_token: int  # read for each generated token, without keys and values
     kv_values_per_token: int
     cache: tuple[CachePlan, ...]
     available_bytes: int
@@ -104,14 +102,14 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything `inspect_file` finds. Sizes in bytes."""
+    """Result of `inspect_file`. Sizes in bytes."""
 
     path: str
     size_bytes: int
     gguf_version: int
     alignment: int
     data_offset: int
-    known_as: str | None  # a published file of the same length; only `verify` reads all of it
+    known_as: str | None  # a published file of the same length; only `verify` compares contents
     parameters: int
     tensor_bytes: int
     bits_per_parameter: float
@@ -123,7 +121,7 @@ class Inspection:
     problem: str | None
 
     def as_dict(self, *, tensors: bool = True) -> dict[str, Any]:
-        """Nested dicts and lists for JSON; without the list of tensors if so wanted. Numbers JSON lacks become text."""
+        """Return JSON values; non-finite numbers become text."""
         plain: dict[str, Any] = _plain(asdict(self))
         if not tensors:
             del plain["tensors"]
@@ -131,7 +129,7 @@ class Inspection:
 
 
 def inspect_file(path: str | Path) -> Inspection:
-    """Read a GGUF file's header. Raises GGUFError if it is none; any sound one is shown, SmolLM3 or not."""
+    """Read a GGUF header. Raises GGUFError."""
     with GGUFFile.open(path) as file:
         run, problem = None, None
         try:
@@ -175,7 +173,6 @@ def _short(item: Scalar) -> Scalar:
 
 
 def _format_totals(tensors: Mapping[str, QTensor]) -> tuple[FormatTotal, ...]:
-    """Largest share first."""
     groups: dict[str, list[QTensor]] = {}
     for tensor in tensors.values():
         groups.setdefault(tensor.format.name, []).append(tensor)
@@ -187,7 +184,7 @@ def _format_totals(tensors: Mapping[str, QTensor]) -> tuple[FormatTotal, ...]:
 
 
 def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
-    """What there is of it; None for a file without a vocabulary. Wrong types are left to the tokenizer to refuse."""
+    # Wrong types are left for the tokenizer to refuse.
     if "tokenizer.ggml.tokens" not in metadata:
         return None
 
@@ -218,7 +215,7 @@ def _run_info(metadata: Metadata, tensors: Mapping[str, QTensor]) -> RunInfo:
     config = SmolLM3Config.from_metadata(metadata)
     weights = SmolLM3Weights.from_tensors(tensors, config)
     tied = weights.lm_head is weights.embed_tokens
-    # All weights are read for every token but the embedding: of it one row, unless it serves as the head again.
+    # Every weight is read per token except the embedding, of which one row is read, unless it is also the output head.
     read = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
     if not tied:
         read -= weights.embed_tokens.nbytes

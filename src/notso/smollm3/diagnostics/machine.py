@@ -1,4 +1,4 @@
-"""What this machine is, how much memory we take, and who else was using it: what a figure is worthless without."""
+"""Machine description, memory use and CPU steal time, for the interpretation of measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def describe_machine() -> dict[str, Any]:
-    """The day, CPU and what it can, cores, memory, kernel and versions."""
+    """Return date, CPU, memory, kernel and versions."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the kernel tells it, or its architecture."""
+    """Return the processor's model name, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -41,14 +41,15 @@ def cpu_name() -> str:
 
 
 def probe_buffer(size_bytes: int) -> Bytes:
-    """Memory to read, uint8, on huge pages where the kernel gives them, every page written so that it exists."""
+    """Return a resident uint8 buffer."""
     buffer = zeroed(size_bytes)
+    # Every page is written so that it exists.
     buffer[:] = 93
     return buffer
 
 
 def resident_memory() -> dict[str, float]:
-    """Resident memory of this process in MB (10^6 bytes); the mapped file counts as far as it is resident."""
+    """Return resident memory in MB (10^6 bytes), mapped file included."""
     wanted = {"VmRSS:": "rss_mb", "RssAnon:": "anonymous_mb", "RssFile:": "file_mb"}
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -59,13 +60,14 @@ def resident_memory() -> dict[str, float]:
 
 
 class StolenTime:
-    """The share of CPU time that the hypervisor took since this was made: above a few percent figures say little."""
+    """CPU time taken by the hypervisor since construction."""
 
+    # Above a few percent, measurements are unreliable.
     def __init__(self) -> None:
         self._before = _cpu_times()
 
     def percent(self) -> float:
-        """0 where the system does not say."""
+        """Return the share, 0 if unknown."""
         after = _cpu_times()
         if len(self._before) < 8 or len(after) < 8:
             return 0.0

@@ -1,7 +1,7 @@
-"""How well a model foretells a text, and how far it is from another one, measured as by llama.cpp's perplexity tool.
+"""Perplexity of a model on a text, and divergence from another model, as in llama.cpp's perplexity tool.
 
-A text's tokens are cut into windows of one length, what is left over is not read. Each window is read on its own; the
-tokens of its second half are judged, each by what stands before it in the window.
+The tokens are split into windows of equal length; an incomplete last window is ignored. Each window is evaluated on its
+own, and the tokens of its second half are scored.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import numpy.typing as npt
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import InvalidRequestError
 
-WINDOW_TOKENS = 512
-"""As llama.cpp's tool has it by default."""
+WINDOW_TOKENS = 512  # llama.cpp's default
 
 LEAST_WINDOW = 16
-ROWS_AT_ONCE = 32  # whose probabilities are in memory in double precision
+ROWS_AT_ONCE = 32  # rows in memory in double precision
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -43,7 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log probability of `tokens` judged tokens."""
+    """exp of the mean negative log probability."""
 
     tokens: int
     perplexity: Estimate
@@ -51,11 +50,10 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How a model's probabilities differ from a base's, over the same tokens.
+    """Difference from a base model's probabilities.
 
-    kl: Kullback-Leibler divergence of the model from the base, in nats, and its largest, 99th percentile and median.
-    same_top: share of places where both hold the same token the likeliest. rms_change: root of the mean square of the
-    change in the probability of the text's own token.
+    kl: of the model from the base, in nats. same_top: share of positions with the same likeliest token. rms_change:
+    root mean square change in the probability of the text's tokens.
     """
 
     base: Perplexity
@@ -71,7 +69,7 @@ class Divergence:
 def perplexity(
     engine: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Perplexity:
-    """Raises InvalidRequestError where the text has less than two windows, or a window does not fit the context."""
+    """Measure perplexity. Raises InvalidRequestError for a text under two windows or an oversized window."""
     windows = _windows(engine, text, window)
     judged = []
     for number, ids in enumerate(windows):
@@ -84,8 +82,7 @@ def perplexity(
 def divergence(
     engine: Engine, base: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Divergence:
-    """Both models over the same text. Raises InvalidRequestError as `perplexity` does, or where they cut it into other
-    tokens."""
+    """Compare two models. Raises as `perplexity`, or if tokenizations differ."""
     windows = _windows(engine, text, window)
     if windows != _windows(base, text, window):
         raise InvalidRequestError("the two models do not cut the text into the same tokens")
@@ -124,12 +121,11 @@ def _windows(engine: Engine, text: str, window: int) -> list[list[int]]:
 
 
 def _second_half(engine: Engine, ids: Sequence[int]) -> Floats:
-    """(L - L // 2 - 1, V): logits before each token that is judged."""
+    # Logits (L - L // 2 - 1, V) before each scored token.
     return engine.logits(ids)[len(ids) // 2 : -1]
 
 
 def _log_probabilities(logits: Floats, ids: Sequence[int]) -> Doubles:
-    """Of the tokens that come, at every place of a window's second half."""
     wanted = np.array(ids[len(ids) // 2 + 1 :])
     return np.concatenate(
         [_log_softmax(logits[at])[np.arange(len(wanted[at])), wanted[at]] for at in _pieces(len(logits))]
@@ -137,7 +133,7 @@ def _log_probabilities(logits: Floats, ids: Sequence[int]) -> Doubles:
 
 
 def _divergences(found: Floats, wanted: Floats) -> Doubles:
-    """KL(base | model) of every row."""
+    # KL(base | model).
     rows = []
     for at in _pieces(len(found)):
         ours, theirs = _log_softmax(found[at]), _log_softmax(wanted[at])

@@ -1,7 +1,7 @@
-"""Random weights in SmolLM3's exact shapes and block formats: everything but sense, for benchmarks and tests.
+"""Random weights in SmolLM3's exact shapes and block formats, for benchmarks and tests.
 
-The full size has the official Q4_K_M file's 326 tensors (216 Q4_K, 37 Q6_K, 73 F32), byte for byte as many. It carries
-a working tokenizer and chat template, taken from another file and padded with reserved tokens to the vocabulary's size.
+The full size has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32) at the same byte sizes.
+Tokenizer and chat template are taken from another file, and padded with reserved tokens to the vocabulary size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TokenizerSource: TypeAlias = Mapping[str, Any] | GGUFFile | str | Path
 
 @dataclass(frozen=True, slots=True)
 class SyntheticShape:
-    """The sizes of a SmolLM3. Raises InvalidRequestError, whose `param` is the offending size."""
+    """Sizes of a SmolLM3. Raises InvalidRequestError."""
 
     layers: int = 36
     hidden: int = 2048
@@ -60,17 +60,15 @@ class SyntheticShape:
 
     @property
     def kv_width(self) -> int:
-        """Rows of attn_k and attn_v."""
         return self.hidden // self.heads * self.kv_heads
 
 
 def synthetic_tensors(
     shape: SyntheticShape, formats: str = OFFICIAL_FORMATS
 ) -> list[tuple[str, tuple[int, ...], Format]]:
-    """Name, shape (numpy order) and format of every tensor, in file order.
+    """Return name, numpy shape and format of each tensor, in file order.
 
-    `formats`: "official" for the Q4_K_M mix, or the name of one format for all matrices; norms are F32 always.
-    Raises InvalidRequestError if a row is not whole blocks or the format is unknown.
+    `formats`: "official" (Q4_K_M) or a format of all matrices; norms are always F32. Raises InvalidRequestError.
     """
     if formats != OFFICIAL_FORMATS and formats not in FORMATS_BY_NAME:
         choices = ", ".join([OFFICIAL_FORMATS, *FORMATS_BY_NAME])
@@ -114,17 +112,16 @@ def write_synthetic(
     formats: str = OFFICIAL_FORMATS,
     progress: Progress | None = None,
 ) -> int:
-    """Write a GGUF file of random weights; returns the bytes of its tensors. The same arguments give the same file.
+    """Write a GGUF file of random weights, deterministically and in little memory; return the bytes of its tensors.
 
-    tokenizer: a GGUF file (path, open file or its metadata) or a `tokenizer.json`; the demo model's if None.
-    template: the chat template's text; else that of the tokenizer's file, of a `chat_template.jinja` beside it, or the
-    demo model's. Needs little memory whatever the size. Raises InvalidRequestError for sizes that cannot be,
-    ModelFileError for a tokenizer that cannot be used, GGUFError as the reader does, OSError where writing fails.
+    tokenizer: GGUF file, metadata or `tokenizer.json`. template: chat template; default: the tokenizer file's, or a
+    neighboring `chat_template.jinja`. Further defaults: the demo model's. Raises InvalidRequestError for invalid sizes,
+    ModelFileError for an unusable tokenizer, GGUFError, OSError.
     """
     shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
     tensors = synthetic_tensors(shape, formats)
     words = _tokenizer_entries(tokenizer, vocab, template)
-    writer = GGUFWriter(path, durable=False)  # it can be made again: no need to wait for the disk
+    writer = GGUFWriter(path, durable=False)  # reproducible, so there is no need to wait for the disk
     _add_config(writer, shape, formats)
     for key, (value, type_name) in words.items():
         writer.add(key, value, type_name)
@@ -154,7 +151,6 @@ def write_synthetic(
 
 
 def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None:
-    """The keys of the official files, with this file's sizes."""
     writer.add_string("general.architecture", "smollm3")
     writer.add_string("general.type", "model")
     writer.add_string("general.name", "Random weights in the shapes of SmolLM3")
@@ -172,13 +168,10 @@ def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None
     writer.add_uint32("smollm3.vocab_size", shape.vocab)
 
 
-# ---------------------------------------------------------------- the tokenizer
-
 _SCALAR_KEYS = {"bos_token_id": "uint32", "eos_token_id": "uint32", "padding_token_id": "uint32"}
 
 
 def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str | None) -> dict[str, tuple[Any, str]]:
-    """Every `tokenizer.*` entry with its type, padded to `vocab` tokens."""
     metadata = _tokenizer_metadata(source)
     tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
     kinds = gguf_list(metadata, "tokenizer.ggml.token_type", int)

@@ -1,10 +1,9 @@
-"""Whether a model file is what it claims, and whether this machine multiplies it right.
+"""Verification of a model file's integrity and of this machine's kernels.
 
-Four checks: the SHA-256 against the published files, the structure (shapes, roles, finite scales), tokenizer and chat
-template, which are made and tried as for an engine, and for every tensor a product by the native kernels against two
-references: the same product in float64 on dequantised weights, and, for quantised formats, the numpy twin that must
-give the same bits. The error of a row is measured against |x| |w|, the largest its product could be, so that a row
-whose sum happens to vanish is no error.
+Four checks: the SHA-256 against the published files; the structure (shapes, roles, finite scales); tokenizer and chat
+template, constructed as for an engine; and for every tensor a product by the native kernels against two references:
+the same product in float64 on dequantized weights, and, for quantized formats, the bit-exact numpy reference. A row's
+error is relative to |x| |w|, the largest its product could be, so that a sum near zero does not count as an error.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 
-SAMPLED_ROWS = 128  # of each matrix, spread over it; the first and the last among them
+SAMPLED_ROWS = 128  # of each matrix, evenly spaced, including the first and the last
 INPUTS = 2
 SCALE_CHUNK_BYTES = 16 << 20
 
-# Activations are rounded to 8 bits: an error of up to max|x| / 254 in each of the 256 values of a block, which add at
-# random. Measured with normal inputs: 0.0020 in rows of 256, 0.0007 in rows of 2,048. Swapped nibbles or scales give
+# Activations are rounded to 8 bits: an error of up to max|x| / 254 in each of the 256 values of a block, accumulating
+# at random. Measured with normal inputs: 0.0020 in rows of 256, 0.0007 in rows of 2,048. Swapped nibbles or scales give
 # 0.02 and more.
 QUANTISED_TOLERANCE = 0.003
 # float32 sums against float64: measured 3e-8.
@@ -44,13 +43,13 @@ Progress: TypeAlias = Callable[[str, int, int], None]  # what is being done, don
 
 @dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """One tensor. `worst_error` is that of the worst sampled row, relative to |x| |w|; None where none was multiplied
-    (norms, and a tensor with bad scales). `problem` is None if all is well."""
+    """Result for one tensor; `problem` is None if it passed."""
 
     name: str
     format: str
     shape: tuple[int, ...]
     rows_checked: int
+    # Of the worst sampled row, relative to |x| |w|; None if nothing was multiplied (norms, tensors with bad scales).
     worst_error: float | None
     tolerance: float | None
     problem: str | None
@@ -58,35 +57,34 @@ class TensorCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All checks of one file. `known_as` is the published file it equals byte for byte, None for any other."""
+    """Result of all checks of one file."""
 
     path: str
     size_bytes: int
     sha256: str | None
-    known_as: str | None
+    known_as: str | None  # the published file with the same contents, or None
     structure_problem: str | None
-    prompt_problem: str | None  # of the tokenizer or the chat template
+    prompt_problem: str | None  # of the tokenizer or chat template
     tensors: tuple[TensorCheck, ...]
 
     @property
     def worst(self) -> TensorCheck | None:
-        """The multiplied tensor with the largest error; None if there is none."""
+        """The multiplied tensor with the largest error, or None."""
         measured = [check for check in self.tensors if check.worst_error is not None]
         return max(measured, key=lambda check: check.worst_error or 0.0, default=None)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong, one line each; empty for a sound file."""
+        """One line each."""
         found = (self.structure_problem, self.prompt_problem)
         return (*filter(None, found), *(f"{check.name}: {check.problem}" for check in self.tensors if check.problem))
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong. A file that is not a published one can be sound."""
+        """Whether the file is sound, published or not."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        """Nested dicts and lists for JSON."""
         plain = asdict(self)
         plain |= {"ok": self.ok, "problems": list(self.problems)}
         plain["worst"] = asdict(self.worst) if self.worst else None
@@ -94,10 +92,9 @@ class Verification:
 
 
 def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress | None = None) -> Verification:
-    """Check everything; what is wrong is in the result. Raises GGUFError if the file is no sound GGUF file.
+    """Run all checks and store the hash for `notso list`. Raises GGUFError.
 
-    progress gets "hashing" with bytes, then "checking" with bytes of tensors. The hash is remembered: `notso list`
-    shows the file as verified from then on.
+    progress: "hashing" with bytes of the file, then "checking" with bytes of tensors.
     """
     path = Path(path)
     report = progress or (lambda what, done, total: None)
@@ -126,13 +123,13 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
 
 
 def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
-    """Check the tensors one by one, in file order. The inputs depend on `seed` and the tensor's width only."""
+    """Check all tensors in file order, with inputs from `seed` and width."""
     for tensor in file.tensors.values():
         yield check_tensor(tensor, seed=seed)
 
 
 def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
-    """Every scale of the tensor is finite, and a sample of its rows is multiplied right."""
+    """Check scales, and the products of sampled rows."""
     tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTISED_TOLERANCE
 
     def result(rows: int, error: float | None, problem: str | None) -> TensorCheck:
@@ -144,7 +141,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
         what = "value" if tensor.format.is_float else "scale"
         return result(0, None, f"row {bad} has a {what} that is NaN or infinite")
     if len(tensor.shape) == 1:
-        return result(0, None, None)  # a norm: nothing is multiplied by it as a matrix
+        return result(0, None, None)  # a norm: never multiplied as a matrix
     if not tensor.format.is_float and tensor.cols % 256:
         return result(0, None, f"rows of {tensor.cols} values cannot be multiplied: 256 must divide them")
     sample = _sampled_rows(tensor)
@@ -162,7 +159,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
 
 
 def _first_bad_row(tensor: QTensor) -> int | None:
-    """Reads all scales (for float formats all numbers), a few megabytes at a time."""
+    # All scales (float formats: all values) are read, a few megabytes at a time.
     step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
     for start in range(0, tensor.rows, step):
         scales = scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))
@@ -180,16 +177,15 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 
 
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
-    """The largest |product - wanted| / (|x| |w|) over inputs and rows; infinite if the product is no number."""
+    """Return the largest |product - wanted| / (|x| |w|), or infinity if the product is not finite."""
     weights = weight.dequantise().astype(np.float64)
-    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # no BLAS: its threads would fight for the cores
+    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # not BLAS: its threads would compete for the cores
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
     worst = float((np.abs(product - wanted) / np.where(largest > 0, largest, 1.0)).max())
     return worst if math.isfinite(worst) else math.inf
 
 
 def _structure_problem(file: GGUFFile) -> str | None:
-    """The first thing that keeps the file from running as a SmolLM3; None if nothing does."""
     try:
         SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
     except ModelFileError as error:
@@ -198,7 +194,6 @@ def _structure_problem(file: GGUFFile) -> str | None:
 
 
 def _prompt_problem(file: GGUFFile) -> str | None:
-    """The first thing that keeps an engine from writing prompts with the file; None if nothing does."""
     try:
         tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)

@@ -1,1 +1,1 @@
-"""Where language and tensors meet: requests in, steps, events out."""
+"""Engine: requests, steps and events."""

@@ -1,4 +1,4 @@
-"""The adapters of one engine: loaded and removed while it answers."""
+"""LoRA adapters of one engine, loaded and removed while it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ADAPTERS = 64
 
 
 class Adapters:
-    """Adapters by name. From any thread but the engine's own."""
+    """Loaded adapters. Not for the engine's thread."""
 
     def __init__(self, config: SmolLM3Config, core: EngineCore, backend: Backend) -> None:
         self._config = config
@@ -29,11 +29,10 @@ class Adapters:
 
     @property
     def infos(self) -> Mapping[str, AdapterInfo]:
-        """Those that there are now, in the order of their names."""
         return {name: info for name, (_, info) in sorted(self._loaded.items())}
 
     def of(self, name: str | None) -> Adapter | None:
-        """The adapter that a request asks for. Raises InvalidRequestError where it is not loaded."""
+        """Return a request's adapter. Raises InvalidRequestError if not loaded."""
         if name is None:
             return None
         found = self._loaded.get(name)
@@ -42,11 +41,8 @@ class Adapters:
         return found[0]
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Read one; requests may name it from then on.
-
-        Raises InvalidRequestError where the name is taken, ModelFileError for the file, which it names,
-        OutOfMemoryError or EngineError.
-        """
+        """Load an adapter. Raises InvalidRequestError if the name is taken, ModelFileError, OutOfMemoryError or
+        EngineError."""
         with self._one_at_a_time:
             if source.name.lower() in {name.lower() for name in self._loaded}:
                 raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
@@ -75,7 +71,7 @@ class Adapters:
             return info
 
     def remove(self, name: str) -> None:
-        """No request may name it any more; those that did go on to their end with it. Raises InvalidRequestError."""
+        """Remove an adapter; running requests keep it. Raises InvalidRequestError."""
         with self._one_at_a_time:
             if name not in self._loaded:
                 raise InvalidRequestError("that adapter is not loaded", param="adapter")

@@ -1,4 +1,4 @@
-"""What the engine does while nobody asks, a little at a time: what makes later requests quicker."""
+"""Idle-time work that speeds up later requests, in small increments."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.scheduling.scheduler import Scheduler
 
+# Interval of idle work: touching memory, capturing steps one by one, and offloading finished conversations block by
+# block.
 TICK_S = 0.005
-"""Memory is had a little, steps are captured one by one, and finished conversations go to the disk a block at a time:
-so often when idle."""
 
 LONGEST_NAP_S = 60.0
 
 
 class BackgroundWork:
-    """Memory and captured steps for what comes next, and the beginnings of next turns. The engine's thread calls, but
-    for `disturb`, which any may."""
+    """Idle-time warm-up on the engine's thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -31,12 +30,12 @@ class BackgroundWork:
         self.prefix_warmup = PrefixWarmup(runner, scheduler, offload, mover)
 
     def disturb(self) -> None:
-        """Somebody asks for something, or an answer has ended."""
+        """Note activity. Thread-safe."""
         self._quiet_since = time.monotonic()
         self._has_memory = False
 
     def nap_s(self, is_idle: bool) -> float:
-        """For how long there is nothing to do, unless somebody comes."""
+        """Return the seconds until there is idle work."""
         nap = LONGEST_NAP_S
         if (is_idle and not self._has_memory) or (self._offload is not None and self._offload.has_work):
             nap = TICK_S
@@ -47,7 +46,7 @@ class BackgroundWork:
         return min(nap, self.prefix_warmup.due_s(self._quiet_s))
 
     def work(self, go_on: Callable[[], bool]) -> None:
-        """A little, when nothing waits or runs; see `PrefixWarmup.read`."""
+        """Do one increment while idle; see `PrefixWarmup.read`."""
         if not self._has_memory:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)

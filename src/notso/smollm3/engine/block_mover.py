@@ -1,4 +1,4 @@
-"""Carries out what a plan says about blocks, before its step: copies within the cache, and loads from the disk."""
+"""Block moves that precede a step: copies within the cache and loads from disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.smollm3.scheduling.step_plan import BlockCopy, BlockLoad, Plan
 
 
 class BlockMover:
-    """Only the engine's thread may call."""
+    """Executes block moves, on the engine's thread."""
 
     def __init__(self, cache: KVCache, scheduler: Scheduler, offload: KVOffload | None) -> None:
         self._cache = cache
@@ -20,7 +20,7 @@ class BlockMover:
         self._offload = offload
 
     def move(self, plan: Plan) -> None:
-        """All moves, in their order. Chunks of sequences whose blocks could not be loaded are taken out of the plan."""
+        """Execute moves; drop chunks of sequences with failed loads."""
         if not plan.moves:
             return
         void = set[Sequence]()
@@ -37,7 +37,6 @@ class BlockMover:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in void]
 
     def _load(self, loads: list[BlockLoad], void: set[Sequence]) -> None:
-        """Several at a time. Adds to `void` the sequences that lack a block."""
         found = [False] * len(loads) if self._offload is None else self._offload.load_all(loads)
         for load, is_there in zip(loads, found, strict=True):
             if load.sequence in void:

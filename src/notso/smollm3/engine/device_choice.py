@@ -1,4 +1,4 @@
-"""Which device runs a model: the one that was asked for, or the best that can. Nobody else asks for a GPU."""
+"""Choice of the device that runs a model: the requested one, or the best available."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from notso.smollm3.values.engine_config import EngineConfig
 
 T = TypeVar("T")
 
-_lost: dict[str, str] = {}  # the device that failed in this process -> what is said of it: nothing is asked of it again
+_lost: dict[str, str] = {}  # device that failed in this process -> reason; it is not used again
 
 
 def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
-    """What `use(backend, note)` returns for the device of `config`; `note` says why the CPU stands in for a GPU.
+    """Return `use(backend, note)`; `note` says why the CPU replaces a GPU.
 
-    "auto": where the GPU refuses, be it as late as in `use`, the CPU. A GPU that was lost is not asked again, whoever
-    wants it. Raises DeviceError or OutOfMemoryError where one that was named refuses, KernelChoiceError, and what `use`
-    raises.
+    "auto" falls back to the CPU even from within `use`. Raises DeviceError or OutOfMemoryError if a named device
+    refuses, KernelChoiceError, and what `use` raises.
     """
     wanted = config.device if config.device != "auto" else "cuda"
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):
@@ -45,17 +44,17 @@ def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
 
 
 def give_up(backend: Backend, error: DeviceError) -> None:
-    """Never ask this device again while the process lives."""
+    """Exclude a device for the lifetime of the process."""
     _lost[backend.name.partition(" ")[0]] = str(error)
 
 
 def weights_bytes(file: GGUFFile, backend: Backend) -> int:
-    """What the file's weights take there. Raises DeviceError where the device has no kernels for one of them."""
+    """Return the weights' bytes on a device. Raises DeviceError if unsupported."""
     return sum(backend.weight_bytes(tensor) for tensor in file.tensors.values())
 
 
 def require_same_bits(file: GGUFFile, backend: Backend, threads: int | None) -> None:
-    """A device that computes this file's formats otherwise than the CPU is not used. Raises DeviceError."""
+    """Raise DeviceError if results differ from the CPU's."""
     if backend.name == "cpu":
         return
     formats = {tensor.format.name: tensor.format for tensor in file.tensors.values()}

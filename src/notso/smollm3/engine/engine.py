@@ -1,4 +1,4 @@
-"""The engine: a model file, loaded once, that answers many conversations at a time."""
+"""The engine: one loaded model that serves many concurrent requests."""
 
 from __future__ import annotations
 
@@ -49,15 +49,14 @@ from notso.text_file import NotTextError, read_text
 
 Floats = npt.NDArray[np.float32]
 
+# Waiting requests beyond this are refused.
 MAX_WAITING = 4096
-"""Requests that may wait; more are refused."""
 
 
 class Engine:
-    """A loaded SmolLM3. Methods may be called from any thread; one thread of its own computes.
+    """A loaded SmolLM3. Thread-safe.
 
-    What an answer says depends on its messages, parameters and seed alone: not on what else is being answered, on what
-    is cached, nor on the number of threads.
+    An answer depends only on its messages, parameters and seed, not on concurrent requests, cache contents or threads.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Engine:
         note: str = "",
         find_processor: FindProcessor | None = None,
     ) -> None:
-        """Use `Engine.load`. backend: who computes; note: why it is not the GPU."""
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
@@ -77,22 +75,23 @@ class Engine:
         require_same_bits(file, backend, config.threads)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.release()
-        give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
+        give_back_freed()  # building the tokenizer briefly takes hundreds of megabytes
         template = _template_of(file, self.tokenizer, config.chat_template_file)
         self._prompts = PromptWriter(template, self.tokenizer)
         sampling = sampling_defaults(file.metadata)
         self._context_tokens = plan.context_tokens
         self._cache_version = cache_version(file, self.config, plan.kv_format, plan.context_tokens)
         self._closed = False
-        # Each is made of what stands above it. Nothing here refers to the engine itself: it is closed when nobody does.
-        # What takes a device's memory comes before what takes threads and folders: where it fails, nothing is left.
+        # Order matters: each part builds on those above, and nothing refers to the engine itself, so that it is
+        # finalized when unreferenced. Device memory is allocated before threads and folders: if it fails, nothing is
+        # left behind.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
             backend,
             self.config,
             plan.context_tokens,
-            max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
+            max_num_seqs=plan.max_num_seqs + 1,  # an extra row of the block table for `logits`
             blocks=plan.kv_blocks,
             kv_format=plan.kv_format,
             window_blocks=plan.window_blocks,
@@ -149,11 +148,10 @@ class Engine:
         find_processor: FindProcessor | None = None,
         **settings: Any,
     ) -> Engine:
-        """Map a GGUF file and make it ready; None loads the demo model that ships with the package. How: by a whole
-        config, or by its fields as keywords. find_processor: gives the logits processor of a name.
+        """Load a GGUF file (None: the demo); keywords are fields of EngineConfig.
 
-        Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError,
-        KernelChoiceError or DeviceError.
+        find_processor: name -> logits processor. Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
+        InvalidRequestError, KernelChoiceError or DeviceError.
         """
         given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
         config = EngineConfig.from_dict(given | settings)
@@ -162,22 +160,21 @@ class Engine:
 
     @property
     def weight_placement(self) -> str:
-        """Where the weights are read from: "mmap", "hugepages", or how far the copy has come."""
+        """Source of the weights: "mmap", "hugepages", or the progress of copying."""
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
-        """Wait until the weights are where they are to stay. For measurements; answering needs no waiting."""
+        """Wait until weights stay in place, for measurements."""
         self._placement.wait(timeout_s)
 
     def stats(self) -> EngineStats:
-        """What it does now, and totals since it was loaded."""
         return self._core.stats(self._placement.state)
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
-        """Remove what is cached of a conversation of `owner`, in memory and on disk: a deleted one leaves no trace.
-        What another conversation has in common with it stays. Without arguments: all that is cached, of everybody.
+        """Evict a conversation of `owner`, or everything, from memory and disk.
 
-        What is being answered goes on. Raises InvalidRequestError or EngineError.
+        Running answers continue; prefixes shared with other conversations stay. Raises InvalidRequestError or
+        EngineError.
         """
         self._require_open()
         if (owner is None) != (conversation is None):
@@ -195,13 +192,13 @@ class Engine:
             self._offload.evict(conversation)
 
     def close(self) -> None:
-        """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
+        """Release file and cache; running generations end."""
         self._closed = True
         self._end()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call it, once, from the engine's thread, when the GPU has failed: what was under way has ended with an error,
-        and this engine answers no more. Loading it anew takes the CPU. It must not block."""
+        # Called once, from the engine's thread, after the GPU failed: running answers have ended with an error, and
+        # loading the model again uses the CPU. Callbacks must not block.
         self._when_lost.append(callback)
 
     def __enter__(self) -> Engine:
@@ -213,41 +210,34 @@ class Engine:
     # Prompts
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of any text. With `special` the spelling of a control token becomes that token; else it is text.
-
-        Raises InvalidRequestError if the text is not valid Unicode.
-        """
+        """Return token ids; `special` parses control tokens. Raises InvalidRequestError for invalid Unicode."""
         return self.tokenizer.encode(text, control=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, control tokens as they are spelt, bytes that are not UTF-8 shown as U+FFFD.
-
-        Raises InvalidRequestError unless they are ids of this vocabulary.
-        """
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError."""
         return self.tokenizer.decode(self._checked(ids), skip_control=False)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token by itself, as `detokenize` gives it. Raises what that raises."""
+        """Return each token's text."""
         return [self.tokenizer.decode([id], skip_control=False) for id in self._checked(ids)]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         return checked_ids(ids, self.config.vocab_size) if len(ids) else []
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
-        """The exact text of the prompt, as the model file's template prints it."""
+        """Return the prompt as the template prints it."""
         asked = options or RequestOptions()
         return self._prompts.template.render(messages, thinking=asked.thinking, tools=asked.tools, date=asked.date)
 
     def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
-        """The prompt's token ids. Control tokens come from the template only, never from what a message says."""
+        # Control tokens come from the template only, never from the text of a message.
         return self._prompts.write(messages, options or RequestOptions()).ids
 
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """How many tokens the prompt has."""
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """What reading this prompt would cost now. Raises ContextLengthError for one so long that it is not counted."""
+        """Return a prompt's current cost. Raises ContextLengthError if it is too long to be counted."""
         self._require_open()
         options = options or RequestOptions()
         salt = self._salt(options)
@@ -257,32 +247,29 @@ class Engine:
         seconds = per_token * (len(ids) - cached) if per_token else None
         return PromptEstimate(len(ids), cached, seconds)
 
-    # Numbers
+    # Measurements
 
     def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Floats:
-        """Logits (L, vocab) float32 after each of `ids`, from an empty context."""
+        """Return logits (L, vocab) float32 after each id, from an empty context."""
         self._require_open()
         tokens = checked_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), self._context_tokens)
         return self._context_logits.compute(tokens, self.adapters.of(adapter))
 
-    # Answers
+    # Generation
 
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Begin to answer a conversation, or to continue text or token ids; what comes is in the Generation.
-
-        Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
-        """
+        """Answer messages, or continue text or ids. Raises InvalidRequestError, ContextLengthError, TemplateError or
+        EngineError."""
         return self.prepare(messages, params, options)()
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        """All of `submit` but its last step, which is what comes back, to be called once: what can be refused has been
-        by then, and what is left takes no time."""
+        """Validate and build a request; calling the result, once, submits it without delay."""
         request = self._request(messages, params, options)
 
         def begin() -> Generation:
@@ -295,16 +282,15 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
-        nobody asks for anything, in place of what was to be prefilled for that owner before. Whatever is typed next,
-        the beginning of it serves; nothing of it goes to the disk.
+        """Prefill an unsent prompt while idle, replacing the owner's previous one. Nothing goes to disk.
 
-        Returns at once, and refuses what `submit` refuses.
+        Raises what `submit` raises.
         """
         self._require_open()
         asked = options or RequestOptions()
         ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
-        named = asked.conversation is not None  # else it is of none, until one finds it
+        # An unnamed draft belongs to no conversation until a request claims it.
+        named = asked.conversation is not None
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
         adapter = self.adapters.of(asked.adapter)
         self._core.speculative_prefill(self._salt(asked), adapter, conversation, ids, turn_at)
@@ -317,9 +303,9 @@ class Engine:
         *,
         cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[Event]:
-        """What `submit` does once the first event is asked for, and the events as they come. Blocks between them.
+        """Submit at the first iteration, and yield events.
 
-        Closing the iterator, or `cancelled()` turning true (it is asked fifty times a second), stops the answer.
+        Closing the iterator, or `cancelled()` (polled fifty times a second), stops the answer.
         """
         request = self._request(messages, params, options)
         return self._events(request, cancelled or (lambda: False))
@@ -340,8 +326,6 @@ class Engine:
     def _salt(self, asked: RequestOptions) -> bytes:
         adapter = self.adapters.of(asked.adapter)
         return cache_salt(self._cache_version + (b"" if adapter is None else adapter.digest), asked.owner)
-
-    # Checks
 
     def _require_open(self) -> None:
         if self._closed:

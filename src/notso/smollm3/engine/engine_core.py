@@ -1,4 +1,4 @@
-"""The thread that owns the model: accept requests, run one step after another, emit events; its statistics."""
+"""The engine thread: accept requests, run steps, emit events and keep statistics."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk, Plan
 from notso.smollm3.values.events import Event, FinishReason, Progress
 from notso.smollm3.values.model_info import EngineStats
 
+# Requests further back in the queue are notified of their place once, and again within this distance; otherwise every
+# step would notify all of them.
 NEAR_PLACES = 16
-"""Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
 
-PROGRESS_S = 0.25
-"""A prompt's readers hear of it so often."""
+PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
 def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
-    """Tell who waits of a new place."""
+    """Report new queue places."""
     for place, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
-            continue  # it lost its place for a while; its readers are past hearing of queues
+            continue  # it was preempted after its prompt began; queue events no longer apply
         if request.place != place and (place <= NEAR_PLACES or not request.place):
             request.place = place
             request.generation.write([Event("queued", place=place)])
 
 
 def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
-    """Tell a prompt's readers that `done` of its tokens are read, if they have not heard for a while."""
+    """Send a progress event unless one was sent recently."""
     if not request.read and now - request.notified >= PROGRESS_S:
         request.notified = now
         request.generation.write([progress(request, done, s_per_token)])
 
 
 def progress(request: Request, done: int, s_per_token: float) -> Event:
-    """`done` tokens are read, at `s_per_token` (0: nobody knows)."""
+    """Return a progress event; `s_per_token` 0: unknown."""
     how_far = Progress(
         done_tokens=min(done, request.prompt_tokens),
         total_tokens=request.prompt_tokens,
@@ -71,8 +71,9 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Fields of `EngineStats`, counted in place: every answer of every step counts, and copies would be felt."""
+    """Counters of `EngineStats`."""
 
+    # Counted in place: every answer updates them in every step, where copies would be measurable.
     steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
@@ -86,18 +87,17 @@ class StepTotals:
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
 
+# Target for steps that prefill beside running decodes, in seconds: the gap between two of their tokens.
 MIXED_STEP_S = 0.25
-"""How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
 
+# Finished conversations are offloaded a block at a time, once per this many steps; see background.py for idle times.
 OFFLOAD_STEPS = 8
-"""Finished conversations go to the disk a block at a time, in every so many steps; when idle see background.py."""
 
 _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Steps through all requests in a thread of its own. `submit`, `speculative_prefill`, `call` and `stats` may be
-    called from any; the rest runs in that thread."""
+    """Runs all requests step by step in a dedicated thread."""
 
     def __init__(
         self,
@@ -118,42 +118,40 @@ class EngineCore:
         self.background = BackgroundWork(runner, scheduler, offload, self._mover)
         self._steps = 0
         self._inbox: deque[Callable[[], None]] = deque()
-        self._door = threading.Lock()  # to the inbox
+        self._door = threading.Lock()  # guards the inbox
         self._closing = self._ended = False
         self._when_lost = when_lost
-        self._is_stuck = False  # what waits has no room until something comes in
+        self._is_stuck = False  # waiting requests have no room until something arrives
         self._requests: dict[Sequence, Request] = {}
         self._prompt_s_per_token = 0.0
         self._totals = StepTotals()
         self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
         self._thread.start()
 
-    # From any thread
+    # Thread-safe
 
     @property
     def requests(self) -> int:
-        """How many are waited for."""
         return len(self._requests)
 
     @property
     def prompt_s_per_token(self) -> float:
-        """What reading a token of a prompt took lately; 0 before the first."""
+        """Recent seconds per prompt token, or 0."""
         return self._prompt_s_per_token
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises EngineError if the engine has ended."""
+        """Queue a request. Raises EngineError after the end."""
         request.submitted = time.perf_counter()
         self._post(lambda: self._take(request))
 
     def speculative_prefill(
         self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """Somebody types; see `PrefixWarmup.draft`. Raises EngineError if the engine has ended."""
+        """See `PrefixWarmup.draft`."""
         self._post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or
-        is asked from its own thread, where a reader's notification runs: it would wait for itself."""
+        """Run `work` between steps. Raises EngineError after the end or on the engine's thread."""
         self.refuse_own_thread()
         future: Future[T] = Future()
 
@@ -167,16 +165,15 @@ class EngineCore:
         return future.result()
 
     def refuse_own_thread(self) -> None:
-        """Raises EngineError in the engine's own thread, which would wait for itself."""
+        """Raise EngineError on the engine's thread, to prevent deadlock."""
         if threading.current_thread() is self._thread:
             raise EngineError("a reader's notification must not wait for the engine")
 
     def stats(self, weight_placement: str) -> EngineStats:
-        """Counts at this moment and in all."""
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # else it is a prefix warm-up
+            running=len(self.scheduler.running) if self._requests else 0,  # otherwise it is a prefix warm-up
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
@@ -186,7 +183,7 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """End what is under way, as cancelled, and the thread."""
+        """Cancel requests and end the thread."""
         self._closing = True
         self._signal.wake()
         if threading.current_thread() is not self._thread:
@@ -200,7 +197,7 @@ class EngineCore:
             self.background.disturb()
         self._signal.wake()
 
-    # In the thread
+    # On the engine's thread
 
     def _run(self) -> None:
         try:
@@ -233,8 +230,7 @@ class EngineCore:
                 self._fail_all(error)
 
     def _lose(self, error: DeviceLostError) -> None:
-        """The device is gone, and all that was computed there: this engine has ended."""
-        _log.error("the device failed: %s", str(error))  # its frames hold on to what was there
+        _log.error("the device failed: %s", str(error))  # not the traceback: its frames would keep device memory alive
         self._closing = True
         with self._door:
             self._ended = True
@@ -244,10 +240,10 @@ class EngineCore:
         self._when_lost(error)
 
     def _finish(self) -> None:
-        """Whatever happened: nobody is left waiting, and the folder is free."""
+        # Whatever happened, waiting callers are released and the cache folder is unlocked.
         self._closing = True
         with self._door:
-            self._ended = True  # from here on nothing comes in
+            self._ended = True  # rejects new work from here on
         last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
         last += self._inbox
         last.append(partial(self._fail_all, EngineError("the engine is closed")))
@@ -272,7 +268,6 @@ class EngineCore:
             self.scheduler.add(request.sequence)
 
     def _poll_control_flags(self) -> None:
-        """Do what readers asked for."""
         for request in list(self._requests.values()):
             if request.generation.stop_requested:
                 self._end(request, "cancelled")
@@ -292,7 +287,7 @@ class EngineCore:
         started = time.perf_counter()
         logits = self.runner.run(plan.chunks, lambda layer: self._go_on(plan, layer))
         if logits is None:
-            return  # nobody wants it any more
+            return  # cancelled
         self._count(plan, time.perf_counter() - started)
         self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
         for chunk, rows in zip(plan.chunks, logits, strict=True):
@@ -302,11 +297,11 @@ class EngineCore:
             except NotsoError as error:
                 self._fail(request, error)
             except Exception as error:
-                _log.exception("an answer failed")
+                request.generation.context.run(_log.exception, "generation failed")
                 self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
 
     def _draft_tokens(self) -> int:
-        """Draft what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
+        # Nothing is drafted while prompts need the rows. Returns the answers' rows.
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
@@ -322,7 +317,6 @@ class EngineCore:
         return rows
 
     def _prompt_tokens(self, decoding: int) -> int:
-        """How much of prompts the next step may read beside `decoding` rows of answers."""
         room = max(self.runner.max_rows - decoding, 1)
         if not decoding:
             return room
@@ -333,14 +327,14 @@ class EngineCore:
         if request.started_at:
             return
         request.started_at = request.notified = time.perf_counter()
-        if request.propose is not None:  # not before: it takes memory, and thousands may wait
+        if request.propose is not None:  # created late: it takes memory, and thousands may wait
             request.drafter = request.propose()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
         request.generation.write([progress(request, chunk.start, self._prompt_s_per_token)])
 
     def _go_on(self, plan: Plan, layer: int) -> bool:
-        """Between two layers of a long step: tell how far it is, and give it up if nobody waits for it."""
+        # Polled between layers: reports progress, and returns False if the step is no longer needed.
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
@@ -351,7 +345,6 @@ class EngineCore:
         )
 
     def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
-        """What a computed chunk means for its answer."""
         now = time.perf_counter()
         if chunk.scores and request.scores is not None:
             entries = request.scores.take(chunk.start, logits[: chunk.count])
@@ -364,7 +357,7 @@ class EngineCore:
         if not request.read:
             request.read = now
             request.generation.write([progress(request, request.prompt_tokens, self._prompt_s_per_token)])
-        if request.is_over:  # nothing is to be written
+        if request.is_over:  # nothing to generate
             self.scheduler.advance(chunk)
             self._end_if_over(request)
             return
@@ -373,7 +366,7 @@ class EngineCore:
             try:
                 token, new = request.sample(row)
             except Exception:
-                request.generation.write(events)  # what came before is told, drafted or not
+                request.generation.write(events)  # report what came before, drafted or not
                 raise
             events += new
             if request.is_over:
@@ -392,14 +385,11 @@ class EngineCore:
         request.generation.write(events)
         self._end_if_over(request)
 
-    # Ends
-
     def _end_if_over(self, request: Request) -> None:
         if request.is_over:
             self._end(request, "length")
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """The last events, for `reason` unless the answer has ended by itself."""
         events = list(request.output.finish(reason))
         events += [
             Event("usage", usage=request.usage()),
@@ -429,18 +419,18 @@ class EngineCore:
                 self._offload.offer(request.sequence)
             self.scheduler.remove(request.sequence)
         except Exception:
-            _log.exception("what an answer held was not given back")  # its readers hear of its end all the same
+            request.generation.context.run(
+                _log.exception, "the blocks of a request could not be released"
+            )  # readers still receive the end
         if not self._requests:
             self._signal.idle()
         self.background.disturb()
         request.generation.write(events, last=True)
 
-    # Numbers
-
     def _count(self, plan: Plan, seconds: float) -> None:
         self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
-            return  # takes longer than others of its size
+            return  # scoring takes longer than other steps of its size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)
@@ -449,7 +439,7 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # takes as long as sixteen would: says nothing of a prompt's pace
+            return  # as slow as a full tile: no measure of prefill speed
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds

@@ -1,4 +1,4 @@
-"""From what is asked to a request that the engine can run: checked, rendered, and with all it will need."""
+"""Turn inputs into validated, rendered requests."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
+# Tokens of history searched for drafts: more would take memory that long contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
-"""How far back draft tokens are looked for: further back costs memory that long contexts need."""
 
+# Log probabilities per prompt, at some hundred bytes each.
 MAX_PROMPT_ENTRIES = 262_144
-"""Log probabilities of one prompt: some hundred bytes each."""
 
 
 class InputProcessor:
-    """Writes the requests of one loaded model. Safe to use from several threads.
+    """Builds the requests of one model. Thread-safe.
 
-    signal: woken when a reader steers its answer. latency: what draft tokens are priced by; None: there are none.
-    find_processor: the logits processors that requests may name; None: there are none.
+    latency: prices drafts; None disables speculation. find_processor: None: there are none.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class InputProcessor:
         self._grammars = Grammars(tokenizer)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
+        # Woken when a reader stops or redirects its answer.
         self._signal = signal
         self._latency = latency
         self._find_processor = find_processor
@@ -78,16 +78,19 @@ class InputProcessor:
         salt: bytes,
         adapter: Adapter | None = None,
     ) -> Request:
-        """A request, whose block hashes begin with `salt`, that nothing has been done for yet.
-
-        Raises InvalidRequestError, ContextLengthError or TemplateError.
-        """
+        """Build a request; `salt` starts its block hashes. Raises InvalidRequestError, ContextLengthError or
+        TemplateError."""
         params = params.with_defaults(self._sampling)
         prompt = self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
         room = self._context_tokens - len(prompt.ids)
         structured_output = structured_output_for(
-            options, tokenizer, self._grammars, may_think=prompt.may_think, started=prompt.started
+            options,
+            tokenizer,
+            self._grammars,
+            may_think=prompt.may_think,
+            started=prompt.started,
+            closing=len(self._prompts.end_of_reasoning),
         )
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
@@ -135,10 +138,8 @@ class InputProcessor:
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions
     ) -> tuple[list[int], int]:
-        """The prompt of what a person still types, and where the turn being typed begins in it.
-
-        Raises what `write` raises, and InvalidRequestError unless a person's words come last.
-        """
+        """Return an unsent prompt's ids and its last turn's position. Raises as `write`, and InvalidRequestError unless
+        a user message is last."""
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
@@ -190,7 +191,7 @@ class InputProcessor:
     def _next_ids(
         self, asked: PromptInput, params: SamplingParams, options: RequestOptions
     ) -> Callable[[Message], list[int]] | None:
-        """What writes the beginning of the next prompt, as long as it fits; None where no turn is to be expected."""
+        # Renders the start of the next prompt; None if no turn is expected.
         if not isinstance(asked[0], Message) or options.continue_last or options.priority == "background":
             return None
         messages = tuple(cast(Sequence[Message], asked))
@@ -206,7 +207,8 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams) -> int:
-        """Room for the answer that older turns make: many programs ask for more than any context holds."""
+        # Trimming history for the whole of max_tokens would drop too much: many programs request more than any context
+        # holds.
         usual = min(GENERATION_TOKENS, self._context_tokens // 4)
         return min(params.max_tokens or usual, self._context_tokens // 2)
 
@@ -215,7 +217,6 @@ class InputProcessor:
 
 
 def _require_end(params: SamplingParams, is_structured: bool, vocab_size: int) -> None:
-    """Raises InvalidRequestError where an answer cannot end as it is asked to."""
     if max(params.stop_token_ids, default=0) >= vocab_size:
         raise InvalidRequestError(f"stop_token_ids must be below {vocab_size}", param="stop_token_ids")
     for name in ("ignore_eos", "min_tokens"):

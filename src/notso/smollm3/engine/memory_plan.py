@@ -1,7 +1,7 @@
-"""How an engine is laid out in memory before anything is allocated: the context, how it is kept, how many at a time.
+"""Memory layout of an engine before allocation: context length, KV format and concurrency.
 
-Sizes in bytes, contexts in tokens. `plan_engine` is the one place where this is decided; loading and everything that
-only says what loading would do ask it.
+Sizes in bytes, contexts in tokens. `plan_engine` is the only place that decides this, for loading and for commands that
+predict it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
+# Default context of a chat, small enough for any machine that holds the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
-"""What a chat gets unless it asks for more: small enough for any machine that holds the weights."""
 
+# Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
-"""Answers written at the same time, unless memory asks for fewer."""
 
+# Shared cache with ample memory: four chats of the default context, or sixteen short ones.
 SHARED_TOKENS = 32_768
-"""What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""
 
+# k8v8 tiles per sequence beside a low-bit format: the sinks, the current one and the next.
 WINDOW_BLOCKS = 3
-"""Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, the one being written, and the next."""
 
+# Additional k8v8 tiles that a prompt chunk can touch.
 STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
-"""Those that a chunk of a prompt can touch beside."""
 
+# The interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
-"""The interpreter, the tokenizer, the web server and its streams."""
 
+# Caches of at least this size use large pages and are touched ahead of use. The demo model's is smaller: on large pages
+# it held 20 MB more than needed.
 LARGE_CACHE_BYTES = 64 * MIB
-"""A cache from here on lies on large pages and has memory before it is needed. The demo model's is smaller: on large
-pages it held 20 MB that nobody had asked for."""
 
 CONTEXT_STEP_TOKENS = 1024
 CONTEXT_FLOOR_TOKENS = 2048
@@ -53,11 +53,10 @@ _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What an engine will occupy, and what there was when it was planned.
+    """Planned memory of an engine.
 
-    One sequence may have `context_tokens`; all of them, and what is remembered of others, share `kv_blocks` tiles.
-    Beside formats under 8 bits there are `window_blocks` tiles of k8v8. `reduced`: the context was left to us and is
-    smaller than usual.
+    All sequences and cached prefixes share `kv_blocks` tiles; low-bit formats add `window_blocks` tiles of k8v8.
+    `reduced`: the default context did not fit.
     """
 
     context_tokens: int
@@ -73,12 +72,10 @@ class EnginePlan:
 
     @property
     def needed_bytes(self) -> int:
-        """All of it, the process included."""
         return self.weights_bytes + self.kv_bytes + self.scratch_bytes + PROCESS_BYTES
 
     @property
     def budget(self) -> MemoryBudget:
-        """The same for people."""
         limit = self.limit
         return MemoryBudget(
             self.weights_bytes, self.kv_bytes, self.scratch_bytes, PROCESS_BYTES, limit.available_bytes, limit.source
@@ -86,24 +83,24 @@ class EnginePlan:
 
 
 def longest_context(config: SmolLM3Config) -> int:
-    """What can be asked for."""
+    """Return the longest supported context."""
     return config.max_context_tokens
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
-    """Cache bytes that one token takes over all layers, scales included."""
+    """Return cache bytes per token over all layers."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
     return config.num_hidden_layers * config.num_key_value_heads * pair
 
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
-    """Rows of the largest step. Beyond the trained context memory is what there is least of, and attention what takes
-    the time: a quarter of the usual."""
+    """Return the rows of the largest step."""
+    # Beyond the trained context memory is scarce and attention dominates the time, so steps have a quarter of the rows.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
-    """What the largest step takes."""
+    """Return the bytes of the largest step."""
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
@@ -125,20 +122,16 @@ def plan_engine(
     fine_weights: bool = False,
     kept: KVFormat | None = None,
 ) -> EnginePlan:
-    """Choose what was left open so that it fits, or refuse.
+    """Choose the open settings so that the plan fits; explicit settings are kept as they are.
 
-    context_tokens None: up to 8,192 as memory allows, in steps of 1,024, never under 2,048 (or under the trained
-    context where that is smaller). A number: exactly that.
-    kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, and further down (k4v4, k4v3) only as far as memory asks. With
-    `fine_weights`, floats or of eight bits: f16 up to 32,768 tokens, k8v8 beyond, whatever memory there is. `kept`:
-    what was chosen before, which goes first.
-    max_num_seqs None: 16, or fewer where memory asks. A number: exactly that.
-    mapped_bytes: so much of the weights is in the address space already.
-    beside_bytes: what other engines were planned to occupy, whether they have touched it or not; beside them the plan
-    is what it would be where memory is plentiful, or it is refused.
+    context_tokens: None chooses up to 8,192 in steps of 1,024, at least 2,048 (or the trained context if smaller).
+    kv: "auto" is k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it; with `fine_weights`
+    (floats or 8 bits) always f16 up to 32,768 tokens, k8v8 beyond. `kept`: an earlier choice, which takes precedence.
+    max_num_seqs: None chooses up to 16. mapped_bytes: weights already in the address space.
+    beside_bytes: planned size of other engines, touched or not; beside them nothing is reduced, but refused.
 
-    Raises InvalidRequestError for a value out of range, and OutOfMemoryError, which names what is needed, what there
-    is, and the largest context that would fit, with its format.
+    Raises InvalidRequestError for values out of range, OutOfMemoryError naming what is needed and available, and the
+    largest context that fits.
     """
     _check(config, context_tokens, kv, max_num_seqs)
     limit = limit or available_memory(mapped_bytes=mapped_bytes)
@@ -164,13 +157,11 @@ def plan_engine(
 def largest_context(
     config: SmolLM3Config, weights_bytes: int, kv_format: KVFormat, limit: MemoryLimit, max_num_seqs: int = 1
 ) -> int:
-    """The largest context that fits in this format: the longest there is, or a multiple of 1,024 tokens, or 0."""
+    """Return the longest context that fits: the maximum, a multiple of 1,024 tokens, or 0."""
     return _Planner(config, weights_bytes, limit).largest_context(kv_format, max_num_seqs)
 
 
 class _Planner:
-    """Arithmetic over one model and one limit."""
-
     def __init__(self, config: SmolLM3Config, weights_bytes: int, limit: MemoryLimit) -> None:
         self.config = config
         self.weights_bytes = weights_bytes
@@ -179,7 +170,7 @@ class _Planner:
     def plan(
         self, context: int, kv_format: KVFormat, sequences: int, *, blocks: int = 0, reduced: bool = False
     ) -> EnginePlan:
-        """With room for one whole context, or `blocks` where that is more."""
+        # Room for at least one whole context.
         blocks = max(blocks, -(-context // BLOCK_TOKENS))
         windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS if KV_FORMATS[kv_format].is_low_bit else 0
         return EnginePlan(
@@ -197,7 +188,7 @@ class _Planner:
         )
 
     def with_shared_blocks(self, plan: EnginePlan) -> EnginePlan:
-        """More tiles for other chats, up to half of what would be left: what is open besides belongs to others too."""
+        # At most half of the remaining memory: the rest is left for other programs.
         left = plan.limit.available_bytes - plan.needed_bytes
         room = reserved_blocks(plan.kv_blocks) + left // 2 // self._block_bytes(plan.kv_format)
         blocks = min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS, room)
@@ -208,12 +199,10 @@ class _Planner:
         return self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, blocks=blocks, reduced=plan.reduced)
 
     def context_up_to(self, usual: int, kv_format: KVFormat, sequences: int) -> int:
-        """`usual` where it fits, else what does, else the floor."""
         fits = min(usual, self.largest_context(kv_format, sequences))
         return fits if fits == usual else max(fits, min(CONTEXT_FLOOR_TOKENS, usual))
 
     def largest_context(self, kv_format: KVFormat, sequences: int) -> int:
-        """The largest context that fits: the longest there is, or a multiple of 1,024; 0 where not one step does."""
         longest = longest_context(self.config)
         if self._fits(longest, kv_format, sequences):
             return longest
@@ -227,7 +216,6 @@ class _Planner:
         return low * CONTEXT_STEP_TOKENS
 
     def refusal(self, context: int, formats: Sequence[KVFormat], sequences: int) -> OutOfMemoryError:
-        """What is needed at the least, what there is, and what would fit instead."""
         plan = self.plan(context, formats[-1], sequences)
         sizes = {kv_format: self.largest_context(kv_format, sequences) for kv_format in (*formats, *_LADDER)}
         best = max(formats, key=lambda kv_format: sizes[kv_format])
@@ -258,7 +246,7 @@ class _Planner:
 
 
 def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
-    """What may be used for "auto", the best first."""
+    """Return formats for "auto", best first."""
     is_long = context > K8V8_UP_TO_TOKENS
     if fine_weights:
         return (kept or _FINE_LADDER[is_long],)
@@ -267,8 +255,7 @@ def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tup
 
 
 def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: int, limit: MemoryLimit) -> EnginePlan:
-    """The plan for a file whose weights take `need` bytes. A cache format that was chosen for it before is taken again
-    where the folder of `asked` says which. Raises what `plan_engine` raises."""
+    """Plan for a file, reusing a stored KV format. Raises as `plan_engine`."""
     folder = Path(asked.cache_dir) if asked.cache_dir is not None and asked.kv == "auto" else None
     return plan_engine(
         config,
@@ -284,7 +271,7 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
 
 
 def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
-    """Note the cache format in the folder of `asked`, if the file and the context led to it, and not memory."""
+    """Store the KV format, unless memory decided it."""
     if asked.cache_dir is None or asked.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
@@ -294,12 +281,12 @@ def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan
 
 
 def _halved(count: int) -> list[int]:
-    """count, count/2, ... 1."""
     return [count >> shift for shift in range(count.bit_length())]
 
 
 def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_num_seqs: int | None) -> None:
-    EngineConfig(context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)  # refuses what no model could have
+    # Validates the ranges that hold for every model.
+    EngineConfig(context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
     longest = longest_context(config)
     if context_tokens is not None and not 1 <= context_tokens <= longest:
         raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")

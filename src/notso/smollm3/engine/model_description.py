@@ -1,4 +1,4 @@
-"""What is told of a loaded model."""
+"""Public description of a loaded model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from notso.smollm3.text.vocabulary import END_KEYS
 from notso.smollm3.values.model_info import ModelInfo
 from notso.smollm3.values.sampling_params import SamplingParams
 
+# Length limit of the name in the file, which is shown on the page, in the terminal and in API responses.
 MAX_NAME_CHARACTERS = 100
-"""Of the name that a file gives itself: it stands on the page, in the terminal and in every answer to a program."""
 
 
 _SAMPLING = {
@@ -71,7 +71,7 @@ def model_info(
     template_drops: tuple[str, ...],
     sampling: Mapping[str, float],
 ) -> ModelInfo:
-    """The facts of a file as an engine with this plan runs it."""
+    """Describe a file as an engine runs it."""
     named = file.metadata.get("general.name")
     name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
     licensed = file.metadata.get("general.license.name", file.metadata.get("general.license"))

@@ -1,12 +1,11 @@
-"""While nobody asks for anything: what the next turn of a conversation will begin with is read before it is asked for.
+"""Idle-time prefill of the expected beginning of a conversation's next prompt.
 
-Behind an answer's last token the template writes the end of the turn and the beginning of the person's; and thoughts
-are left out of what it writes, so that behind them an answer stands where it was not computed. All of that is known
-when an answer has ended. So prefilled, it is found in the block pool like anything else; if another question comes than
-expected, nothing was lost but time that nobody wanted.
+After an answer the template adds the end of the turn and the start of the user's; reasoning is removed from history,
+which shifts the tokens behind it. All of this is known when an answer ends. The prefilled prefix lies in the block pool
+like any other; a different question only wastes idle time.
 
-So are prompts whose last words a person is still typing. All of them, with what the template writes behind: sent as it
-is, such a prompt lacks one token; if more is typed, no more than that and a few tokens before.
+Drafts of unsent messages are prefilled as well, including the template's ending: sent unchanged, such a prompt lacks
+one token; if more is typed, only that and a few tokens before it.
 """
 
 from __future__ import annotations
@@ -30,30 +29,28 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
+# Idle seconds before warm-up starts: title requests come at once, the next question later.
 QUIET_S = 0.3
-"""Nothing may have been asked for so long: titles and the like are asked for at once, a next question later."""
 
+# Limit for answers, and for drafts (one per owner).
 MOST_NOTES = 16
-"""Of answers, and of drafts, one an owner."""
 
+# Small enough that a layer of the 3B takes milliseconds, which bounds the delay of an arriving request.
 STEP_ROWS = 128
-"""Few enough that between two layers of the 3B there are milliseconds: so long does a request wait at the most."""
 
+# Interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
-"""Steps given up for a request, until what was to be read is given up too."""
 
+# Rendering more would block the engine's thread longer than a request should wait.
 MOST_TOKENS = 65_536
-"""Writing down more would keep the engine's thread for longer than a request should wait."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Note:
-    """To be computed for a conversation, with block hashes that begin with `salt`. `spent`: of its blocks, those from
-    number `kept` on are of no more use, but for those that are computed again now. `prompt`: what was answered; None:
-    this is a draft."""
-
+    # `spent`: blocks from index `kept` on are obsolete, except those in use again. `prompt`: what was answered; None
+    # for a draft.
     salt: bytes
     adapter: Adapter | None
     conversation: bytes | None
@@ -61,12 +58,12 @@ class _Note:
     spent: Tokens[int] = ()
     kept: int = 0
     prompt: Tokens[int] | None = None
-    ids: list[int] = field(default_factory=list)  # the beginning of the next prompt, once it was written
+    ids: list[int] = field(default_factory=list)  # the beginning of the next prompt, once rendered
     tries: int = 0
 
 
 class PrefixWarmup:
-    """Drafts, and answers that ended lately, the newest of them first. Only the engine's thread may call."""
+    """Pending drafts and finished answers. For the engine's thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -75,17 +72,18 @@ class PrefixWarmup:
         self._mover = mover
         self._notes: deque[_Note] = deque(maxlen=MOST_NOTES)
         self._drafts: OrderedDict[bytes, _Note] = OrderedDict()
-        self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()  # the last draft, read or not
+        # Each owner's last draft, prefilled or not.
+        self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def note(self, request: Request) -> None:
-        """An answer has ended; if by itself, another turn may follow."""
+        """Schedule the turn after a finished answer."""
         sequence = request.sequence
         if request.next_ids is None or request.output.finish_reason not in ("stop", "tool_calls"):
             return
         if sequence.is_evicted:
             return
         for other in [other for other in self._notes if other.prompt == sequence.prompt]:
-            self._notes.remove(other)  # answered anew
+            self._notes.remove(other)  # regenerated
         write = partial(_written, sequence, request.generation, request.next_ids)
         note = _Note(
             sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
@@ -95,13 +93,12 @@ class PrefixWarmup:
     def draft(
         self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """Somebody types: `ids` are the prompt, if it were sent now, and with number `turn_at` begins the turn being
-        typed. What was typed before in its place is not wanted any more."""
+        """Schedule a draft; its last turn starts at `turn_at`."""
         spent, before = self._typed.pop(salt, ([], 0))
         self._drafts.pop(salt, None)
         if len(ids) > MOST_TOKENS:
             return
-        ids = ids[:-1]  # the last one is computed by whoever wants to know what follows
+        ids = ids[:-1]  # the last token is computed when its logits are needed
         self._drafts[salt] = _Note(salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
         self._typed[salt] = ids, turn_at
         if len(self._typed) > MOST_NOTES:
@@ -109,13 +106,13 @@ class PrefixWarmup:
             self._drafts.pop(salt, None)
 
     def sent(self, sequence: Sequence) -> None:
-        """Somebody asks: what was typed is wanted now, and stays."""
+        """Keep a sent draft's blocks."""
         if sequence.priority < PRIORITIES["background"]:
             self._typed.pop(sequence.salt, None)
             self._drafts.pop(sequence.salt, None)
 
     def clear(self, conversation: bytes | None = None) -> None:
-        """Nothing is to be read; or nothing for this conversation."""
+        """Cancel pending work."""
         for note in list(self._notes):
             if conversation in (None, note.conversation):
                 self._notes.remove(note)
@@ -126,16 +123,16 @@ class PrefixWarmup:
             self._typed.clear()
 
     def due_s(self, quiet_s: float) -> float:
-        """In how many seconds there is something to read; infinite if there is nothing. Who types has paused when a
-        draft comes: nothing speaks for waiting longer."""
+        """Seconds until work is due, or infinity."""
+        # A draft arrives when typing pauses, so there is no reason to wait longer.
         if self._drafts:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
 
     def read(self, go_on: Callable[[], bool]) -> None:
-        """One step, given up between two layers once `go_on` says no. Nothing may wait or run."""
+        """Run one step, abandoned when `go_on` returns False. Requires an idle scheduler."""
         note = self._drafts[next(reversed(self._drafts))] if self._drafts else self._notes[-1]
-        is_over = True  # if it fails it is not tried again
+        is_over = True  # failures are not retried
         try:
             note.ids = note.ids or note.write()
             if self._is_worth_it(note):
@@ -147,7 +144,6 @@ class PrefixWarmup:
                 self._notes.remove(note)
 
     def _step(self, note: _Note, go_on: Callable[[], bool]) -> bool:
-        """Whether that was the last one."""
         sequence = Sequence(
             note.ids,
             salt=note.salt,
@@ -173,21 +169,21 @@ class PrefixWarmup:
         finally:
             self._scheduler.remove(sequence)
             if note.prompt is None:
-                self._deprioritise(note)  # a block that was copied counts as used
+                self._deprioritise(note)  # copying a block marked it as recently used
 
     def _is_worth_it(self, note: _Note) -> bool:
-        """Whether there is something to read, at the cost of no more than one block that somebody else may want."""
+        # At most one block of other conversations may be evicted.
         pool, ids = self._scheduler.pool, note.ids
         if not ids or self._scheduler.cached_length(note.salt, [*ids, -1]) == len(ids):
             return False
         known = len(pool.chain(note.salt, ids))
         lacking = -(-len(ids) // BLOCK_TOKENS) - known - pool.blank
-        if lacking > 0:  # what was thought, or typed before, goes first: nobody reads it again
+        if lacking > 0:  # obsolete reasoning and drafts are evicted first
             lacking -= self._deprioritise(note)
         return lacking <= 1
 
     def _deprioritise(self, note: _Note) -> int:
-        """When room is needed, deprioritise what is of no more use. How many blocks that makes room for."""
+        # Returns the number of obsolete blocks.
         pool, is_draft = self._scheduler.pool, note.prompt is None
         wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
         chain = pool.chain(note.salt, note.spent, with_rest=is_draft)
@@ -195,7 +191,6 @@ class PrefixWarmup:
 
 
 def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Message], list[int]]) -> list[int]:
-    """The beginning of the next prompt; empty where it is not known, or of no use."""
     if len(sequence.tokens) > MOST_TOKENS:
         return []
     events = generation.read()

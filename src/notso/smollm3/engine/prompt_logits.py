@@ -1,7 +1,7 @@
-"""Logits after every token of a context: for those who measure the model, and not what it says.
+"""Logits after every token of a context, for measurements.
 
-A long context is computed in pieces between two steps of the engine, small ones while answers are written, so that
-nobody's answer stands still for it.
+A long context is computed in pieces between engine steps, small ones while answers are running, so that none of them
+stalls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class ContextLogits:
-    """One context at a time, from an empty cache. `batch_index`: a row of the block tables that no answer uses."""
+    """Computes one context at a time from an empty cache. `batch_index`: a spare table row."""
 
     def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core
@@ -33,7 +33,7 @@ class ContextLogits:
         self._turn = threading.Lock()
 
     def compute(self, tokens: list[int], adapter: Adapter | None = None) -> Floats:
-        """(L, vocab) float32. Raises EngineError where there is no room, or the engine ends."""
+        """Return logits (L, vocab) float32. Raises EngineError without room or at the engine's end."""
         self._core.refuse_own_thread()
         out = np.empty((len(tokens), self._vocab_size), np.float32)
         sequence = Sequence(tokens, adapter=adapter)
@@ -45,11 +45,11 @@ class ContextLogits:
                 while at < len(tokens):
                     at = self._core.call(lambda start=at: self._compute_piece(sequence, start, out))  # type: ignore[misc]
             finally:
-                with suppress(EngineError):  # it has ended: there is nothing to give back
+                with suppress(EngineError):  # after the engine's end there is nothing to free
                     self._core.call(lambda: self._give_back(sequence))
         return out
 
-    # In the engine's thread
+    # On the engine's thread
 
     def _take_blocks(self, sequence: Sequence) -> None:
         pool = self._core.scheduler.pool
@@ -60,7 +60,6 @@ class ContextLogits:
             raise EngineError("other answers hold the whole cache; try again when they are done") from None
 
     def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
-        """Where the next one begins."""
         rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
         pool, count = self._core.scheduler.pool, 1 + len(rest)
         pool.open_windows(sequence.blocks, start, count)

@@ -1,4 +1,4 @@
-"""One answer on its way through the engine: what was asked, how far it is, and what it has cost."""
+"""State of one request: inputs, progress and cost."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from notso.smollm3.values.messages import Message
 
 @dataclass(eq=False)
 class Request:
-    """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that
-    end a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way
-    (None: nobody does); `processors`: what changes logits first; `structured_output`: what keeps the answer to a
-    grammar; `answer_end`: what keeps it from ending; `scores`: makes the prompt's log probabilities, `describe` a
-    token's; `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use). Times in
-    seconds of `perf_counter`, 0 until they come."""
+    """A request in the engine; times are `perf_counter` seconds or 0."""
 
     sequence: Sequence
     generation: Generation
     sampler: Sampler
     output: OutputProcessor
+    # Limit on generated tokens.
     most: int
     thinking_budget: int | None = None
+    # Tokens that end the reasoning on the model's behalf.
     closing: tuple[int, ...] = ()
+    # Creates the drafter once generation starts; None disables speculation.
     propose: Callable[[], NgramDrafter] | None = None
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
     scores: PromptScores | None = None
+    # Builds a token's log probabilities.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
+    # Renders the beginning of the next turn's prompt, given the answer; empty if useless.
     next_ids: Callable[[Message], list[int]] | None = None
-    initial_events: list[Event] = field(default_factory=list)  # what to tell before anything else
+    initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     submitted: float = 0.0
     started_at: float = 0.0
     read: float = 0.0
@@ -58,25 +58,30 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
         return len(self.sequence.prompt)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be drawn."""
         return self.output.finish_reason is not None or self.output.tokens >= self.most
 
     @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return self.most - self.output.tokens
+
+    @property
     def reasoning_is_over(self) -> bool:
-        """Whether it thinks and shall not think on: the budget is spent, or somebody wants the answer now."""
+        """Whether reasoning must end: its budget is spent, or the answer was requested."""
         if not self.output.in_reasoning:
             return False
+        if self.structured_output is not None and self.structured_output.must_answer(self.left, len(self.closing)):
+            return True
         budget = self.thinking_budget
         spent = budget is not None and self.output.reasoning_tokens >= budget
         return spent or self.generation.answer_requested
 
     def sample(self, logits: Floats) -> tuple[int, list[Event]]:
-        """Choose the next token by logits (V,); the token, and the events it makes certain."""
+        """Sample from logits (V,); return token and events."""
         sequence, answer, structured_output = self.sequence, self.output, self.structured_output
         in_reasoning = answer.in_reasoning
         restricted = logits if self.processors is None else self.processors.change(logits, sequence.tokens)
@@ -85,17 +90,21 @@ class Request:
         if self.answer_end is not None:
             restricted = self.answer_end.restrict(restricted, answer.tokens)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
+        left = self.left - 1
+        while structured_output is not None and not structured_output.permits(token, in_reasoning, left):
+            restricted = structured_output.narrow(restricted, token, left)
+            token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         entry = None if self.describe is None else self.describe(logits, token)
         sequence.tokens.append(token)
-        if structured_output is not None and structured_output.take(token, in_reasoning):
+        if structured_output is not None and structured_output.take(token, in_reasoning, left):
             answer.begin(calls=token == structured_output.call_tag)
         events = list(answer.push(token, entry))
-        if structured_output is not None and structured_output.is_over:
+        if structured_output is not None and (structured_output.is_over or (not left and structured_output.is_whole)):
             answer.end()
         return token, events
 
     def close_reasoning(self) -> list[Event]:
-        """Write the end of the thought for the model, as far as there is room; it goes on behind it."""
+        """Append the end of the reasoning, as room permits."""
         events: list[Event] = []
         self.output.cut_character()
         for token in self.closing:
@@ -106,7 +115,7 @@ class Request:
         return events
 
     def accept(self, drafted: int, right: int) -> None:
-        """Of the draft tokens of the last step so many were right; the drafter learns of that and what came."""
+        """Record accepted drafts."""
         self.drafted += drafted
         self.accepted += right
         if self.drafter is not None:
@@ -115,7 +124,6 @@ class Request:
         self.drafter_length = len(self.sequence.tokens)
 
     def usage(self) -> Usage:
-        """What it has cost by now."""
         now = time.perf_counter()
         started_at, read = self.started_at or now, self.read or now
         return Usage(

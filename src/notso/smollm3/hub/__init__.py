@@ -1,1 +1,1 @@
-"""Model files: which are known, which are here, and fetching them."""
+"""Model files: known, local and downloadable ones."""

@@ -1,7 +1,7 @@
-"""Fetch an official model file into the Hugging Face cache: resumed where it stopped, offered only once it is proved.
+"""Resumable download into the Hugging Face cache, verified before the file becomes visible.
 
-huggingface_hub finds the file and brings the session; the transfer is ours, because that library (2.4) throws a partial
-file away when its process ends, and puts a file in place before anyone has hashed it.
+huggingface_hub locates the file and provides the session. The transfer is implemented here because that library (2.4)
+discards a partial file when its process ends, and publishes a file before it is hashed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from notso.smollm3.hub.registry import KnownFile, Progress
 if TYPE_CHECKING:
     import httpx2
 
-RETRIES = 5  # in a row, without a byte gained
+RETRIES = 5  # in a row, without progress
 TIMEOUT_S = 20.0
-SPARE_BYTES = 64 << 20  # left free on the disk after the download
+SPARE_BYTES = 64 << 20  # kept free on the disk
 _CHUNK_BYTES = 1 << 20
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
@@ -35,7 +35,7 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Where the proved file lies, and how much of it came over the network this time."""
+    """A verified file, and the bytes transferred."""
 
     path: Path
     sha256: str
@@ -46,7 +46,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What fetching a file to `folder` would take. `have_bytes` lie there from an earlier attempt."""
+    """Disk space for a download. `have_bytes`: from an earlier attempt."""
 
     folder: Path
     have_bytes: int
@@ -55,14 +55,13 @@ class DownloadPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room, with some to spare."""
         return self.needed_bytes <= self.free_bytes
 
 
 def plan_download(
     file: KnownFile, free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
 ) -> DownloadPlan:
-    """Look at what is here and at the room on the disk. Touches neither the network nor the disk's content."""
+    """Return the disk space needed, without network access."""
     part = part_path(file)
     there = next(each for each in part.parents if each.exists())
     have = part.stat().st_size if part.exists() else 0
@@ -70,12 +69,12 @@ def plan_download(
 
 
 def part_path(file: KnownFile) -> Path:
-    """Where the bytes that have arrived wait for the others."""
+    """Return the partial file's path."""
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids the network, by Hugging Face's variables."""
+    """Return whether Hugging Face's variables forbid the network."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
@@ -88,14 +87,12 @@ def pull(
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
-    """Have `file` in the cache, its length and SHA-256 equal to the published ones; fetch what is missing.
+    """Download and verify `file` unless cached; `force` ignores the cache.
 
-    force: fetch again even if a copy is there.
-
-    Raises DownloadError. A partial file stays for the next call, except one whose hash is wrong.
+    Raises DownloadError; a partial file is kept, unless its hash is wrong.
     """
     report = progress or (lambda _what, _done, _total: None)
-    # Read when huggingface_hub is first imported, below: without it, that library asks and tells more than the file.
+    # Read at huggingface_hub's first import, below: otherwise the library sends telemetry.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not force and (present := registry.find_local(file)) is not None:
         return _prove_present(file, present, report)
@@ -129,12 +126,10 @@ def pull(
 
 
 class _Interrupted(Exception):
-    """The server asked to be asked again."""
+    """A transient failure."""
 
 
 class _Part:
-    """The partial file: appended to, and hashed as it grows."""
-
     def __init__(self, path: Path, file: KnownFile, report: Progress) -> None:
         self._handle: IO[bytes] = path.open("a+b")
         self._file = file
@@ -169,7 +164,7 @@ class _Part:
 
     @property
     def sha256(self) -> str:
-        """Of what is there; also forces it to the disk, since a name is about to vouch for it."""
+        """Hash of the contents, after an fsync."""
         self._handle.flush()
         os.fsync(self._handle.fileno())
         return self._digest.hexdigest()
@@ -204,7 +199,7 @@ def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
 
 @contextlib.contextmanager
 def _only_one(file: KnownFile) -> Iterator[None]:
-    """Hold the lock that huggingface_hub takes for the same file, so that neither writes into the other's work."""
+    # huggingface_hub takes the same lock for the same file.
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(file).name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{file.sha256}.lock").open("w") as lock:
@@ -225,7 +220,6 @@ def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
 
 
 def _locate(file: KnownFile) -> str:
-    """Ask the Hub for the file's length and hash, and compare them before two gigabytes travel."""
     import httpx2
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -235,7 +229,7 @@ def _locate(file: KnownFile) -> str:
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
-        # Where the answer leads to another host, what it says of the file is on it; the token stays behind.
+        # A redirect to another host already carries the file's metadata; the token must not be sent there.
         with redirects.followed(
             get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
         ) as response:
@@ -248,7 +242,7 @@ def _locate(file: KnownFile) -> str:
         raise DownloadError(
             f"{endpoint} offers another {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
         )
-    # The ETag of a large file is its SHA-256; anything else is a mirror's own and says nothing.
+    # The ETag of a large file is its SHA-256; any other form comes from a mirror and is meaningless.
     if len(etag) == 64 and etag != file.sha256:
         raise DownloadError(
             f"{endpoint} offers another {file.filename}: expected SHA-256 {file.sha256}, got {quoted(etag)}"
@@ -257,7 +251,7 @@ def _locate(file: KnownFile) -> str:
 
 
 def _offered(response: httpx2.Response) -> tuple[int | None, str]:
-    """Length and ETag of the file itself, which a redirect names in headers of the Hub's own."""
+    # Redirects carry length and ETag in Hub-specific headers.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
     etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
@@ -265,7 +259,6 @@ def _offered(response: httpx2.Response) -> tuple[int | None, str]:
 
 
 def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], None]) -> None:
-    """Append to `part` until it is complete, asking again from where it stopped when a connection breaks."""
     import httpx2
 
     failures = 0
@@ -287,14 +280,14 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
 
 
 def _transfer(url: str, part: _Part, report: Progress) -> None:
-    """One request for the rest of the file. Raises _Interrupted or httpx2.HTTPError for what may pass by itself."""
+    # _Interrupted and httpx2.HTTPError are transient.
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if part.size:
         headers["Range"] = f"bytes={part.size}-"
-    # The address asked is the Hub's own each time: signed addresses it redirects to grow old.
+    # Every request starts at the Hub: the signed URLs that it redirects to expire.
     with redirects.followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))
@@ -304,10 +297,10 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
         if response.status_code not in (200, 206):
             raise DownloadError(f"the server refuses {part.name}: {_status(response)}")
         if part.size and response.status_code == 200:
-            part.restart()  # the server knows no ranges and sends everything
+            part.restart()  # the server ignores ranges and sends everything
         elif part.size and not response.headers.get("Content-Range", "").startswith(f"bytes {part.size}-"):
             raise DownloadError(f"the server sends another range of {part.name} than was asked for")
-        for chunk in response.iter_raw():  # as it arrives: what a larger buffer holds is lost in a break
+        for chunk in response.iter_raw():  # unbuffered: a larger buffer would be lost in a disconnect
             part.append(chunk)
             report("downloading", part.size, part.total)
 
@@ -320,7 +313,7 @@ def _put_in_place(file: KnownFile, arrived: Path) -> Path:
     try:
         snapshot.symlink_to(os.path.relpath(blob, snapshot.parent))
     except OSError:
-        blob.replace(snapshot)  # a file system without links
+        blob.replace(snapshot)  # a file system without symbolic links
     return snapshot
 
 

@@ -1,6 +1,6 @@
-"""SmolLM3 files that other programs have fetched, found where they lie: Ollama, LM Studio and llama.cpp.
+"""SmolLM3 files in the stores of Ollama, LM Studio and llama.cpp.
 
-Nothing is written there. A file counts by what its first bytes say, not by its name.
+Read-only. Files are identified by their first bytes, not by name.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ Store = Literal["ollama", "lm studio", "llama.cpp"]
 
 MAX_MANIFESTS = 2_000
 MAX_MANIFEST_BYTES = 1 << 20
+# The architecture is near the beginning of the metadata; no known converter writes it after the vocabulary.
 HEAD_BYTES = 64 << 10
-"""The architecture stands at the beginning of a file's metadata; a converter that writes it after the vocabulary is
-not known."""
 
 _ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
 _ADAPTER = b"general.type" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"adapter"
@@ -30,7 +29,7 @@ _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A file and what the program that fetched it calls it."""
+    """A file, and its name in the store."""
 
     name: str
     path: Path
@@ -38,8 +37,7 @@ class StoredModel:
 
 
 def is_smollm3(path: Path) -> bool:
-    """Whether a file begins as a GGUF file of this architecture, and is no adapter. False also for what cannot be read,
-    or is no file."""
+    """Return whether a file starts as a SmolLM3 GGUF, not an adapter."""
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(HEAD_BYTES)
@@ -49,7 +47,7 @@ def is_smollm3(path: Path) -> bool:
 
 
 def stored_models() -> list[StoredModel]:
-    """Every one that is found, each file once."""
+    """Return each SmolLM3 file once."""
     found: dict[Path, StoredModel] = {}
     for model in (*_of_ollama(), *_of_folders()):
         if is_smollm3(model.path):
@@ -58,8 +56,8 @@ def stored_models() -> list[StoredModel]:
 
 
 def _of_ollama() -> Iterator[StoredModel]:
-    """Ollama keeps files by their hash, and names in manifests: registry/namespace/model/tag."""
     asked = os.environ.get("OLLAMA_MODELS")
+    # Ollama stores files by hash, and names in manifests: registry/namespace/model/tag.
     roots = [Path(asked)] if asked else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for root in roots:
         for number, manifest in enumerate(_files(root / "manifests", "*/*/*/*")):
@@ -83,7 +81,7 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
 
 
 def _of_folders() -> Iterator[StoredModel]:
-    """LM Studio keeps files as publisher/repository/file, llama.cpp all in one folder."""
+    # LM Studio: publisher/repository/file. llama.cpp: a single folder.
     home, cache = _home(), Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
     for root in (home / ".lmstudio/models", cache / "lm-studio/models"):
         for path in _files(root, "*/*/*.gguf"):
@@ -93,15 +91,13 @@ def _of_folders() -> Iterator[StoredModel]:
 
 
 def _home() -> Path:
-    """The user's; of one who has none, as a service's number without a name, a folder that is not there."""
     try:
         return Path.home()
     except RuntimeError:
-        return Path("/nonexistent")
+        return Path("/nonexistent")  # e.g. a service that runs under a numeric id without an account
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
-    """In order; none where the folder is not there or may not be read."""
     try:
         return sorted(path for path in root.glob(pattern) if path.is_file())
     except OSError:

@@ -1,7 +1,7 @@
-"""A request that follows redirects one by one, each looked at before it is followed.
+"""HTTP requests that validate each redirect before following it.
 
-Left to itself the HTTP library follows twenty of them wherever they lead: from https to http, and to machines of the
-local network that only this one can reach.
+By default the HTTP library follows twenty redirects to anywhere, including from https to http and to hosts of the local
+network.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from notso.smollm3.errors import DownloadError, quoted
 if TYPE_CHECKING:
     import httpx2
 
-MAX_REDIRECTS = 5
-"""One is usual: from the Hub to its content network."""
+MAX_REDIRECTS = 5  # one is usual: from the Hub to its content network
 
 
 @contextlib.contextmanager
@@ -32,14 +31,13 @@ def followed(
     timeout: float,
     leave_origin: bool = True,
 ) -> Iterator[httpx2.Response]:
-    """The last response, not read yet, of `url` and where it leads.
+    """Yield the final, unread response of `url` after validated redirects.
 
-    Every address must be https, unless the first one is http on this machine: then the others may be so too. A redirect
-    may lead to this machine or the local network only if the first address does. The Authorization header goes to the
-    first one's origin and nowhere else. With `leave_origin` false the response that leads elsewhere is the last.
-
-    Raises DownloadError for what it does not follow, and httpx2.HTTPError.
+    leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for refused
+    redirects, and httpx2.HTTPError.
     """
+    # All addresses must be https, except on this machine if the first one is http there. Redirects reach the local
+    # network only from within it. The Authorization header never leaves the first origin.
     first = require_safe(url)
     at_home = _is_local(first)
     sent = dict(headers)
@@ -60,7 +58,7 @@ def followed(
 
 
 def require_safe(url: str) -> SplitResult:
-    """The parts of an address that may be asked first: https, or http on this machine. Raises DownloadError."""
+    """Parse a permitted first address. Raises DownloadError."""
     parts = _split(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts)):
         raise DownloadError(f"models are fetched over https only, not from {parts.scheme}://{parts.hostname}")
@@ -97,8 +95,8 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    """Whether any address of the host is one that the internet does not route. A name that cannot be looked up is a
-    proxy's business; and a name that leads elsewhere a moment later has no certificate there."""
+    # True if any address of the host is not globally routable. A name that does not resolve is left to the proxy; a
+    # name that changes its address later has no certificate there.
     try:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -1,7 +1,7 @@
-"""Which model files are official, and which of them (and of others) lie on this machine.
+"""Official model files, and model files on this machine.
 
-The Hugging Face cache is used where it is and as it is: what another program fetched is found, and the other way round.
-Nothing here touches the network; `download` does.
+The Hugging Face cache is used in place and unchanged, so files are shared with other programs. Nothing here uses the
+network; `download` does.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from notso.regular_file import open_regular
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.hub.other_stores import Store, is_smollm3, stored_models
 
+# Receives the activity ("downloading", "checking"), bytes done and total bytes.
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done ("downloading", "checking"), bytes done and bytes in all."""
 
 Verified = Literal["yes", "no", "wrong size", "built in"]
 Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
-DEMO_QUANTISATION = "Q4_K_M"  # its name does not say so; opening every file to look would be slow
+DEMO_QUANTISATION = "Q4_K_M"  # not in its name; opening every file would be slow
 _QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
-    """A published model file: where it is, how long it is and what it hashes to."""
+    """A published model file."""
 
     name: str
     repository: str
@@ -75,12 +75,10 @@ KNOWN_FILES: tuple[KnownFile, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model file on this machine.
+    """A model file on this machine."""
 
-    `verified` is yes only if its SHA-256 was seen to equal the published one; the demo came with the package.
-    `is_smollm3`: it begins as a file of this architecture does; in a folder that was named, others are listed too.
-    """
-
+    # `verified` is "yes" only if the SHA-256 matched a published one. `is_smollm3` is judged by the file's first bytes;
+    # named folders also list other files.
     name: str
     path: Path
     size_bytes: int
@@ -91,14 +89,14 @@ class LocalModel:
 
 
 def official_files() -> tuple[KnownFile, ...]:
-    """The published files that can be fetched, the usual one first."""
+    """Return downloadable files, default first."""
     return KNOWN_FILES
 
 
 def known_file(name: str) -> KnownFile:
-    """The official file a person means: `smollm3-3b`, `Q8_0`, `smollm3-3b:Q8_0`, `owner/repository:Q8_0`, a file name.
+    """Return the official file of a name: `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0`, a file name.
 
-    Raises InvalidRequestError that lists the choices; files whose hash is not known are not fetched.
+    Raises InvalidRequestError listing the choices.
     """
     wanted = name.strip().lower()
     model, _, quantisation = wanted.partition(":")
@@ -112,7 +110,7 @@ def known_file(name: str) -> KnownFile:
 
 
 def hub_cache() -> Path:
-    """The Hugging Face cache folder, from the same environment variables in the same order as their library reads."""
+    """Return the Hugging Face cache folder, from huggingface_hub's environment variables."""
     home = os.environ.get("HF_HOME") or ""
     if not home:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
@@ -121,22 +119,22 @@ def hub_cache() -> Path:
 
 
 def repository_folder(file: KnownFile) -> Path:
-    """Where the Hub's library keeps everything of the repository that `file` comes from."""
+    """Return a repository's cache folder."""
     return hub_cache() / ("models--" + file.repository.replace("/", "--"))
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Where the cache keeps the bytes; the name is the hash."""
+    """Return the path of the contents, named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """The file's readable name in the cache, a link to its blob."""
+    """Return the path of the readable link."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
 def find_local(file: KnownFile) -> Path | None:
-    """A complete copy in the cache, from whichever revision; judged by its length, not its hash."""
+    """Return a cached copy, of any revision, with the expected length; its hash is unchecked."""
     snapshots = repository_folder(file) / "snapshots"
     for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{glob.escape(file.filename)}"))]:
         if _size(path) == file.size_bytes:
@@ -145,14 +143,14 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def demo_path() -> Path:
-    """The small model that is part of the package."""
+    """Return the bundled demo model."""
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 
 def resolve_model(given: str | Path | None = None) -> Path | None:
-    """The model to run: the one given, else NOTSO_MODEL, else an official file in the cache, else None for the demo.
+    """Return the given path or name, NOTSO_MODEL, a cached official file, or None.
 
-    A path, or a name as `local_models` has it. Raises ModelFileError if one was named and is not there.
+    Raises ModelFileError if it does not exist.
     """
     named = given or os.environ.get("NOTSO_MODEL")
     if named:
@@ -173,8 +171,7 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
-    """The demo, SmolLM3 files in the Hugging Face cache and in other programs' stores, and every GGUF file in `folders`
-    (not below them)."""
+    """Return the demo, cached SmolLM3 files, and every GGUF file directly in `folders`."""
     models = []
     demo = demo_path()
     if demo.is_file():
@@ -192,13 +189,13 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
 
 
 def quantisation_in(filename: str) -> str | None:
-    """The quantisation a file name speaks of: `SmolLM3-Q4_K_M.gguf` gives `Q4_K_M`."""
+    """Return `Q4_K_M` for `SmolLM3-Q4_K_M.gguf`."""
     found = _QUANTISATION.search(filename)
     return found.group(1) if found else None
 
 
 def sha256_of(path: Path, progress: Progress | None = None) -> str:
-    """SHA-256 of a file as hex, read in pieces of 4 MiB."""
+    """Return a file's SHA-256 in hex."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as source:  # noqa: PTH123 - a descriptor
         total = os.fstat(source.fileno()).st_size
@@ -210,24 +207,24 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def known_by_hash(sha256: str) -> KnownFile | None:
-    """The known file whose content has this hash, if there is one."""
+    """Return the known file with this hash, or None."""
     return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
 
 
 def remember_hash(path: Path, sha256: str) -> None:
-    """Note that this very file (same length, same time of change) was read in full and hashed to `sha256`."""
+    """Store a hash by path, size and modification time."""
     ledger = _read_ledger()
     ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
     target = _ledger_path()
     temporary = target.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a home that cannot be written costs a second reading of the file, no more
+    with contextlib.suppress(OSError):  # an unwritable home only costs hashing the file again
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(ledger))
         temporary.replace(target)
 
 
 def remembered_hash(path: Path) -> str | None:
-    """What `remember_hash` noted, unless the file has changed since."""
+    """Return a stored hash, unless the file changed."""
     entry = _read_ledger().get(str(path.resolve()))
     if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
         return None
@@ -235,7 +232,7 @@ def remembered_hash(path: Path) -> str | None:
 
 
 def _described_by(name: str, path: Path, where: Store) -> LocalModel:
-    """As the program calls it that fetched it, whose names of files may say nothing."""
+    # Blob names carry no information, so the store's name for the file is used.
     found = _describe(path, where)
     return replace(found, name=name, quantisation=found.quantisation or quantisation_in(name.replace(":", "-")) or "")
 

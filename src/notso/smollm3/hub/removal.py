@@ -1,4 +1,4 @@
-"""Taking a fetched model file out of the Hugging Face cache, so that its room is free."""
+"""Removal of downloaded model files from the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import contextlib
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.hub.registry import LocalModel, known_file, local_models
 
+# How to remove files of other stores.
 OWNERS = {
     "ollama": "`ollama rm` removes it",
     "lm studio": "LM Studio removes it",
     "llama.cpp": "delete the file itself",
 }
-"""Who removes what another program has fetched."""
 
 
 def fetched_model(name: str) -> LocalModel:
-    """The model of the cache that `notso list` or `notso pull` calls so, or that lies at this path.
-
-    Raises InvalidRequestError for what is not ours to remove.
-    """
+    """Return a cached model by name or path. Raises InvalidRequestError."""
     wanted = {name.strip().lower()}
     with contextlib.suppress(InvalidRequestError):
         wanted.add(known_file(name).name.lower())
@@ -38,10 +35,7 @@ def fetched_model(name: str) -> LocalModel:
 
 
 def remove(model: LocalModel) -> int:
-    """Remove the file under all its names in its repository's folder. The bytes that are free now.
-
-    A program that has it open, as a server that runs it, keeps the bytes until it ends.
-    """
+    """Remove the file and its links; return the bytes freed."""
     blob = model.path.resolve()
     repository = model.path.parents[2]
     freed = blob.stat().st_size
@@ -50,5 +44,6 @@ def remove(model: LocalModel) -> int:
             name.unlink()
             if not any(name.parent.iterdir()):
                 name.parent.rmdir()
+    # A process that has the file open keeps its bytes until it ends.
     blob.unlink(missing_ok=True)
     return freed

@@ -1,4 +1,4 @@
-"""What model files a repository of the Hub has: a file of anybody's, with the length and hash that the Hub gives it."""
+"""Model files of any Hub repository, with the length and hash that the Hub reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from notso.smollm3.hub import redirects
 from notso.smollm3.hub.registry import KnownFile, known_file, quantisation_in
 from notso.smollm3.strict_json import DECODER
 
-USUAL = "Q4_K_M"
-"""Taken where nothing is asked for and the repository has it."""
+USUAL = "Q4_K_M"  # the default, if the repository has it
 
 MAX_LISTING_BYTES = 16 << 20
 TIMEOUT_S = 20.0
@@ -26,13 +25,13 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is `owner/repository`, with or without `:QUANTISATION`."""
+    """Return whether a name is `owner/repository`, optionally with a type."""
     return _REPOSITORY.fullmatch(name.strip().partition(":")[0]) is not None
 
 
 def file_named(name: str, *, offline: bool = False) -> KnownFile:
-    """The file that a person means to fetch: an official one, or that of `owner/repository[:QUANTISATION]`, for which
-    the Hub is asked. Raises InvalidRequestError with the choices, or DownloadError."""
+    """Return an official file, or look up `owner/repository[:QUANTISATION]`. Raises InvalidRequestError or
+    DownloadError."""
     try:
         return known_file(name)
     except InvalidRequestError:
@@ -45,7 +44,6 @@ def file_named(name: str, *, offline: bool = False) -> KnownFile:
 
 
 def _listing(repository: str) -> Mapping[str, Any]:
-    """What the Hub says of a repository's files."""
     import httpx2
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -95,7 +93,7 @@ def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> K
 
 
 def _file(repository: str, commit: str, given: Any) -> KnownFile | None:
-    """None for what is no model file by itself, or has no hash to be checked by."""
+    # None unless it is a standalone model with a hash.
     name, lfs = (given.get("rfilename"), given.get("lfs")) if isinstance(given, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(lfs, dict):
         return None

@@ -1,1 +1,1 @@
-"""Keys and values: in memory, on disk, and what makes them comparable."""
+"""KV cache: storage in memory and on disk."""

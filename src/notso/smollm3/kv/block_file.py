@@ -1,20 +1,20 @@
-"""One file of the cache on disk: its name, its bytes, and every check before it is believed.
+"""File format of a cached KV block on disk: name, encoding and validation.
 
     magic      8   NOTSO-KV
     order      4   0x01020304 in the writer's byte order
     version    4   of this layout
     model     32   digest of the cache version
-    key       16   what the block is known by; of a partial block, what it comes after
-    tag        8   whose it is
+    key       16   the block's hash; of a partial block, its parent's
+    tag        8   owner
     is_partial    4
-    tokens     4   how many, up to 128
+    tokens     4   count, up to 128
     content    8   bytes
     checksum   4   CRC-32 of everything else
     ------------
     tokens     4 each
     content
 
-Numbers are in the byte order of the machine: the content is too.
+Numbers are in the machine's byte order, like the content.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, HASH_BYTES
 
 VERSION = 1
 TAG_BYTES = 8
-MOST_PARTS = 512  # that one call reads into; systems take 1,024
+MOST_PARTS = 512  # buffers per readv; systems allow 1,024
 
 _MAGIC = b"NOTSO-KV"
 _ORDER = 0x01020304
@@ -45,15 +45,14 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 class DamagedBlockError(Exception):
-    """A file is not the block that its name promises. Never leaves the cache: it is a miss."""
+    """The file is not the named block; a cache miss."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """A file's name: `model` (8 bytes of the cache version's digest), key, tag, and whether the block is partial.
+    """A block's file name; `model`: 8 bytes of the cache version's digest."""
 
-    All in hex, so nothing of what anyone wrote comes into a path."""
-
+    # Hex only: no user input reaches a path.
     model: bytes
     hash: bytes
     tag: bytes
@@ -64,7 +63,7 @@ class BlockName:
 
     @classmethod
     def of(cls, cache_version: bytes, hash: bytes, tag: bytes, *, is_partial: bool) -> BlockName:
-        """Raises ValueError for a key that has not 16 bytes or a tag of more than 8."""
+        """Build a name. Raises ValueError unless the key has 16 bytes and the tag at most 8."""
         if len(hash) != HASH_BYTES or len(tag) > TAG_BYTES:
             raise ValueError(
                 f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(hash)} and {len(tag)}"
@@ -73,7 +72,7 @@ class BlockName:
 
     @classmethod
     def parse(cls, text: str) -> BlockName:
-        """The reverse of str(). Raises ValueError."""
+        """Parse str(name). Raises ValueError."""
         match = re.fullmatch(cls.PATTERN + re.escape(cls.SUFFIX), text)
         if match is None:
             raise ValueError(f"{text!r} is no block's name")
@@ -85,29 +84,26 @@ class BlockName:
         return f"{self.model.hex()}-{self.hash.hex()}-{self.tag.hex()}-{kind}{self.SUFFIX}"
 
     def is_of(self, cache_version: bytes) -> bool:
-        """Whether it belongs to this model and these settings."""
         return self.model == _digest(cache_version)[:8]
 
     def has_tag(self, tag: bytes) -> bool:
-        """Whether it was written with this tag."""
         return self.tag == tag.ljust(TAG_BYTES, b"\0")
 
 
 def file_bytes(tokens: int, content_bytes: int) -> int:
-    """The size of the file of a block."""
+    """Return a block's file size."""
     return HEADER_BYTES + 4 * tokens + content_bytes
 
 
 def encode_block(name: BlockName, cache_version: bytes, tokens: array[int], content: bytes) -> list[bytes]:
-    """The bytes of a block's file, in parts to be written one after another. tokens: an array of int32."""
+    """Return a block's file in parts."""
     header = _header(name, cache_version, len(tokens), len(content))
     said = tokens.tobytes()
     return [header + _CHECKSUM.pack(_checksum(header, said, [content])), said, content]
 
 
 def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
-    """Under another name first, so that this one always stands for a whole file; `flush`: the bytes are on the disk
-    before. Raises OSError, and leaves nothing behind."""
+    """Write atomically; `flush`: fsync before the rename. Raises OSError, leaving nothing behind."""
     draft = path.with_suffix(".tmp")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -127,7 +123,7 @@ def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """The names in a folder are on the disk. Raises OSError."""
+    """Sync a folder. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -136,11 +132,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def read_block(path: Path, name: BlockName, cache_version: bytes, content: Sequence[memoryview]) -> list[int]:
-    """Read and check a block's file into the parts of `content`, one after another; its tokens. Raises OSError or
-    DamagedBlockError.
-
-    Only when it returns does `content` hold the block.
-    """
+    """Read into `content`, valid on success; return the tokens. Raises OSError or DamagedBlockError."""
     with _opened(path) as file:
         header, tokens, checksum = _read_header(file, name, cache_version, sum(len(part) for part in content))
         left = list(content)
@@ -158,26 +150,24 @@ def read_block(path: Path, name: BlockName, cache_version: bytes, content: Seque
 
 
 def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes: int) -> list[int]:
-    """The tokens alone, without the checksum's word: for finding out whether the block is wanted. Raises OSError or
-    DamagedBlockError."""
+    """Return tokens without checksum validation. Raises OSError or DamagedBlockError."""
     with _opened(path) as file:
         return array("i", _read_header(file, name, cache_version, content_bytes)[1]).tolist()
 
 
 def announce(path: Path) -> None:
-    """Have the system begin to fetch a block's file, which is wanted in a moment: in requests of its own size, and many
-    at a time, a disk is several times faster than one read after another finds it. Raises OSError."""
+    """Start reading ahead. Raises OSError."""
+    # The kernel reads in requests of its own size, many in parallel, which is several times faster than serial reads.
     with _opened(path) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _opened(path: Path) -> BinaryIO:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of that name would keep us waiting
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: opening a named pipe would block
     return os.fdopen(os.open(path, flags), "rb", buffering=0)
 
 
 def _read_header(file: BinaryIO, name: BlockName, cache_version: bytes, content_bytes: int) -> tuple[bytes, bytes, int]:
-    """Header, tokens and checksum, checked against the name, the model and the size of the file."""
     raw = file.read(HEADER_BYTES)
     if len(raw) < HEADER_BYTES:
         raise DamagedBlockError(f"{name} is too short")

@@ -1,6 +1,6 @@
-"""What cached keys and values depend on besides the tokens, as a digest: model, format, rotation, arithmetic.
+"""Digest of everything that cached keys and values depend on besides tokens: model, format, rotation, arithmetic.
 
-Instruction sets, threads and batches are no part of it: they change no bit (design: one arithmetic, one answer).
+Instruction sets, threads and batch sizes are not included: results are bit-identical across them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.formats import KVFormat
 
+# Incremented when the order or precision of a float operation, or the layout of a cache block, changes.
 ARITHMETIC = 2
-"""Counted up whenever the order or precision of any float step changes, or the layout of a block of the cache."""
 
 SAMPLES = 4
 SAMPLE_BYTES = 1024
@@ -22,11 +22,8 @@ DIGEST_BYTES = 32
 
 
 def cache_version(file: GGUFFile, config: SmolLM3Config, kv_format: KVFormat, context_tokens: int) -> bytes:
-    """32 bytes that are the same exactly where cached keys and values may be used again.
-
-    Of the weights, samples of every tensor are read, and the file's length and time of change stand for the rest: to
-    hash two gigabytes would take longer than the first answer may.
-    """
+    """Return 32 bytes that are equal exactly if caches are interchangeable."""
+    # Hashing two gigabytes would delay the first answer, so each tensor is sampled; file size and mtime cover the rest.
     status = file.path.stat()
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     rotation = config.rope_frequencies(context_tokens)

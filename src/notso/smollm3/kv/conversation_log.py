@@ -1,5 +1,4 @@
-"""Which conversations a file of the cache on disk belongs to: a list beside the files, so that one conversation can be
-forgotten after a restart too.
+"""Log of the conversations that each cache file belongs to, for eviction after a restart.
 
     magic   8   NOTSO-C1
     ------------
@@ -7,13 +6,13 @@ forgotten after a restart too.
     model         8
     key          16
     tag           8
-    flags         4   1: a partial block; 2: the file is written anew, and nobody before has a part in it
+    flags         4   1: a partial block; 2: the file is rewritten, earlier conversations no longer count
     checksum      4   CRC-32 of the record before it
     ------------
     and so on
 
-Records are appended before the file they name is written. A torn or damaged record is ignored: then a file has one
-conversation less, and is removed too early at worst. Where something is forgotten the list is written anew without it.
+A record is appended before its file is written. Torn or damaged records are ignored: at worst a file lacks a
+conversation and is evicted early. Eviction rewrites the log.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from pathlib import Path
 from notso.smollm3.kv.block_file import BlockName, flush_folder, write_file
 
 MAGIC = b"NOTSO-C1"
+# Obsolete records, beyond as many live ones, that trigger a rewrite.
 MOST_WASTE = 1024
-"""Records of no more use beside as many that are, before the list is written anew."""
 
 _RECORD = struct.Struct("=8s8s16s8sI")
 _CHECKSUM = struct.Struct("=I")
@@ -38,7 +37,7 @@ _PARTIAL, _ANEW = 1, 2
 
 
 class ConversationLog:
-    """The list at `path`. Not thread-safe, but for `save`, which one thread at a time may call beside the others."""
+    """Log at `path`. Not thread-safe, except that one thread may `save` concurrently."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +46,7 @@ class ConversationLog:
         self._is_stale = False
 
     def read(self, names: Collection[BlockName]) -> None:
-        """Read the list, as far as it speaks of files that are there."""
+        """Load records of existing files."""
         self._of.clear()
         content = b""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -72,26 +71,23 @@ class ConversationLog:
         self._is_stale = not is_whole or records > 2 * used + MOST_WASTE
 
     def has(self, name: BlockName) -> bool:
-        """Whether a file belongs to any conversation."""
         return name in self._of
 
     def begin(self, name: BlockName, conversations: Iterable[bytes]) -> None:
-        """A file is about to be written, or written anew, for these conversations."""
+        """Record a file before it is written."""
         self._of[name] = set()
         for conversation in conversations:
             self._append(name, conversation, _ANEW if not self._of[name] else 0)
 
     def add(self, name: BlockName, conversation: bytes) -> None:
-        """A file belongs to this conversation too."""
         if conversation not in self._of.setdefault(name, set()):
             self._append(name, conversation, 0)
 
     def drop(self, name: BlockName) -> None:
-        """A file is gone."""
         self._of.pop(name, None)
 
     def evict(self, conversation: bytes) -> list[BlockName]:
-        """Take a conversation out; the files that belong to no other."""
+        """Remove a conversation; return files without any other."""
         left = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:
@@ -103,16 +99,15 @@ class ConversationLog:
         return left
 
     def rewrite(self) -> None:
-        """Have the list written anew, with nothing of what is gone."""
+        """Schedule a rewrite."""
         self._is_stale = True
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the file lacks something, or has too much."""
         return self._is_stale or bool(self._appended)
 
     def unsaved(self) -> tuple[bytes, bool]:
-        """What `save` is to write, and whether in place of all that is there. Counts as saved from here on."""
+        """Return the records to `save`, now counted as saved, and whether they replace the log."""
         if self._is_stale:
             records = [
                 _record(name, conversation, 0)
@@ -125,7 +120,7 @@ class ConversationLog:
         return b"".join(records), is_anew
 
     def save(self, records: bytes, is_anew: bool) -> None:
-        """Write that. Raises OSError."""
+        """Write records. Raises OSError."""
         if is_anew:
             write_file(self._path, [MAGIC + records], flush=True)
             flush_folder(self._path.parent)

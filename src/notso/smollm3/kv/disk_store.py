@@ -1,17 +1,16 @@
-"""Blocks of the key-value cache on disk, so that a conversation goes on after a restart without being read again.
+"""On-disk KV blocks, which let conversations continue after a restart without prefill.
 
-One file holds one block of 128 positions in all layers, or the beginning of one (a partial block: what an answer ended
-in). Its name says the model and settings (the cache version), what the block is known by, and whose it is. A file is
-believed only if every field and the checksum agree; anything else is a miss, and the file is removed. So a damaged
-cache costs time and nothing else. The bytes reveal what was said: the folder is 0700, its files 0600.
+A file holds one block of 128 positions in all layers, or a partial block that an answer ended in. Its name contains the
+cache version, the block's key and its owner. A file is used only if every field and the checksum match; otherwise it
+counts as a miss and is removed, so damage costs only time. Contents reveal conversations: the folder has mode 0700,
+files 0600.
 
-Written in the background by a thread of low priority: to a temporary name, flushed (fsync), then renamed, so that after
-a power cut a name hardly ever stands for bytes that are not there; the folder itself is flushed when the queue runs
-empty. At the end of the process there is no time for that: what still waits is written and not flushed, and should the
-power go in that minute, the checksum says so. The least recently read file goes first when the budget is reached.
+A low-priority thread writes each file under a temporary name, fsyncs and renames it, so that after a power failure
+names rarely refer to missing data; the folder is synced when the queue is empty. At shutdown files are written without
+fsync, and the checksum detects loss. The least recently read file is evicted first.
 
-The checksum is CRC-32: it guards against accidents, and takes a fifth of the time of a cryptographic hash (4 GB/s
-against 0.9 for BLAKE2b). Who can write into the folder could as well write another model.
+CRC-32 guards against accidents at a fifth of the cost of a cryptographic hash (4 GB/s against 0.9 for BLAKE2b); anyone
+able to write to the folder could replace the model as well.
 """
 
 from __future__ import annotations
@@ -40,36 +39,29 @@ from notso.smollm3.kv.block_folder import BlockFolder
 from notso.smollm3.scheduling.block_pool import ANONYMOUS
 
 MIB = 1 << 20
+# Bytes waiting to be written; further blocks are refused and can be offered again later.
 QUEUE_BYTES = 128 * MIB
-"""What may wait for being written; more is refused, as it can still be offered later."""
 
-FREE_BYTES = 1024 * MIB
-"""What is left free of the disk."""
+FREE_BYTES = 1024 * MIB  # kept free on the disk
 
 _log = logging.getLogger(__name__)
 
 
 class _QueuedBlock:
-    """A block on its way to the disk."""
-
     def __init__(
         self, name: BlockName, tokens: Sequence[int], content: bytes, conversations: Collection[bytes]
     ) -> None:
         self.name = name
         self.tokens = array("i", tokens)
         self.content = content
-        self.conversations = set(conversations)  # none: it was forgotten
+        self.conversations = set(conversations)  # empty once evicted
 
 
 class DiskStore:
-    """The blocks of one cache, `block_bytes` each, in `folder`, which may hold those of other models too.
+    """Blocks of one cache version on disk. Thread-safe.
 
-    cache_version: whatever the content of a block depends on besides its tokens. budget_bytes: of all files together,
-    those of other models included. A second engine, of this process or another, finds what is there, and writes nothing
-    until the first has ended.
-
-    Methods may be called from any thread. None raises for what a disk does: a cache that cannot be used is off, with
-    one warning.
+    Disk errors disable it with one warning. budget_bytes covers all models' files. While another engine writes to the
+    folder, this one only reads.
     """
 
     def __init__(
@@ -107,27 +99,26 @@ class DiskStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether new blocks are taken."""
+        """Whether blocks are accepted."""
         return self._writer is not None and self._problem is None and not self._closing
 
     @property
     def used_bytes(self) -> int:
-        """Of the budget."""
         return self._folder.used_bytes
 
     @property
     def blocks(self) -> int:
-        """How many there are of this cache version, partial blocks included."""
+        """Number of blocks of this cache version, partial ones included."""
         return len(self._folder.known)
 
     def has(self, hash: bytes) -> bool:
-        """Whether the full block known by `hash` is there, as far as names tell."""
+        """Whether a full block exists, judging by file names."""
         self._look_again()
         with self._wake:
             return (hash, False) in self._folder.known or (hash, False) in self._queue
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        """The tokens of the part of a block that was kept after `parent_hash`; empty if there is none."""
+        """Tokens of the partial block after `parent_hash`."""
         self._look_again()
         with self._wake:
             if queued := self._queue.get((parent_hash, True)):
@@ -154,11 +145,10 @@ class DiskStore:
         tag: bytes = b"",
         conversations: Collection[bytes] = (ANONYMOUS,),
     ) -> bool:
-        """Let a block be written: True if it is there or will be, False if there is no room for it now.
+        """Queue a block; False if there is no room now. A partial block replaces the earlier one.
 
-        key: 16 bytes; for a partial block that of the block before it, whose earlier one this replaces. tokens: up to
-        128. tag: up to 8 bytes, by which it can be removed. conversations: all that it belongs to, 8 bytes each.
-        `content` must not change any more.
+        hash: 16 bytes, the parent's for a partial block. tokens: up to 128. tag: up to 8 bytes, for `remove`.
+        conversations: 8 bytes each. `content` must stay unchanged.
         """
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
@@ -179,7 +169,7 @@ class DiskStore:
         return True
 
     def belongs_to(self, hash: bytes, conversation: bytes) -> None:
-        """The full block known by `hash`, if it is there, belongs to this conversation too."""
+        """Add a stored block to a conversation."""
         with self._wake:
             queued, name = self._queue.get((hash, False)), self._folder.known.get((hash, False))
             if queued is not None:
@@ -189,7 +179,7 @@ class DiskStore:
                 self._wake.notify_all()
 
     def evict(self, conversation: bytes) -> None:
-        """Remove every block that belongs to this conversation and no other, of all models."""
+        """Remove blocks, of any model, that belong only to this conversation."""
         self._folder.see_others()
         with self._wake:
             names = self._folder.log.evict(conversation)
@@ -204,21 +194,20 @@ class DiskStore:
         return [*self._queue.values(), *([] if self._writing is None else [self._writing])]
 
     def _unqueue_nobodys(self) -> None:
-        """Blocks that belong to no conversation any more are not written; the one being written goes afterwards."""
+        # The block being written is removed afterwards.
         for at, queued in list(self._queue.items()):
             if not queued.conversations:
                 del self._queue[at]
 
     def get(self, hash: bytes, tokens: Sequence[int], *, is_partial: bool = False) -> bytes | None:
-        """The content of a block, if it is there, whole, and of these tokens."""
+        """Return an intact block with these tokens, or None."""
         buffer = bytearray(self.block_bytes)
         return bytes(buffer) if self.read_into([memoryview(buffer)], hash, tokens, is_partial=is_partial) else None
 
     def read_into(
         self, content: Sequence[memoryview], hash: bytes, tokens: Sequence[int], *, is_partial: bool = False
     ) -> bool:
-        """The same into parts of memory of `block_bytes` bytes together. What lies there afterwards counts only if it
-        returned True."""
+        """Read a block into buffers of `block_bytes` in total, valid only if True."""
         with self._wake:
             queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
         if queued is not None:
@@ -232,7 +221,7 @@ class DiskStore:
         path = self.folder / str(name)
         try:
             held = read_block(path, name, self._cache_version, content)
-            os.utime(path)  # what was read last goes last, also after a restart
+            os.utime(path)  # keeps eviction order across restarts
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return False
@@ -242,15 +231,14 @@ class DiskStore:
         return held == list(tokens)
 
     def expect(self, hash: bytes, *, is_partial: bool = False) -> None:
-        """A block is wanted in a moment: the disk may begin."""
         with self._wake:
             name = self._folder.known.get((hash, is_partial))
         if name is not None:
-            with suppress(OSError):  # the reader finds out
+            with suppress(OSError):  # read_into will report it
                 announce(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:
-        """Remove every block that was written with this tag, also by another process, and those that wait to be."""
+        """Remove blocks with this tag, including other processes'."""
         self._folder.see_others()
         with self._wake:
             for queued in self._queued():
@@ -264,14 +252,14 @@ class DiskStore:
             self._folder.unlink(name, at_once=True)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything that was put is on the disk; False if it took longer."""
+        """Wait for queued blocks; False on timeout."""
         with self._wake:
             return self._wake.wait_for(
                 lambda: not (self._queue or self._is_at_work or self._has_records) or not self._is_alive(), timeout_s
             )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, at most this long, and let go of the folder."""
+        """Write queued blocks and release the folder."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -280,11 +268,11 @@ class DiskStore:
         self._folder.close()
 
     def _look_again(self) -> None:
-        """The engine that wrote here may have ended: then this one does."""
+        # The writing engine may have ended; this one then takes over.
         self._folder.look_again()
         self._start_writer()
 
-    # The writer
+    # Writer thread
 
     def _start_writer(self) -> None:
         with self._wake:
@@ -311,7 +299,7 @@ class DiskStore:
             try:
                 self._folder.log.save(records, is_anew)
                 size = 0 if queued is None else self._write(queued)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._turn_off(error)
             if queued is not None:
                 self._done((queued.name.hash, queued.name.is_partial), queued, size)
@@ -324,7 +312,6 @@ class DiskStore:
         return self._folder.log.is_unsaved and self._problem is None
 
     def _write(self, queued: _QueuedBlock) -> int:
-        """Put one block on the disk; the bytes of its file."""
         parts = encode_block(queued.name, self._cache_version, queued.tokens, queued.content)
         size = sum(len(part) for part in parts)
         self._make_room(size)
@@ -337,7 +324,8 @@ class DiskStore:
                 del self._queue[at]
             if size:
                 self._folder.add(queued.name, size)
-                for conversation in queued.conversations:  # some may have come meanwhile, and an older file gone
+                # Conversations may have been added meanwhile, and an older file removed.
+                for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             is_last = not self._queue
         if size and not queued.conversations:
@@ -349,7 +337,7 @@ class DiskStore:
                 self._turn_off(error)
 
     def _make_room(self, size: int) -> None:
-        """Let go of files until this one fits into the budget and the disk. Raises OSError where it cannot."""
+        # Raises OSError if evicting everything does not suffice.
         while True:
             status = os.statvfs(self.folder)
             with self._wake:
@@ -362,7 +350,7 @@ class DiskStore:
                 raise OSError(f"the disk has less than {(self._free_bytes + size) // MIB:,} MiB left")
             self._folder.unlink(oldest)
 
-    def _turn_off(self, error: OSError) -> None:
+    def _turn_off(self, error: OSError | MemoryError) -> None:
         with self._wake:
             first, self._problem = self._problem is None, str(error)
             self._queue.clear()
@@ -371,7 +359,7 @@ class DiskStore:
 
 
 def _lower_priority() -> None:
-    """Of this thread alone: on Linux a thread has a priority of its own."""
+    # Affects this thread only: on Linux threads have their own priority.
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which process writes into a folder: the one that holds the lock on a file in it. The system lets go when it ends."""
+"""Lock that makes one process the writer of a folder; released by the system when the process ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class FolderLock:
-    """An advisory lock on `path`, which stays there."""
+    """Advisory lock on a file that is never removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -16,11 +16,10 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """By this process, through this object."""
         return self._descriptor is not None
 
     def acquire(self) -> bool:
-        """Take it, without waiting; False if another has it. Raises OSError where the file cannot be made."""
+        """Try without waiting. Raises OSError if the file cannot be created."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,7 +33,6 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Let go of it, if it was held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,4 +1,4 @@
-"""The cache format chosen for a model file, kept beside what was computed in it and could not be used in another."""
+"""Persistent choice of the KV format per model file: cached blocks are unusable in another format."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ _log = logging.getLogger(__name__)
 
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
-    """Whether most numbers of the matrices are floats or of eight bits: an 8-bit cache then costs more accuracy than
-    the weights' own format (see docs/kernels/attention.md)."""
+    """Return whether most weights are floats or 8-bit."""
+    # An 8-bit cache then costs more accuracy than the weights' own format (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 
 
 def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
-    """What was chosen for this file and this requested context; None where nothing was, or it cannot be read."""
+    """Return the stored format, or None."""
     found = _read(folder).get(_key(file, context_tokens))
     return next((each for each in KV_FORMATS if each == found), None)
 
 
 def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
-    """Note a choice; the oldest of many goes. A folder that cannot be written to is left alone: the same is chosen
-    again as long as the rule is the same."""
+    """Store a choice, dropping the oldest."""
     kept, key = _read(folder), _key(file, context_tokens)
     if kept.get(key) == kv_format:
         return
@@ -47,6 +46,7 @@ def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_for
         draft.write_text(json.dumps(newest, indent=1), "utf-8")
         draft.replace(folder / FILE)
     except OSError as error:
+        # Not fatal: the rule yields the same choice again.
         _log.warning("the choice of a cache format cannot be kept in %s: %s", folder, error.strerror)
         draft.unlink(missing_ok=True)
 

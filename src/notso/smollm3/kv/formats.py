@@ -1,6 +1,6 @@
-"""What the formats of the cache under 8 bits have beside them: they are read after a Hadamard rotation and through a
-codebook, and the first tile of a sequence and those still being written are kept in k8v8 (performance: attention sinks
-and the recent window).
+"""KV formats; those under 8 bits are read through a Hadamard rotation and a codebook.
+
+Beside a low-bit format, the first tile of a sequence (attention sinks) and the tiles being written are kept in k8v8.
 """
 
 from __future__ import annotations

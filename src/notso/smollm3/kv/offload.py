@@ -1,4 +1,4 @@
-"""Where blocks of finished conversations go when the engine has time, and from where they come back after a restart."""
+"""Offload of finished conversations' blocks to disk, and their reload."""
 
 from __future__ import annotations
 
@@ -16,31 +16,24 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_h
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import BlockLoad
 
-TAG = b"chats"
-"""On every file of ours, so that they can be removed and those of nobody else."""
+TAG = b"chats"  # on all files of this program, which alone are removed
 
-LAST_WORDS_S = 3.0
-"""How long closing may take for what was not written yet."""
+LAST_WORDS_S = 3.0  # seconds for pending writes at shutdown
 
-AHEAD = 16
-"""Blocks beyond those of the next step that the disk is told of: what it can have under way at a time."""
+AHEAD = 16  # blocks read ahead beyond the next step's: what a disk handles concurrently
 
-LACKING_S = 60.0
-"""After so long a block that could not be loaded may be tried again."""
+LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64
-"""Memory for so many blocks is made ready before anyone asks for what lies on disk: a chat of the default length."""
+READY_BLOCKS = 64  # blocks to touch ahead for loads from disk: a chat of the default length
 
-MOST_READERS = 4
-"""Threads that load blocks, where there are so many processors."""
+MOST_READERS = 4  # threads that load blocks, if there are as many processors
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Offer:
-    """A block to be kept, as long as it still holds what it held: `tokens` after `parent_hash`."""
-
+    # The block is stored only if it still holds `tokens` after `parent_hash`.
     hash: bytes
     parent_hash: bytes
     tokens: list[int]
@@ -50,17 +43,15 @@ class _Offer:
 
 
 class KVOffload:
-    """Blocks of one cache in files (disk_store.py). Called between steps, by the thread that owns the cache.
-
-    For formats with windows, those of first blocks and of partial blocks lie in a folder of their own.
-    """
+    """Blocks of one cache in files. For the cache's thread, between steps."""
 
     def __init__(self, cache: KVCache, pool: BlockPool, folder: Path, cache_version: bytes, budget_bytes: int) -> None:
         self._cache = cache
         self._pool = pool
+        # Windows of first and partial blocks have their own folder.
         beside, for_windows = folder / "windows", budget_bytes // 4
         self._windows: DiskStore | None = None
-        self._former: DiskStore | None = None  # windows from when the format was another: counted, and removed
+        self._former: DiskStore | None = None  # windows of an earlier format: counted, and removed
         if cache.window_bytes:
             self._windows = DiskStore(beside, cache_version, cache.window_bytes, for_windows)
         elif beside.is_dir():
@@ -74,18 +65,18 @@ class KVOffload:
             self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= for_windows
         self._stores = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
-        self._lacking: dict[tuple[bytes, bool], float] = {}  # (key, is_partial): known by name, of no use until then
+        # (key, is_partial) -> end of the time in which a failed block is ignored
+        self._lacking: dict[tuple[bytes, bool], float] = {}
 
     def has(self, hash: bytes) -> bool:
-        """Whether the full block known by `hash` is there."""
+        """Whether a full block is loadable."""
         return not self._is_lacking(hash) and self._files.has(hash)
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        """The tokens of the part of a block that was kept after `parent_hash`; empty if there is none."""
+        """Tokens of the partial block after `parent_hash`."""
         return [] if self._is_lacking(parent_hash, is_partial=True) else self._files.partial(parent_hash)
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
-        """Whether a window is to be loaded with such a block of a sequence."""
         return self._windows is not None and (is_first or is_partial)
 
     def _is_lacking(self, hash: bytes, *, is_partial: bool = False) -> bool:
@@ -96,7 +87,7 @@ class KVOffload:
         return until is not None
 
     def expect(self, loads: list[BlockLoad]) -> None:
-        """These are read next, and what follows them: the disk may begin."""
+        """Read these blocks, and following ones, ahead."""
         for load in loads:
             self._files.expect(load.hash, is_partial=load.is_partial)
         if not loads or loads[-1].is_partial:
@@ -111,14 +102,13 @@ class KVOffload:
 
     @property
     def ready_blocks(self) -> int:
-        """For how many blocks memory should be there: fresh memory can take longer than reading from the disk does."""
+        """Blocks to touch before loads."""
+        # Faulting in fresh memory can take longer than reading the disk.
         return min(self._files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
-        """Load blocks into their places, several at a time; False for each that is not there after all.
-
-        Checksums and fresh memory take the processor longer than a disk that has them ready.
-        """
+        """Load blocks in parallel; False for each unavailable one."""
+        # Checksums and page faults cost more CPU time than a disk needs.
         at_once = min(MOST_READERS, len(os.sched_getaffinity(0)), len(loads))
         if at_once < 2:
             return [self._load_or_note(load) for load in loads]
@@ -130,13 +120,13 @@ class KVOffload:
             ]
 
     def _has_window(self, load: BlockLoad) -> bool:
-        """Those are loaded by the thread that owns the cache, which alone looks at the map of windows."""
+        # Windows are loaded on the cache's thread, the only one to access the window map.
         return self.needs_window(is_first=load.sequence.blocks[0] == load.block, is_partial=load.is_partial)
 
     def _load_or_note(self, load: BlockLoad) -> bool:
         try:
             found = self._load(load)
-        except Exception:  # memory, windows: it can be computed as well
+        except Exception:  # not fatal: the block can be recomputed
             _log.exception("a block was not loaded")
             found = False
         if not found:
@@ -144,13 +134,12 @@ class KVOffload:
         return found
 
     def _load(self, load: BlockLoad) -> bool:
-        """Into its place, which nobody reads before all of it is there."""
         sequence, index = load.sequence, load.sequence.blocks.index(load.block)
         tokens = sequence.tokens[index * BLOCK_TOKENS :][:BLOCK_TOKENS]
         if load.is_partial:
             wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
             if tokens[: len(wanted)] != wanted:
-                return False  # another by now
+                return False  # replaced meanwhile
         found = self._cache.load_block(
             load.block,
             lambda memory: self._files.read_into(memory, load.hash, tokens, is_partial=load.is_partial),
@@ -163,7 +152,7 @@ class KVOffload:
         return found
 
     def offer(self, sequence: Sequence) -> None:
-        """A sequence is over: what it has computed is worth keeping. Call before its blocks are given back."""
+        """Schedule a finished sequence, before its blocks are freed."""
         if not (self._has_room and self._files.is_writing):
             self._offers.clear()
             return
@@ -185,15 +174,14 @@ class KVOffload:
 
     @property
     def has_work(self) -> bool:
-        """Whether something waits to be written."""
         return bool(self._offers) and self._files.is_writing
 
     def work(self) -> bool:
-        """Hand one block over to be written; False if there is nothing, or no room for it now."""
+        """Submit one block; False if there is none, or no room."""
         if not self.has_work:
             return False
         offer = next(iter(self._offers.values()))
-        is_gone = self._pool.find(offer.parent_hash, offer.tokens) != offer.block  # given to others meanwhile
+        is_gone = self._pool.find(offer.parent_hash, offer.tokens) != offer.block  # reused meanwhile
         is_nobodys = not self._pool.conversations(offer.block)
         if not (is_gone or is_nobodys or self._put(offer)):
             return False
@@ -201,7 +189,6 @@ class KVOffload:
         return True
 
     def _put(self, offer: _Offer) -> bool:
-        """Whether there is nothing more to do for it."""
         if offer.needs_window and self._windows is not None:
             window = self._cache.read_window(offer.block)
             if window is None:
@@ -221,7 +208,7 @@ class KVOffload:
         )
 
     def evict(self, conversation: bytes | None) -> None:
-        """Remove what was kept of this conversation and no other; None: everything."""
+        """Remove blocks of this conversation only, or everything."""
         if conversation is None:
             self._offers.clear()
         for files in self._stores:
@@ -231,11 +218,11 @@ class KVOffload:
                 files.evict(conversation)
 
     def abandon(self) -> None:
-        """What waits to be written cannot be read any more."""
+        # The memory of pending blocks is gone.
         self._offers.clear()
 
     def close(self) -> None:
-        """Write what waits, for a few seconds at most, and let go of the folder."""
+        """Write pending blocks for a few seconds, and release the folder."""
         deadline = time.monotonic() + LAST_WORDS_S
         while self.has_work and time.monotonic() < deadline:
             if not self.work():

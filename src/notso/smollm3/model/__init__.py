@@ -1,1 +1,1 @@
-"""The forward pass, its weights, and how a step is run."""
+"""Forward pass, weights and step execution."""

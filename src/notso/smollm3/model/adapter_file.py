@@ -1,7 +1,7 @@
-"""Reading LoRA adapters: GGUF files as llama.cpp's converter writes them, and folders as PEFT does.
+"""Readers of LoRA adapters: llama.cpp's GGUF files and PEFT folders.
 
-What would make the answers others than those of the program that wrote them is refused by name. Sources: llama.cpp's
-src/llama-adapter.cpp and convert_lora_to_gguf.py; PEFT, of which `peft_config.py` says more.
+Settings that would change the results are refused by name. Sources: llama.cpp's src/llama-adapter.cpp and
+convert_lora_to_gguf.py; for PEFT see `peft_config.py`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 DIGEST_BYTES = 16
+# Ranks are zero-padded to a multiple of the vector width: the ragged end of short rows costs more.
 RANK_STEP = 16
-"""Ranks are filled up to a multiple of what a vector of floats holds: the ragged end of short rows costs more."""
 
 _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
 _TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
+# Supported `adapter.*` keys. llama.cpp shows the last two and applies neither.
 _GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
-"""The keys `adapter.*` that are computed or change nothing: llama.cpp shows the last two and applies neither."""
 
 Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
 Floats = npt.NDArray[np.float32]
+# Scale of a matrix's product, from layer, name in LayerWeights and rank.
 Factor = Callable[[int, str, int], float]
-"""What the product of a layer's matrix is multiplied by: layer, name in LayerWeights, rank."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,10 +49,9 @@ _log = logging.getLogger(__name__)
 def read_adapter(
     name: str, path: Path, config: SmolLM3Config, scale: float = 1.0, available_bytes: int | None = None
 ) -> Adapter:
-    """An adapter of a GGUF file or of a PEFT folder, for a model of this configuration; `scale` multiplies its own.
+    """Read a GGUF file or PEFT folder completely; `scale` multiplies its own.
 
-    Everything is read: the file may go. Raises ModelFileError, which names the file, and OutOfMemoryError where its
-    tensors have more than `available_bytes`.
+    Raises ModelFileError naming the file, OutOfMemoryError above `available_bytes`.
     """
     tensors = _Tensors(name, config, {}, available_bytes)
     try:
@@ -63,16 +62,14 @@ def read_adapter(
     except (ModelFileError, QTensorError) as error:
         raise ModelFileError(f"{path.name}: {error}") from None
     except OSError as error:
-        within = Path(str(error.filename or path)).name  # of a folder, one of its files
+        within = Path(str(error.filename or path)).name  # a file within a folder
         place = path.name if within == path.name else f"{path.name}: {within}"
         raise ModelFileError(f"{place} cannot be read: {error.strerror}") from None
 
 
 @dataclass(slots=True)
 class _Tensors:
-    """Copies of a file's tensors by place. Each is checked before a byte of it is copied: a file with holes can claim
-    more than there is memory."""
-
+    # Tensors are checked before they are copied: a sparse file can claim more than the available memory.
     name: str
     config: SmolLM3Config
     found: dict[Place, QTensor]
@@ -80,7 +77,7 @@ class _Tensors:
     nbytes: int = 0
 
     def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
-        """`head_dim`: of heads whose rows change their order; 0: none do."""
+        # `head_dim` is set if the rows of heads are reordered.
         layer, role, part = place
         if layer >= self.config.num_hidden_layers:
             raise ModelFileError(f"it changes layer {layer}; this model has {self.config.num_hidden_layers}")
@@ -126,7 +123,6 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
 
 
 def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
-    """Tensors of modules that the settings leave out are left out, as PEFT does."""
     peft = PeftConfig.parse(read_regular(folder / PEFT_CONFIG, MAX_CONFIG_BYTES))
     left_out = 0
     with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
@@ -139,6 +135,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
             if not peft.adapts(module, layer):
                 left_out += 1
+                # PEFT ignores tensors of excluded modules, too.
                 continue
             rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
             if rank != peft.rank(module):
@@ -150,7 +147,9 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
     if left_out:
         _log.warning(
             "adapter %s: %d tensors are of modules that its %s leaves out; they are not used, as with PEFT",
-            *(tensors.name, left_out, PEFT_CONFIG),
+            tensors.name,
+            left_out,
+            PEFT_CONFIG,
         )
     if peft.draws_missing:
         for layer in range(tensors.config.num_hidden_layers):
@@ -163,13 +162,12 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
 
 
 def _module(layer: int, role: str) -> str:
-    """A matrix as transformers names it."""
     block = "mlp" if role in ("gate_proj", "up_proj", "down_proj") else "self_attn"
     return f"model.layers.{layer}.{block}.{role}"
 
 
 def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
-    """Rows of q and k in the order of a GGUF file, where what is rotated together lies side by side."""
+    # GGUF row order: rotated pairs are adjacent.
     if len(tensor.shape) != 2 or tensor.rows % head_dim:
         raise ModelFileError(f"{quoted(tensor.name)} has no heads of {head_dim} rows")
     heads = tensor.data.reshape(-1, 2, head_dim // 2, tensor.row_bytes).swapaxes(1, 2)
@@ -211,7 +209,7 @@ def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, Q
 
 
 def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
-    """With zeros below and beside it, which change no bit of a product."""
+    # Zero padding changes no bit of a product.
     if not rows and not columns:
         return tensor
     height, width = tensor.shape
@@ -221,11 +219,11 @@ def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
 
 
 def _times(tensor: QTensor, factor: float) -> QTensor:
-    """Its numbers times a factor, in its own halves where these hold them exactly, else in F32."""
     with np.errstate(over="ignore", invalid="ignore"):
         values: Floats = tensor.dequantise() * np.float32(factor)
         if not np.isfinite(values).all():
             raise ModelFileError(f"{quoted(tensor.name)} holds numbers that are not finite")
+        # Half precision is kept where it holds the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
             halves = QTensor.quantise(values, tensor.format, tensor.name)
             if np.array_equal(halves.dequantise(), values):

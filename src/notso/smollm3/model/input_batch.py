@@ -1,7 +1,4 @@
-"""The arrays of a step: what the forward pass reads, and where it writes.
-
-Made once for the largest step; a smaller one is a part of it.
-"""
+"""Preallocated arrays of a forward step; smaller steps are slices."""
 
 from __future__ import annotations
 
@@ -15,21 +12,13 @@ from notso.smollm3.model.lora import MAX_RANK, AdaptedRows
 
 Numbers = Sequence[int]
 
-SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")
-"""Arrays of a step with a row for each sampled one."""
-SHARED = ("backend", "adapted", "inner")
-"""What all parts of a step have in common."""
-MOST_INNER = 3
-"""Products with an adapter's A that are made of the same rows."""
+SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")  # one row per sampled token
+SHARED = ("backend", "adapted", "inner")  # common to all slices of a step
+MOST_INNER = 3  # products with an adapter's A from the same rows
 
 
 class InputBatch:
-    """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
-
-    `fill` says of each row its token, where it stands in its sequence, and which row of the cache's block table that
-    sequence has; and which rows are sampled. `adapted`: which rows are computed with an adapter too; there is memory
-    for that after `open_for_adapters`.
-    """
+    """Arrays of a step: `rows` tokens, `sampled` with logits. Allocated once and reused."""
 
     def __init__(self, backend: Backend, config: SmolLM3Config, rows: int, sampled: int) -> None:
         def numbers(count: int) -> Array:
@@ -53,19 +42,20 @@ class InputBatch:
         self.gated = backend.empty(rows, config.intermediate_size)
         self.last = backend.empty(sampled, hidden)
         self.logits = backend.empty(sampled, config.vocab_size)
+        # Rows that also use an adapter; see `open_for_adapters`.
         self.adapted: tuple[AdaptedRows, ...] = ()
-        self.inner: Array | None = None  # A x of some matrices, in a row
-        self.up: Array | None = None  # beside `gated`
+        self.inner: Array | None = None  # A x of several matrices, concatenated
+        self.up: Array | None = None  # needed beside `gated`
 
     def open_for_adapters(self) -> None:
-        """Have memory for what is between A and B, if there is none yet."""
+        """Allocate adapter intermediates once."""
         if self.up is None:
             rows = self.x.shape[0]
             self.inner = self.backend.empty(1, rows * MOST_INNER * MAX_RANK).reshape(rows * MOST_INNER * MAX_RANK)
             self.up = self.backend.empty(*self.gated.shape)
 
     def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
-        """(rows,) numbers each, and (sampled,) of rows in rising order."""
+        """Set (rows,) tokens, positions and table rows, and ascending sampled rows."""
         write = self.backend.write
         write(self.token_ids, token_ids)
         write(self.positions, positions)
@@ -76,11 +66,10 @@ class InputBatch:
 
     @property
     def rotations(self) -> tuple[Array, Array]:
-        """Cosines and sines for the rows' positions, (rows, D/2) each."""
         return self.cosine, self.sine
 
     def part(self, rows: int, sampled: int) -> InputBatch:
-        """A smaller step in the same memory."""
+        """Return a smaller step in the same memory."""
         part = InputBatch.__new__(InputBatch)
         for name, value in vars(self).items():
             is_array = name not in SHARED and value is not None
@@ -88,7 +77,7 @@ class InputBatch:
         return part
 
     def sampled(self) -> InputBatch:
-        """The sampled rows as a step, in memory of this one: x is `last`. Its numbers are filled with those of this."""
+        """Return the sampled rows as a step in shared memory; its x is `last`."""
         count = self.sampled_rows.shape[0]
         step = self.part(count, count)
         step.positions, step.sequences, step.row_numbers = (

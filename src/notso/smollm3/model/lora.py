@@ -1,6 +1,6 @@
-"""Low-rank adapters beside a model's weights: y = W x + B (A x), with W as the file has it.
+"""Low-rank adapters: y = W x + B (A x), with W unchanged.
 
-Nothing is merged, so that the base stays quantised and many adapters share it, also within one step.
+Adapters are not merged, so that the base stays quantized and steps can mix adapters.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 
 from notso.qtensor import Backend, Weight
 
-MAX_RANK = 512
-"""Memory of a step is made for it."""
+MAX_RANK = 512  # bounds the preallocated memory of a step
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to one matrix (outputs, inputs): a (rank, inputs), which has the scale in it, and b (outputs,
-    rank). Both are floats."""
+    """Float update of a matrix: a (rank, inputs), scaled; b (outputs, rank)."""
 
     a: Weight
     b: Weight
@@ -26,17 +24,16 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter as it is multiplied with. `digest`: of all its numbers. `layers`: of each layer the matrices that it
-    changes, by their names in `LayerWeights`."""
+    """An adapter; `digest` covers all values."""
 
     name: str
     digest: bytes
     nbytes: int
-    rank: int  # the largest that its file has
-    layers: tuple[Mapping[str, LowRank], ...]
+    rank: int  # largest rank in the file
+    layers: tuple[Mapping[str, LowRank], ...]  # per layer, by name in `LayerWeights`
 
     def on(self, backend: Backend) -> Adapter:
-        """The same where this backend reads it."""
+        """Copy to a backend."""
         layers = tuple(
             {role: replace(pair, a=backend.weight(pair.a), b=backend.weight(pair.b)) for role, pair in layer.items()}
             for layer in self.layers
@@ -46,7 +43,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Rows [begin, end) of a step are computed with an adapter; of the sampled ones those in [first, last)."""
+    """Rows [begin, end), sampled rows [first, last) with an adapter."""
 
     adapter: Adapter
     begin: int
@@ -55,5 +52,4 @@ class AdaptedRows:
     last: int
 
     def sampled(self) -> AdaptedRows:
-        """The same of a step that is nothing but the sampled rows."""
         return AdaptedRows(self.adapter, self.first, self.last, self.first, self.last)

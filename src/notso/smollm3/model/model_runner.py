@@ -1,4 +1,4 @@
-"""Runs steps of the model over many sequences: a plan in, logits out."""
+"""Execution of planned steps over many sequences."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
+# Decode steps up to this size are captured and replayed, where interpreter overhead would be noticeable.
 CAPTURED_ROWS = MAX_SAMPLED
-"""Steps of up to so many rows are captured and replayed, which is all that are answers alone: there the interpreter's
-share would be felt."""
 
 MAX_CAPTURED_STEPS = 160
 
+# Key of a captured step: rows, sampled rows, and the adapter of all rows.
 Shape = tuple[int, int, Adapter | None]
-"""Of a captured step: rows, those of them that are sampled, and the adapter that all of them are computed with."""
 
 
 class ModelRunner:
-    """The model with its memory for steps. Not thread-safe. `placement`: of its weights, if they are to be moved;
-    `max_rows`: what a step may have."""
+    """Runs the model in preallocated memory. Not thread-safe."""
 
     def __init__(
         self,
@@ -54,29 +52,27 @@ class ModelRunner:
 
     @property
     def weights(self) -> SmolLM3Weights:
-        """What the model multiplies with."""
         return self._model.weights
 
     @weights.setter
     def weights(self, weights: SmolLM3Weights) -> None:
         self._model.weights = weights
-        self._captured.clear()  # they point to the old ones
+        self._captured.clear()  # captured programs refer to the old weights
         self.has_captured_steps = False
 
     def adopt_migrated(self) -> None:
-        """Between two steps, exchange weights for their copies: same bytes, other pages."""
+        """Swap in migrated weights between steps."""
         migrated = self.placement.adopt(self.weights) if self.placement is not None else None
         if migrated is not None:
             self.weights = migrated
 
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
-        """Compute chunks: for each its logits (sampled rows, vocab), valid until the next step.
+        """Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        `go_on` is asked before each layer of a step that is long, or not captured because it is done `once`; None if it
-        said no.
+        None if `go_on(layer)`, polled in uncaptured steps, returned False. `once`: do not capture.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
-        if order != list(range(len(chunks))):  # rows of one adapter lie together
+        if order != list(range(len(chunks))):  # rows of one adapter must be contiguous
             sorted_logits = self.run([chunks[number] for number in order], go_on, once=once)
             if sorted_logits is None:
                 return None
@@ -85,7 +81,7 @@ class ModelRunner:
         wanted = [chunk.sampled_rows for chunk in chunks]
         adapted = _adapted(chunks)
         is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
-        once = once or any(chunk.scores for chunk in chunks)  # of as many shapes as there are prompts
+        once = once or any(chunk.scores for chunk in chunks)  # as many shapes as there are prompts
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))
         shape = (rows, sum(wanted), adapted[0].adapter if adapted else None)
@@ -109,8 +105,10 @@ class ModelRunner:
         return [logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
 
     def capture_ahead(self) -> None:
-        """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
-        a prompt. `has_captured_steps`: all of them are, or cannot be. While weights are being exchanged none is."""
+        """Capture a likely step while idle."""
+        # Not while weights are migrating, which would invalidate the captures.
+        # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or
+        # cannot be.
         if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
@@ -121,16 +119,15 @@ class ModelRunner:
         try:
             self._capture((lacking, 1, None), self._step.part(lacking, 1))
         except BaseException:
-            self.has_captured_steps = True  # it is not tried again
+            self.has_captured_steps = True  # not retried
             raise
 
     def add_adapter(self, adapter: Adapter) -> None:
-        """Sequences with this adapter may come, where the model's backend reads it."""
         self._step.open_for_adapters()
         self._adapters.add(adapter)
 
     def remove_adapter(self, adapter: Adapter) -> None:
-        """No more sequences with this adapter begin; those that have it are computed to their end."""
+        """Refuse new sequences with an adapter."""
         self._adapters.discard(adapter)
         for shape in [shape for shape in self._captured if shape[2] is adapter]:
             del self._captured[shape]
@@ -139,7 +136,7 @@ class ModelRunner:
         program = self.cache.backend.program()
         with program.record():
             self._model.forward(step)
-        self._captured[shape] = step, program  # kept only when whole: Ctrl-C may come while it is captured
+        self._captured[shape] = step, program  # stored only when complete: KeyboardInterrupt may occur during capture
         return program
 
 
@@ -149,7 +146,6 @@ def _adapter_key(chunk: Chunk) -> tuple[str, int]:
 
 
 def _adapted(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
-    """Runs of rows with the same adapter."""
     found: list[AdaptedRows] = []
     row = sampled = 0
     for adapter, those in groupby(chunks, key=lambda chunk: chunk.sequence.adapter):

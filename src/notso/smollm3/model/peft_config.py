@@ -1,8 +1,8 @@
-"""A PEFT folder's `adapter_config.json`: which modules it adapts, with which rank and scale.
+"""PEFT's `adapter_config.json`: adapted modules, ranks and scales.
 
-Read by allow-list. A setting is computed as PEFT does when it loads the folder, or changes nothing at inference with
-the values allowed here, or is refused by name. Source: PEFT 0.21.2, LoraConfig, tuners_utils.check_target_module_exists
-and LoraLayer.update_layer; `tests/smollm3/tuning/test_peft_settings.py` holds the table to the installed PEFT.
+Settings are read by allow-list: each is computed as PEFT does at load time, has no effect on inference at the allowed
+values, or is refused by name. Source: PEFT 0.21.2, LoraConfig, tuners_utils.check_target_module_exists and
+LoraLayer.update_layer; `tests/smollm3/tuning/test_peft_settings.py` compares the table with the installed PEFT.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from pydantic import StringConstraints, TypeAdapter
 
 from notso.smollm3.errors import ModelFileError, quoted
 
-MAX_SETTING = 1e12
-"""Of a rank or an alpha. JSON has whole numbers that no float holds."""
+MAX_SETTING = 1e12  # limit of a rank or alpha; JSON has integers that no float holds
 
+# Limits of `rank_pattern` and `alpha_pattern`: as many entries as a model of 256 layers has matrices.
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
-"""Of `rank_pattern` and `alpha_pattern`: as many as a model of 256 layers has matrices."""
 
 COMPUTED = frozenset(
     {
@@ -31,19 +30,20 @@ COMPUTED = frozenset(
     }
 )
 
+# Settings without effect on inference.
 HARMLESS = frozenset(
     {
-        # where it comes from
+        # provenance
         *("auto_mapping", "base_model_name_or_path", "peft_version", "revision"),
-        # training only; the values of methods that are chosen by init_lora_weights
+        # training only, and parameters of initialization methods
         *("inference_mode", "lora_dropout", "velora_config", "monteclora_config"),
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-        # of kinds of layers and models that SmolLM3 has none of; settings of methods that are refused themselves
+        # layer and model kinds that SmolLM3 lacks, and settings of refused methods
         *("fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
     }
 )
-"""Any value: PEFT computes the same at inference."""
 
+# Unsupported unless null, false or empty.
 REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA",
     "lora_bias": "biases in an adapter",
@@ -58,18 +58,17 @@ REFUSED: Mapping[str, str] = {
     "layer_replication": "replicated layers",
     "megatron_config": "adapters of Megatron",
 }
-"""Off where they are null, false or empty, and else not computed here."""
 
+# Values that add a plain product of A and B. PiSSA, OLoRA, CorDA and LoftQ change the base model.
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM"),
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva", "mica", "lora_ga"),
 }
-"""The values with which a plain product of A and B is added. PiSSA, OLoRA, CorDA and LoftQ change the base."""
 
+# Values of init_lora_weights that initialize missing tensors at random.
 _RANDOM = (None, False)
-"""Values of init_lora_weights with which a module that the file has no tensors of gets random ones."""
 
 _OFF: tuple[object, ...] = (None, False, [], {}, "")
 _LAYER_NAMES = ("layers", "model.layers")
@@ -77,20 +76,19 @@ _LAYER_NAMES = ("layers", "model.layers")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What an adapter_config.json says of the tensors beside it."""
+    """Parsed adapter_config.json."""
 
     r: int
     lora_alpha: float
     use_rslora: bool
-    draws_missing: bool
-    """Whether PEFT fills a module that has no tensors with random numbers."""
+    draws_missing: bool  # modules without tensors are initialized at random
     _adapted: Callable[[str, int], bool]
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
     _alphas: Sequence[tuple[Callable[[str], bool], Any]]
 
     @classmethod
     def parse(cls, raw: bytes) -> PeftConfig:
-        """Raises ModelFileError naming a setting that is not computed, unknown, or of another type."""
+        """Parse the settings. Raises ModelFileError naming the setting."""
         try:
             settings = json.loads(raw)
         except (ValueError, RecursionError):
@@ -112,15 +110,14 @@ class PeftConfig:
         )
 
     def adapts(self, module: str, layer: int) -> bool:
-        """Whether PEFT puts an adapter at a module, named as in transformers (`model.layers.0.mlp.up_proj`)."""
+        """Whether a module such as `model.layers.0.mlp.up_proj` has an adapter."""
         return self._adapted(module, layer)
 
     def rank(self, module: str) -> int:
-        """The rank that its tensors must have."""
         return int(_first(self._ranks, module, self.r))
 
     def scale(self, module: str) -> float:
-        """What the product of B and A is multiplied by."""
+        """Return the factor on B A."""
         alpha, rank = float(_first(self._alphas, module, self.lora_alpha)), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
@@ -145,7 +142,6 @@ def _advice(key: str) -> str:
 
 
 def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
-    """target_modules, exclude_modules, layers_to_transform and layers_pattern as one question."""
     wanted, layers = settings.get("target_modules"), settings.get("layers_to_transform")
     pattern = settings.get("layers_pattern")
     if isinstance(wanted, str) and (layers is not None or pattern):
@@ -157,10 +153,10 @@ def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
         raise ModelFileError(f"layers_to_transform is {quoted(layers)}, no list of layers")
     if pattern and not _names_layers(pattern):
-        layers = [-1]  # no list of modules has that name, so PEFT finds nothing to adapt
+        layers = [-1]  # no module list has that name, so PEFT adapts nothing
     excluded = _names("exclude_modules", settings.get("exclude_modules"), none=False)
     if isinstance(wanted, str) and wanted.lower() == "all-linear":
-        wanted = None  # every matrix of a layer; the head is none of them
+        wanted = None  # every matrix of a layer; the head is excluded
     targeted = _names("target_modules", wanted, none=True)
     whole = frozenset(wanted) if isinstance(wanted, list) else frozenset()
 
@@ -181,7 +177,7 @@ def _names_layers(pattern: Any) -> bool:
 
 
 def _names(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    """A list of names or ends of names, or an expression for whole names. `none`: the answer where nothing is said."""
+    # Names or suffixes in a list, or an expression for whole names. `none`: the answer if nothing is specified.
     if value is None or (key == "exclude_modules" and value in _OFF):
         return lambda module: none
     if isinstance(value, str):
@@ -202,12 +198,13 @@ def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str
 
 
 def _expression(key: str, pattern: str) -> Callable[[str], bool]:
-    """Whether a whole name fits an expression, by an engine that takes linear time: files may be anyone's."""
-    if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):  # sets of sets in Rust only
+    # Nested sets exist in Rust only.
+    if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} cannot be read here")
+    # pydantic's Rust engine runs in linear time, which untrusted files require.
     try:
         fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]).validator
-    except Exception:  # the library's SchemaError is of a package that is not declared
+    except Exception:  # pydantic_core, which defines SchemaError, is no declared dependency
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} cannot be read here") from None
     return fits.isinstance_python
 

@@ -1,8 +1,8 @@
-"""SmolLM3's forward pass, top to bottom as the paper draws it.
+"""SmolLM3's forward pass.
 
-x = E[token]; then for each layer x += attention(norm(x)) and x += feed_forward(norm(x)); logits = E norm(x).
-What sets it apart: grouped queries (4 heads read the same keys and values), no position encoding in every fourth layer
-(NoPE), and the embedding matrix serving again as the output head. Weights are multiplied as the file's blocks.
+x = E[token]; for each layer x += attention(norm(x)) and x += feed_forward(norm(x)); logits = E norm(x). Specific to
+SmolLM3: grouped queries (4 heads share keys and values), no position encoding in every fourth layer (NoPE), and an
+output head tied to the embedding. Weights stay in the file's block formats.
 
 Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH key-value heads, D head dimension, V vocabulary.
 """
@@ -21,7 +21,7 @@ from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
 
 
 class SmolLM3:
-    """The model over one cache, on its backend. `forward` runs eagerly, or is captured inside `Program.record()`."""
+    """The model over one KV cache; `forward` runs eagerly or within `Program.record()`."""
 
     def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
         self.config = config
@@ -33,9 +33,9 @@ class SmolLM3:
         self.rope_frequencies = self.backend.upload(np.array(frequencies))
 
     def forward(self, step: InputBatch, go_on: Callable[[int], bool] = lambda _: True) -> bool:
-        """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32.
+        """Run a step: fill the cache and step.logits (sampled, V) float32.
 
-        `go_on` is asked before each layer; once it says no, the step is given up half done and the result is False.
+        Returns False, abandoning the step, if `go_on(layer)`, polled before each layer, does.
         """
         weights, ops = self.weights, self.backend
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
@@ -47,7 +47,7 @@ class SmolLM3:
             self._feed_forward(index, layer, step)
         if not go_on(len(weights.layers) - 1):
             return False
-        # Behind the last layer's keys and values nobody needs the other rows.
+        # After the last layer's keys and values only the sampled rows are needed.
         sampled = step.sampled()
         self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
         if step.sampled_rows.shape[0]:
@@ -56,8 +56,8 @@ class SmolLM3:
         return True
 
     def _attention(self, index: int, layer: LayerWeights, step: InputBatch, sampled: InputBatch) -> None:
-        """x += Wo attention(q, k, v), where q, k, v = W norm(x). `sampled`: the rows that need it, all or the sampled;
-        keys and values are stored of all."""
+        # x += Wo attention(q, k, v), where q, k, v = W norm(x). Keys and values are stored for all rows, the rest is
+        # computed for `sampled`.
         dim, norm, ops = self.config.head_dim, self._norm(layer.input_layernorm), self.backend
         q, k, v = (array.reshape(array.shape[0], array.shape[1] // dim, dim) for array in (sampled.q, step.k, step.v))
         keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
@@ -87,9 +87,9 @@ class SmolLM3:
         self._adapt(index, sampled, sampled.attended, {"o_proj": sampled.x})
 
     def _feed_forward(self, index: int, layer: LayerWeights, step: InputBatch) -> None:
-        """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""
+        # x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x).
         norm, ops = self._norm(layer.post_attention_layernorm), self.backend
-        if step.adapted:  # the same bits in three operations, so that adapters come before silu
+        if step.adapted:  # three operations with the same bits, so that adapters apply before silu
             ops.matmul_many(step.x, [(layer.gate_proj, step.gated), (layer.up_proj, step.up)], norm=norm)
             self._adapt(index, step, step.x, {"gate_proj": step.gated, "up_proj": step.up}, norm)
             ops.silu_mul(step.gated, step.up, step.gated)
@@ -101,7 +101,7 @@ class SmolLM3:
     def _adapt(
         self, index: int, step: InputBatch, x: Array, outs: Mapping[str, Array], norm: RMSNorm | None = None
     ) -> None:
-        """out += B (A x) of the rows that have an adapter, for the matrices that it changes. `outs`: by matrix."""
+        # out += B (A x).
         for rows in step.adapted:
             pairs = [(pair, outs[role]) for role, pair in rows.adapter.layers[index].items() if role in outs]
             begin, end = rows.begin, rows.end

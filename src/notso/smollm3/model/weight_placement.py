@@ -1,7 +1,7 @@
-"""Where the weights lie: in the mapped file at first, then, layer by layer, on large pages.
+"""Migration of the weights from the mapped file to huge pages, layer by layer.
 
-A thread of its own copies one layer after another; the engine exchanges each between two steps and gives the file's
-pages back, so that the weights are never resident twice. The bytes stay the same, and so does every answer.
+A background thread copies each layer; the engine swaps it in between steps and releases the file's pages, so that
+weights are never resident twice. Results do not change.
 """
 
 from __future__ import annotations
@@ -16,33 +16,31 @@ from notso.qtensor import Backend, GGUFFile, QTensorError, Weight, WeightArena
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.model.weights import MATRICES, LayerWeights, SmolLM3Weights
 
+# Smaller files stay in CPU caches or are read quickly; "auto" leaves them mapped.
 WORTHWHILE_BYTES = 256 << 20
-"""Smaller files stay in the processor's caches, or are read in a moment; "auto" leaves them where they are."""
 
+# Idle time before "auto" copies: short runs end before it would pay.
 IDLE_SECONDS = 1.5
-"""How long nobody must have asked for anything before "auto" copies: a short run is over before it would pay."""
 
+# Memory that "auto" leaves free: copy and mapped pages both count until the latter are released.
 SPARE_BYTES = 1 << 30
-"""Memory that "auto" leaves free beside the copy: until pages are given back, both count."""
 
 _log = logging.getLogger(__name__)
 
-_HEAD = -1  # in place of a layer's number: embeddings and output head
+_HEAD = -1  # index of embeddings and output head
 
 
 class EngineSignal(Protocol):
-    """What the placement must know of the engine."""
+    """What placement needs of the engine."""
 
-    def wake(self) -> None:
-        """Something is ready."""
+    def wake(self) -> None: ...
 
     @property
-    def idle_s(self) -> float:
-        """For how many seconds the engine has had nothing to do."""
+    def idle_s(self) -> float: ...
 
 
 class WeightPlacement:
-    """Copies a model's matrices to large pages in the background; does nothing where that is not wanted or possible."""
+    """Copies matrices to huge pages in the background."""
 
     def __init__(
         self,
@@ -53,16 +51,14 @@ class WeightPlacement:
         *,
         wanted: str,
     ) -> None:
-        """`signal` is woken from the copying thread whenever something is ready for `adopt`. "auto" copies only while
-        the engine is idle, "hugepages" at once.
-
-        Raises InvalidRequestError if "hugepages" is asked for where the system has none.
-        """
+        """Prepare the copy. Raises InvalidRequestError for "hugepages" without system support."""
+        # `signal` is woken on the copying thread when there is something to adopt.
         if wanted == "hugepages" and not backend.has_weight_arena:
             raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
         self._file = file
         self._signal = signal
         self._backend = backend
+        # "auto" copies only while the engine is idle.
         self._at_once = wanted == "hugepages"
         self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
@@ -80,7 +76,7 @@ class WeightPlacement:
         )
 
     def start(self) -> None:
-        """Begin copying, if anything is to be copied. From here on the signal may be woken at any moment."""
+        """Start any copying."""
         if self._thread is not None:
             self._thread.start()
 
@@ -95,22 +91,21 @@ class WeightPlacement:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will change."""
         return self._finished.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until nothing more will change, or the time is over."""
+        """Wait for the end of migration."""
         self._finished.wait(timeout_s)
 
     def stop(self) -> None:
-        """End the copying; what was adopted stays."""
+        """Stop; adopted layers stay."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
         self._finished.set()
 
     def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
-        """`weights` with every layer exchanged that is ready, or None if there is none. Call between two steps."""
+        """Return `weights` with finished layers, or None. Call between steps."""
         if not self._ready:
             return None
         layers = list(weights.layers)
@@ -149,7 +144,7 @@ class WeightPlacement:
             self._finished.set()
 
     def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
-        """Hand one copy over and wait until it is adopted: two copies at once would be memory nobody planned for."""
+        # Only one copy may exist at a time: more is not in the memory plan.
         self._ready.append((index, copy))
         self._signal.wake()
         while self._ready and not self._stopping.is_set():
@@ -159,7 +154,7 @@ class WeightPlacement:
 
 
 def _copied(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
-    """The layer with its matrices in `arena`; the norms, a few kilobytes, stay where they are."""
+    # The norms, a few kilobytes, are not copied.
     return layer.with_matrices(arena.copy)
 
 

@@ -1,4 +1,4 @@
-"""The model's weights by role. The only place that knows a GGUF file's tensor names."""
+"""Model weights by role; the only module that knows GGUF tensor names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.smollm3.errors import ModelFileError, quoted
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices are (outputs, inputs); norms are (hidden,) float32."""
+    """Matrices (outputs, inputs) and norms (hidden,) float32."""
 
     input_layernorm: Array
     q_proj: Weight
@@ -26,16 +26,16 @@ class LayerWeights:
     down_proj: Weight
 
     def with_matrices(self, change: Callable[[Any], Weight]) -> LayerWeights:
-        """The same with each matrix exchanged for what `change` makes of it."""
+        """Replace each matrix by `change(matrix)`."""
         return replace(self, **{name: change(getattr(self, name)) for name in MATRICES})
 
     def with_norms(self, change: Callable[[Any], Array]) -> LayerWeights:
-        """The same with each norm exchanged."""
         return replace(self, **{name: change(getattr(self, name)) for name in NORMS})
 
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
+# GGUF names, between `blk.N.` and `.weight`.
 TENSOR_NAMES = {
     "input_layernorm": "attn_norm",
     "q_proj": "attn_q",
@@ -47,12 +47,11 @@ TENSOR_NAMES = {
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
 }
-"""In a GGUF file, between `blk.N.` and `.weight`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmolLM3Weights:
-    """All weights. `lm_head` is `embed_tokens` where the file ties them, as the official ones do."""
+    """All weights; `lm_head` is `embed_tokens` if tied, as in the official files."""
 
     embed_tokens: Weight
     layers: tuple[LayerWeights, ...]
@@ -60,7 +59,7 @@ class SmolLM3Weights:
     lm_head: Weight
 
     def on(self, backend: Backend) -> SmolLM3Weights:
-        """The weights of a file where this backend reads them: they go up once."""
+        """Upload to a backend."""
         embed = backend.weight(self.embed_tokens)
         return SmolLM3Weights(
             embed,
@@ -71,11 +70,7 @@ class SmolLM3Weights:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, QTensor], config: SmolLM3Config) -> SmolLM3Weights:
-        """Give every tensor of the file its role. They are the file's own; see `on`.
-
-        Raises ModelFileError naming a tensor that is missing, has another shape than the configuration implies, or
-        would not be used.
-        """
+        """Assign tensors to roles. Raises ModelFileError for missing, misshapen or unused ones."""
         left = dict(tensors)
         hidden = config.hidden_size
 
@@ -118,7 +113,7 @@ class SmolLM3Weights:
 
 
 def matrix_shapes(config: SmolLM3Config) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each matrix of a layer, by its name in `LayerWeights`."""
+    """Return (outputs, inputs) by name in `LayerWeights`."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     queries, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     return {

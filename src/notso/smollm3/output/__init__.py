@@ -1,1 +1,1 @@
-"""Language out: from token ids to events."""
+"""Output processing: from token ids to events."""

@@ -1,7 +1,8 @@
-"""An answer while it is written: a log of events that any number of readers may follow, and two ways to steer it."""
+"""Event log of one answer, with any number of readers."""
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,13 +18,12 @@ def _nothing() -> None:
 
 
 class Generation:
-    """The events of one answer. Readers come and go as they like, from any thread; the log keeps everything.
+    """Events of one answer, for any number of readers in any thread; all are kept."""
 
-    `changed` is called when somebody stops it or wants the answer now, so that the engine looks.
-    """
-
+    # `changed` wakes the engine after stop() and answer_now().
     def __init__(self, changed: Callable[[], None] = _nothing) -> None:
         self.id = uuid4().hex
+        self.context = contextvars.copy_context()  # of the caller, so that the engine's log records carry its ids
         self.stop_requested = False
         self.answer_requested = False
         self._engine_changed = changed
@@ -36,20 +36,19 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether the last event is there."""
         return self._finished
 
     def read(self, after: int = 0) -> list[Event]:
-        """The events from number `after` (the first is 0) that are there now."""
+        """Return available events from index `after`."""
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Block until there are more than `after` events, or all. False if the time was over before."""
+        """Wait for events after `after`, or the end; False on timeout."""
         with self._condition:
             return self._condition.wait_for(lambda: len(self._events) > after or self._finished, timeout_s)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Events from number `after` on, as they come, to the last. Blocks between them."""
+        """Yield events from index `after`, blocking in between."""
         while True:
             self.wait(after)
             events = self.read(after)
@@ -59,37 +58,36 @@ class Generation:
                 return
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Have `notify` called whenever something is new, at once if something is there. It runs in the thread that
-        writes the answer and must not block."""
+        """Call `notify` on new events, at once if there are any. It runs on the engine's thread and must not block."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)
         if is_new:
             notify()
 
-    # Steering
+    # Control
 
     def stop(self) -> None:
-        """End it within a step, wherever it is: waiting, reading, answering. The reason is "cancelled"."""
+        """Cancel within a step."""
         self.stop_requested = True
         self._engine_changed()
 
     def answer_now(self) -> None:
-        """Close the thought it is in, if it is in one; the answer begins."""
+        """End the reasoning."""
         self.answer_requested = True
         self._engine_changed()
 
-    # The writer
+    # Engine side
 
     def write(self, events: list[Event], *, last: bool = False) -> None:
-        """Append events; with `last` there will be no more. For the engine."""
+        """Append events; `last` closes the log."""
         if not events and not last:
             return
         with self._condition:
             self._events += events
             self._finished = self._finished or last
             listeners = list(self._listeners)
-            if last:  # who keeps the log does not keep the engine
+            if last:  # a kept log must not keep the engine alive
                 self._engine_changed, self._listeners = _nothing, []
             self._condition.notify_all()
         for notify in listeners:
@@ -100,8 +98,7 @@ class Generation:
 
 
 def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Iterator[Event]:
-    """The events of a generation; `cancelled()` turning true, or closing the iterator, stops it. An `error` event is
-    raised."""
+    """Yield events until `cancelled()`; closing stops the answer. Raises the error of an `error` event."""
     after = 0
     try:
         while True:

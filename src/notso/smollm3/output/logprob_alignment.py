@@ -1,4 +1,4 @@
-"""Which tokens a growing text came from."""
+"""Alignment of log probabilities with the text they produced."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from collections import deque
 from notso.smollm3.output.lookahead import Span
 from notso.smollm3.values.events import TokenLogprob
 
+# Number of characters, and the entry of the token that produced them, reported once.
 Share = tuple[int, TokenLogprob | None]
-"""So many characters of a text, and the entry of the token that they came from, once."""
 
 
 class LogprobAlignment:
-    """The tokens of a text in order; a span of the text that is shown takes the entries of its tokens along.
+    """Maps text spans to their tokens' entries."""
 
-    An entry goes with the first shown character of its token. A token that completes no character belongs to the
-    character it has a part in. The entry of a token of which nothing is shown goes with the next span, or is left over.
-    """
-
+    # An entry goes with its token's first shown character. A token that completes no character belongs to the character
+    # it is part of. Entries of hidden tokens go with the next span, or remain.
     def __init__(self) -> None:
         self._end = 0
-        self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # where it begins, characters, entry
+        self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # start, length, entry
 
     def add(self, length: int, entry: TokenLogprob | None) -> None:
-        """The text has grown by `length` characters of one token."""
+        """Append one token's characters."""
         self._tokens.append((self._end, length, entry))
         self._end += length
 
     def rest(self) -> list[TokenLogprob]:
-        """The entries that no span took along."""
+        """Return the remaining entries."""
         return [entry for _, _, entry in self._tokens if entry is not None]
 
     def take(self, span: Span) -> list[Share]:
-        """What a span came from, and before that the entries that lie between it and the span before. Spans are taken
-        in order."""
+        """Return the shares of a span and of the gap before it; spans must be in order."""
         shares: list[Share] = []
         end = span.start + len(span)
         while self._tokens and self._tokens[0][0] < end:

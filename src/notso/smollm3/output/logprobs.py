@@ -1,4 +1,4 @@
-"""How likely the model itself found a token."""
+"""Log probabilities of generated and prompt tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from notso.smollm3.values.events import TokenLogprob
 
 
 def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alternatives: int) -> TokenLogprob:
-    """The entry of `token`, drawn from logits (V,) as the model gave them, with the likeliest tokens there. None: it
-    was written for the model, so it is certain, and nothing stands beside it.
-
-    Raises EngineError if the logits are not finite.
-    """
+    """Return a token's entry from logits (V,). Raises EngineError if not finite."""
+    # Tokens written on the model's behalf are certain.
     if logits is None:
         return _entry(tokenizer, token, 0.0)
     values = log_probabilities(logits)
@@ -26,7 +23,7 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alter
 
 
 class PromptScores:
-    """Log probabilities of a prompt's tokens, reported once each and in order."""
+    """Log probabilities of a prompt, reported once."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], alternatives: int) -> None:
         self._tokenizer = tokenizer
@@ -35,8 +32,7 @@ class PromptScores:
         self._reported = 0
 
     def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
-        """The entries that logits (rows, V) after the prompt's tokens from `start` on make known. Raises EngineError if
-        the logits are not finite."""
+        """Return new entries from logits (rows, V). Raises EngineError if not finite."""
         entries = []
         if self._reported == 0:
             entries.append(_entry(self._tokenizer, self._prompt[0], math.nan))

@@ -1,4 +1,4 @@
-"""From tokens to events: one answer being written."""
+"""Conversion of an answer's tokens to events."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from notso.smollm3.values.messages import ToolCall
 
 
 class OutputProcessor:
-    """Turns an answer's tokens into reasoning, text and tool-call events, and knows when it is over.
+    """Converts tokens to reasoning, text and tool-call events.
 
-    token bytes -> whole characters -> reasoning or answer -> (answer only) stop strings -> tool calls.
-    Each stage holds back what it cannot decide yet. Where tokens come with log probabilities, each of them goes out
-    once and in order: with the first character of its token that is shown; one of which nothing is shown (a tag, a tool
-    call, a stop string) with the next text that is, or at the end by `untold`.
+    Stages: bytes, characters, reasoning or answer, stop strings, tool calls; each holds back undecided text.
     """
 
     def __init__(
@@ -38,10 +35,10 @@ class OutputProcessor:
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
-        tags are part of it. one_call: it ends with its first tool call. is_structured: `begin` says where it begins.
-        calls_are_held: what opens as a call becomes one, so its arguments are told as they are written.
-        stop_token_ids: end it as the model's own end does. min_tokens: stop strings are looked for behind so many."""
+        # goes_on: the prompt holds the beginning of the answer. is_plain: tags are text. calls_are_held: a grammar
+        # guarantees calls, so arguments stream. min_tokens: stop strings count only after these.
+        # one_call: the answer ends with its first call. is_structured: the answer starts at `begin`. stop_token_ids:
+        # additional end tokens.
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)
         self._min_tokens = min_tokens
@@ -54,13 +51,15 @@ class OutputProcessor:
         self._calls = ToolCallParser(calls_are_held) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
+        # Each log probability is emitted once, with its token's first shown character. Those of hidden tokens (tags,
+        # tool calls, stop strings) go with the next shown text, or remain in `untold`.
         self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
         self.tokens = 0
         self.reasoning_tokens = 0
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Iterator[Event]:
-        """Events that this token makes certain. Sets `finish_reason` when it ends the answer."""
+        """Yield a token's events; set `finish_reason` at the end."""
         self.tokens += 1
         if token in self._end_ids:
             self.finish_reason = "stop"
@@ -77,36 +76,33 @@ class OutputProcessor:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to the reasoning."""
         return self._thinking.in_reasoning
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended it."""
         return self._stops.matched
 
     @property
     def untold(self) -> tuple[TokenLogprob, ...]:
-        """At the end, those that no text took along."""
+        """At the end, log probabilities without text."""
         return (*self._text_alignment.rest(), *self._decoded.rest())
 
     def cut_character(self) -> None:
-        """Drop the beginning of a character that is not whole: the thought ends within it."""
+        """Drop an incomplete character."""
         if self._thinking.in_reasoning:
             self._characters.drop()
 
     def begin(self, calls: bool) -> None:
-        """The next token is the first of the answer, and whatever follows is shown; tool calls only if it has any."""
+        """Start the answer at the next token; `calls`: it has tool calls."""
         self._thinking.begin_answer()
         if not calls:
             self._calls = None
 
     def end(self) -> None:
-        """It is complete."""
         self.finish_reason = self.finish_reason or "stop"
 
     def finish(self, reason: FinishReason) -> Iterator[Event]:
-        """Everything held back, when the answer ends (for `reason`, unless it has ended by itself)."""
+        """Yield held-back events at the end."""
         over = self._is_cut
         self.finish_reason = self.finish_reason or reason
         if not over:
@@ -121,7 +117,7 @@ class OutputProcessor:
         if self._called and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
 
-    _is_cut = False  # by a stop string, or behind the only call: nothing after that shows
+    _is_cut = False  # by a stop string, or after the only allowed call: nothing further is shown
 
     def _pieces(self, pieces: Sequence[Piece]) -> Iterator[Event]:
         for kind, text in pieces:

@@ -1,7 +1,7 @@
-"""Tells the model's reasoning from its answer while tokens arrive.
+"""Streaming separation of reasoning and answer.
 
-SmolLM3 thinks between `<think>` and `</think>`, each a token of its own. A model may also spell a tag out in ordinary
-tokens, leave one out, or be cut off within one. No tag, nor part of one, ever shows.
+SmolLM3 reasons between `<think>` and `</think>`, each a single token. Models may also spell a tag in ordinary tokens,
+omit it, or be cut off within it. Tags and parts of tags are never shown.
 """
 
 from __future__ import annotations
@@ -25,19 +25,13 @@ class _State(Enum):
 
 
 class ReasoningParser:
-    """Fed with (token id, text it completed); yields ("reasoning" | "text", text) pieces, never empty.
+    """Splits (token id, text) into nonempty reasoning and text pieces."""
 
-    Tags are known by id anywhere. Spelt out, an opening tag counts only where an answer begins, a closing one there and
-    in reasoning; further on in an answer such words are the answer's. A closing tag without an opening one is dropped.
-    Newlines at either end of reasoning and at the beginning of an answer are dropped. Reasoning that never ends stays
-    reasoning.
-
-    starts_inside: the prompt already opened the reasoning (`opens_thinking`). goes_on: the prompt holds the beginning
-    of this reasoning or answer, so nothing of what follows is dropped. answer_apart: an answer begins with a token of
-    its own (`begin_answer`), so what follows a spelt closing tag within one token is dropped. Ids are None where the
-    file has no tags.
-    """
-
+    # Spelled-out opening tags count only at the start of an answer, closing ones there and in reasoning. Unmatched
+    # closing tags are dropped, as are newlines around reasoning and before the answer.
+    # starts_inside: the prompt opened the reasoning. goes_on: the prompt holds the start of this text, so nothing is
+    # dropped. answer_apart: the answer starts with its own token, so text after a spelled closing tag is dropped.
+    # Tag tokens count anywhere; ids are None if the file has none. Reasoning that never ends stays reasoning.
     def __init__(
         self,
         open_id: int | None,
@@ -56,11 +50,10 @@ class ReasoningParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the last token fed was reasoning (or opened it); for counting."""
         return self._state is _State.REASONING
 
     def feed(self, token: int, text: str) -> list[Piece]:
-        """Pieces that are certain after this token. `text` may be empty, and ends with the tag's spelling for a tag."""
+        """Return the pieces that a token makes certain."""
         if token == self._open_id:
             pieces = self._before_tag(text, OPEN)
             self._open()
@@ -73,16 +66,15 @@ class ReasoningParser:
         return pieces
 
     def begin_answer(self) -> None:
-        """What follows is the answer, and all of it, whatever it looks like."""
+        """Treat what follows as the answer."""
         self._lookahead.drop(len(self._lookahead.text))
         self._state = _State.ANSWER
 
     def finish(self) -> list[Piece]:
-        """What is left when the answer ends; a tag that was cut off is dropped."""
+        """Return the rest; truncated tags are dropped."""
         return self._flush(len(self._lookahead.text), cut_off=True)
 
     def _before_tag(self, text: str, tag: str) -> list[Piece]:
-        """Pieces that a tag makes certain, which is a token of its own and spelt at the end of `text`."""
         before = text.removesuffix(tag)
         pieces = self._scan(before)
         pieces += self._flush(len(self._lookahead.text), cut_off=False)
@@ -110,7 +102,6 @@ class ReasoningParser:
         return pieces
 
     def _scan_before(self) -> bool:
-        """Decide what begins here; false while that is open."""
         begins = self._lookahead.text.lstrip()
         spaces = len(self._lookahead.text) - len(begins)
         if begins.startswith(OPEN):
@@ -126,7 +117,6 @@ class ReasoningParser:
         return True
 
     def _scan_reasoning(self, pieces: list[Piece]) -> bool:
-        """Give away reasoning up to its end; false if that is not here yet."""
         if self._fresh:
             self._lookahead.drop_newlines()
             begins = self._lookahead.text.lstrip()
@@ -148,10 +138,9 @@ class ReasoningParser:
         return False
 
     def _flush(self, length: int, cut_off: bool) -> list[Piece]:
-        """What was held back, `length` characters of it, before a tag or at the end."""
         end = self._lookahead.start + length
         text = self._lookahead.text[:length]
-        # A lone "<" may well be meant; more of a tag at the very end is a tag that was cut off.
+        # A lone "<" may be intended; a longer prefix of a tag at the end is a truncated tag.
         tag = pending_length(text, (OPEN, CLOSE))
         if cut_off and tag > 1:
             text = text[:-tag]
@@ -170,6 +159,6 @@ class ReasoningParser:
 
 
 def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
-    """Whether a prompt's last thinking tag is an opening one, so that the answer starts inside the reasoning."""
+    """Return whether the answer starts inside reasoning."""
     tags = (token for token in reversed(prompt) if token in (open_id, close_id))
     return next(tags, close_id) == open_id and open_id is not None

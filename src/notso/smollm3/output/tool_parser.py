@@ -1,7 +1,7 @@
-"""Finds the tool calls in an answer while it is being written.
+"""Streaming parser of tool calls.
 
-SmolLM3 writes a call as `<tool_call>` JSON `</tool_call>`, with or without newlines inside, any number of them, among
-ordinary text. What turns out not to be a call is given back as the text it was.
+SmolLM3 writes calls as `<tool_call>` JSON `</tool_call>`, with optional newlines inside, among ordinary text. Text that
+proves not to be a call is returned as text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ CLOSE = "</tool_call>"
 
 _JSON_STRING_OR_CLOSE = re.compile(rf'"(?:[^"\\\n]|\\.)*+(?P<quote>")?|{CLOSE}')
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
+# A call up to its arguments, in the form that grammars enforce.
 _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
-"""A call up to its arguments, as calls that are held are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """More of the arguments of a call that is being written. The id is that of the ToolCall that it becomes."""
+    """Further arguments of an unfinished call, with its later id."""
 
     id: str
     name: str
@@ -35,24 +35,21 @@ class CallPart:
 
 
 class ToolCallParser:
-    """Fed with an answer's text (thinking taken out) in pieces of any size; yields text and whole ToolCalls in order.
+    """Splits streamed text into text and ToolCalls."""
 
-    How the text was cut makes no difference to what comes out. Newlines around a call are dropped with its tags.
-
-    in_parts: every call is known to become one (a grammar holds them), and its arguments come as they are written,
-    before the whole of it: together the parts are a beginning of them. A call that is cut leaves its parts and no more.
-    """
-
+    # in_parts: a grammar guarantees calls, so arguments stream before the whole call. Newlines around calls are
+    # dropped.
+    # A call that is cut leaves only its parts. Chunking does not affect the result.
     def __init__(self, in_parts: bool = False) -> None:
         self._in_parts = in_parts
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        self._body = 0  # where in the lookahead it begins: behind the tag and newlines that are due if there is no call
+        self._body = 0  # start of the body, after the tag and the newlines that are shown if it is no call
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | CallPart]:
-        """The text and the calls that are certain now."""
+        """Return text and calls that are certain."""
         self._lookahead.add(text)
         pieces: list[Span | ToolCall | CallPart] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
@@ -62,7 +59,7 @@ class ToolCallParser:
         return pieces
 
     def finish(self) -> list[Span | ToolCall | CallPart]:
-        """What is left when the answer ends. A call that lacks nothing but its closing tag is a call."""
+        """Return the rest; a missing closing tag is tolerated."""
         pieces: list[Span | ToolCall | CallPart] = []
         call = self._call(self._lookahead.text[self._body :]) if self._in_call else None
         given = self._lookahead.give(len(self._lookahead.text))
@@ -72,7 +69,6 @@ class ToolCallParser:
         return pieces
 
     def _next_part(self) -> CallPart | None:
-        """More of the arguments of the call that begins the lookahead."""
         body = self._lookahead.text[self._body :]
         if self._arguments is None:
             head = _HEAD.match(body)
@@ -83,14 +79,12 @@ class ToolCallParser:
         return CallPart(self._arguments.id, self._arguments.name, text) if text else None
 
     def _call(self, body: str) -> ToolCall | None:
-        """The call that this is, by the id under which parts of it came."""
         call = parse_call(body)
         if call is None or self._arguments is None:
             return call
         return ToolCall(self._arguments.id, call.name, call.arguments)
 
     def _next_in_text(self) -> Span | None:
-        """Text that is certain, up to the next tag at most; None if there is no more for now."""
         if self._after_call:
             self._lookahead.drop_newlines()
             self._after_call = not self._lookahead.text
@@ -104,7 +98,6 @@ class ToolCallParser:
         return self._lookahead.give(len(certain)) if certain else None
 
     def _next_in_call(self) -> Span | ToolCall | None:
-        """The call that begins the lookahead, or its text if it is none; None while that is open."""
         body = self._lookahead.text[self._body :]
         begins = body.lstrip()
         if begins and begins[0] != "{":
@@ -120,11 +113,8 @@ class ToolCallParser:
 
 
 def parse_call(body: str) -> ToolCall | None:
-    """The call written between two tags, with a fresh id, or None if it is not one.
-
-    A call is a JSON object with `name`, a text that is not empty, and `arguments`, an object (empty if left out). The
-    arguments keep the very text they were written in.
-    """
+    """Parse the text between tags; None if it is no call."""
+    # The name must be a nonempty string, the arguments an object (default {}), which keeps its original text.
     try:
         members = _members(body.strip())
     except (ValueError, RecursionError):
@@ -141,8 +131,6 @@ def _new_id() -> str:
 
 
 class _Arguments:
-    """How far the arguments of a call have come: an object of JSON that begins at `start` of the call's body."""
-
     def __init__(self, id: str, name: str, start: int) -> None:
         self.id = id
         self.name = name
@@ -152,7 +140,6 @@ class _Arguments:
         self._over = False
 
     def more(self, body: str) -> str:
-        """What is new of them in the body."""
         start = self._at
         while not self._over and self._at < len(body):
             character = body[self._at]
@@ -172,21 +159,19 @@ class _Arguments:
 
 
 def _end_of_call(text: str) -> int | None:
-    """Return where the first closing tag stands that is not part of a JSON string, or None."""
     if CLOSE not in text:
         return None
     for found in _JSON_STRING_OR_CLOSE.finditer(text):
         if found[0] == CLOSE:
             return found.start()
         if not found["quote"]:
-            line_end = text.find("\n", found.end())  # a string never runs over the end of a line
+            line_end = text.find("\n", found.end())  # strings do not span lines
             end = text.find(CLOSE, line_end) if line_end >= 0 else -1
             return end if end >= 0 else None
     return None
 
 
 def _members(text: str) -> dict[str, tuple[Any, str]]:
-    """The members of a JSON object: value and the text it was written in. Raises ValueError if it is not one."""
     if not isinstance(DECODER.decode(text), dict):
         raise ValueError("not an object")
     members = {}

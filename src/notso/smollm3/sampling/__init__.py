@@ -1,1 +1,1 @@
-"""Language chosen: from logits to the next token."""
+"""Sampling: from logits to the next token."""

@@ -1,4 +1,4 @@
-"""When a token must not end an answer yet."""
+"""Suppression of tokens that would end an answer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 
 class AnswerEnd:
-    """Keeps tokens that would end an answer from coming.
-
-    Before `min_tokens` neither the model's own ends nor `stop_token_ids` come, as in vLLM (`MinTokensLogitsProcessor`).
-    With `ignore_eos` the model's own never do, as in llama.cpp, where they are biased away; the text is the model's
-    second choice, and has no gap where an end was.
-    """
+    """Masks end tokens before `min_tokens`, or the model's own always."""
 
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
+        # As in llama.cpp, ignored ends are masked, so the next best token is sampled instead.
+        # Before `min_tokens`, end tokens and `stop_token_ids` are masked, as in vLLM (MinTokensLogitsProcessor).
         self._min_tokens = params.min_tokens
         self._early = np.array(sorted({*own_ends, *params.stop_token_ids}), np.intp)
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)
 
     def restrict(self, logits: Floats, written: int) -> Floats:
-        """Logits (V,) behind `written` tokens, minus infinity where the answer must not end; a copy if any are."""
+        """Return logits (V,) with masked ends, copied if changed."""
         masked = self._early if written < self._min_tokens else self._late
         if not len(masked):
             return logits
@@ -34,5 +31,5 @@ class AnswerEnd:
 
 
 def answer_end_for(params: SamplingParams, own_ends: Collection[int]) -> AnswerEnd | None:
-    """What holds an answer's end back; None where nothing does."""
+    """Return a mask, or None if unneeded."""
     return AnswerEnd(params, own_ends) if params.min_tokens or params.ignore_eos else None

@@ -1,9 +1,9 @@
-"""DRY ("don't repeat yourself"): a token that would prolong a repetition is less likely, the more the longer it is.
+"""DRY ("don't repeat yourself") penalty: tokens that would extend a repetition are penalized by its length.
 
-The rules are llama.cpp's (`llama_sampler_dry_apply`, src/llama-sampling.cpp), after p-e-w's proposal
-(github.com/oobabooga/text-generation-webui, pull request 5677). Where the end of the text also stands at an earlier
-place, over a length of `dry_allowed_length` tokens or more, the token that followed there is penalised. A repetition
-does not go across a sequence breaker, and a token that is one by itself is never penalised.
+Rules: llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), after p-e-w's proposal
+(github.com/oobabooga/text-generation-webui, pull request 5677). If the end of the text also occurs earlier, over at
+least `dry_allowed_length` tokens, the token that followed there is penalized. Repetitions end at sequence breakers, and
+a token that is a breaker itself is never penalized.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from notso.smollm3.values.sampling_params import SamplingParams
 Floats = NDArray[np.float32]
 Tokens = Sequence[int] | NDArray[np.integer]
 
-MAX_PENALTY = 1e30
-"""Finite, so that there is always a token to choose."""
+MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """The tokens of sequence breakers: those that hold a whole one, and by their last token the sequences that hold one
-    together."""
+    """Tokens, and sequences by last token, that contain a breaker."""
 
     single: frozenset[int] = frozenset()
     sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -37,11 +35,7 @@ NO_BREAKERS = Breakers()
 
 
 class Repetitions:
-    """What the end of one growing history repeats.
-
-    For every place it knows how many tokens up to there are the same as at the end. With a token more the end moves on,
-    and so do these lengths: one comparison each, where looking for all of them anew would read the text over and over.
-    """
+    """Repetitions of a growing history's end."""
 
     def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
         self._params = params
@@ -50,10 +44,9 @@ class Repetitions:
         self._clear()
 
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
-        """Tokens to be made less likely behind `history`, rising, and by how much their logits fall.
-
-        A list that was given before has at most grown since then.
-        """
+        """Return ascending token ids, and amounts to subtract."""
+        # Match lengths are updated with one comparison per position and token; searching anew would reread the text.
+        # A list passed before may only have grown since.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -62,9 +55,9 @@ class Repetitions:
 
     def _clear(self) -> None:
         self._count = 0
-        self._behind_break = 0  # how many tokens stand behind the last breaker
+        self._behind_break = 0  # tokens since the last breaker
         self._tokens = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)  # [i]: tokens that end at i and at the end alike
+        self._lengths = np.empty(0, np.int64)  # [i]: length of the match that ends at i
 
     def _take(self, history: Tokens) -> None:
         before, self._count = self._count, len(history)
@@ -82,13 +75,12 @@ class Repetitions:
             token = self._tokens[end]
             self._behind_break = 0 if self._breaks(history, end + 1) else self._behind_break + 1
             lengths = self._lengths
-            # Of what ends one place further on; the end itself, which is the same as itself, starts at 0.
+            # Matches move one place on; the end itself starts at 0.
             lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
             lengths[0] = int(self._tokens[0] == token)
             lengths[end] = 0
 
     def _breaks(self, history: Tokens, end: int) -> bool:
-        """Whether a breaker ends with the token before `end`."""
         token = int(history[end - 1])
         if token in self._breakers.single:
             return True
@@ -116,14 +108,12 @@ class Repetitions:
 
 
 def common_endings(history: Tokens) -> NDArray[np.int64]:
-    """For each place, how many tokens up to there are the same as at the end; 0 at the end itself.
-
-    The Z algorithm, from the end backwards: the time is linear, whatever repeats.
-    """
+    """Return each position's match length with the end."""
+    # The Z algorithm from the end backwards, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
     found = [0] * len(tokens)
-    left = right = 0  # what [left, right) repeats of the beginning is known
+    left = right = 0  # [left, right) is known to repeat the beginning
     for at in range(1, len(tokens)):
         length = min(found[at - left], right - at) if at < right else 0
         while at + length < len(tokens) and tokens[length] == tokens[at + length]:

@@ -1,9 +1,9 @@
-"""Grammars in GBNF, llama.cpp's notation, told in Lark's.
+"""Translation of GBNF grammars, llama.cpp's notation, to Lark's.
 
     root ::= "yes" | "no" [.!]?
 
-Every character becomes a terminal of its own: the library's lexer takes the longest it finds, and where all are of one
-length there is nothing to choose.
+Each character becomes a separate terminal: the library's lexer takes the longest match, and terminals of equal length
+leave it no choice.
 """
 
 from __future__ import annotations
@@ -35,23 +35,18 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 
 
 def lark_of_gbnf(source: str, param: str) -> str:
-    """The same grammar in Lark's notation. Raises InvalidRequestError, which says in which line it is wrong."""
+    """Translate to Lark. Raises InvalidRequestError naming the line."""
     return _Translation(source, param).lark()
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A part of a rule: options, a sequence of parts, a repeated part, the name of a rule, or what Lark has for a text.
-
-    can_end: whether some text of it is finite; others no answer could be done with.
-    """
-
     kind: Literal["options", "sequence", "repeat", "name", "text"]
     text: str = ""
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
     missing: int = 0
-    can_end: bool = False
+    can_end: bool = False  # matches some finite text
 
 
 class _Translation:
@@ -74,7 +69,7 @@ class _Translation:
         self._uses: dict[str, list[_Node]] = {}
 
     def lark(self) -> str:
-        """All rules, each by a number: names mean something in Lark."""
+        # Rules are numbered, because some names have a meaning in Lark.
         bodies: dict[str, _Node] = {}
         self._skip_lines()
         while self._kind != "end":
@@ -109,7 +104,7 @@ class _Translation:
         return node
 
     def _find_ends(self) -> None:
-        """Mark what can end, from the texts up: the library would follow what cannot without end, in mid-answer."""
+        # Propagated from the texts up: the library would expand a rule that never ends forever, in mid-answer.
         while self._ending:
             node = self._ending.pop()
             if node.can_end:
@@ -194,7 +189,7 @@ class _Translation:
         return f"({' '.join(json.dumps(letter, ensure_ascii=False) for letter, _ in letters)})" if letters else '""'
 
     def _set(self, text: str, at: int) -> str:
-        """A set of characters, written by number so that none means anything else."""
+        # Characters are written by code point, so that none has a special meaning.
         is_negated = text.startswith("^")
         letters = self._letters(text[is_negated:], at)
         if not letters:
@@ -206,7 +201,6 @@ class _Translation:
         return f"/[{'^' if is_negated else ''}{shown}]/"
 
     def _letters(self, text: str, at: int) -> list[tuple[str, bool]]:
-        """Each character, and whether it was escaped."""
         letters = []
         for found in _LETTER.finditer(text):
             number = found["x"] or found["u"] or found["U"]
@@ -232,12 +226,22 @@ def _may_be_left_out(node: _Node) -> bool:
 
 
 def _written(node: _Node) -> str:
-    """What can end of it, in Lark's notation."""
-    if node.kind in ("name", "text"):
-        return node.text
-    if node.kind == "options":
-        shown = " | ".join(_written(part) for part in node.parts if part.can_end)
-        return f"({shown})" if node.parent is not None else shown
-    if node.kind == "repeat":
-        return f"({_written(node.parts[0])}){node.text}" if node.parts[0].can_end else '""'
-    return " ".join(map(_written, node.parts)) or '""'
+    # Parts that never end are left out. Repeats nest deeper than the interpreter may recurse.
+    order, open_nodes = list[_Node](), [node]
+    while open_nodes:
+        order.append(open_nodes.pop())
+        open_nodes += order[-1].parts
+    texts: dict[int, str] = {}
+    for each in reversed(order):
+        parts = [texts[id(part)] for part in each.parts]
+        if each.kind in ("name", "text"):
+            text = each.text
+        elif each.kind == "options":
+            shown = " | ".join(shown for shown, part in zip(parts, each.parts, strict=True) if part.can_end)
+            text = f"({shown})" if each.parent is not None else shown
+        elif each.kind == "repeat":
+            text = f"({parts[0]}){each.text}" if each.parts[0].can_end else '""'
+        else:
+            text = " ".join(parts) or '""'
+        texts[id(each)] = text
+    return texts[id(node)]

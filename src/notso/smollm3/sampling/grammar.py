@@ -1,4 +1,4 @@
-"""Answers held to a grammar: which tokens may come next. The one place that knows the library `llguidance`."""
+"""Grammar-constrained decoding; the only module that uses the library `llguidance`."""
 
 from __future__ import annotations
 
@@ -6,98 +6,156 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from concurrent.futures import Future
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.extent import grammar_extent
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
+from notso.smollm3.sampling.json_state import MAX_DIGITS, JsonState, number_digits
 from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
     MAX_INTERSECTED,
     checked_schema,
     held_schema,
 )
+from notso.smollm3.sampling.shortest_end import ShortestEnd
+from notso.smollm3.sampling.token_limit import Pieces, TokenLimit
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
 if TYPE_CHECKING:
     import llguidance
 
+# A grammar as llguidance takes it: {"json_schema": ...} or {"lark_grammar": ...}.
 Part = dict[str, Any]
-"""A grammar as the library takes it: {"json_schema": ...} or {"lark_grammar": ...}."""
 
-MAX_LEXER_STATES = 20_000  # of one or two kilobytes
+# Limits within llguidance: a grammar that exceeds one fails without delaying other requests.
+MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**18  # of one that is no schema; the library takes 300 times as many bytes to read it
-MAX_ROW_ITEMS = 1_000  # ways to read what was written so far; each costs time at every token
-"""A grammar that needs more fails, and nobody else waits for it."""
+MAX_GRAMMAR_CHARACTERS = 2**18  # except schemas; parsing takes 300 times as many bytes
+MAX_ROW_ITEMS = 1_000  # alternative parses; each takes time for every token
 
 DEEP_CHARACTERS = 8_192
+# Grammars of this length may need more stack than a thread has: some 5 KiB per level, for `MAX_DESCENT` levels. Only
+# the part in use is committed.
 DEEP_STACK_BYTES = 128 * 2**20
-"""A grammar of so many characters may need more stack than a thread has: some 5 KiB for each level, `MAX_DESCENT` of
-them. Only what is used of it is memory."""
 
+# JSON on one line, with an optional space after commas and colons.
 JSON_STYLE = {
-    "whitespace_flexible": False,  # else a model may write spaces for ever
+    "whitespace_flexible": False,  # otherwise a model could write spaces forever
     "item_separator": ", ?",
     "key_separator": ": ?",
-    "json_allowed_escapes": 'nrbtf\\"',  # none by number: half a surrogate pair would be no text
+    "json_allowed_escapes": 'nrbtf\\"',  # no numeric escapes: half a surrogate pair is invalid text
 }
-"""JSON on one line, with or without a space behind commas and colons."""
 
 
 _DEEP = threading.Lock()
+# A literal or comment. Unclosed ones extend to the end of the line, so that scanning stays linear.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
-"""A literal or a comment. One that is not closed reaches to the end of its line, so that no character is read twice."""
 
 
 class Matcher:
-    """How far one answer has come in its grammar."""
+    """An answer's progress in its grammar."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, permitted: npt.NDArray[np.bool_], ends: npt.NDArray[np.intp], param: str
+        self,
+        matcher: llguidance.LLMatcher,
+        permitted: npt.NDArray[np.bool_],
+        vocabulary: Pieces,
+        param: str,
+        *,
+        is_json: bool = False,
+        limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
+        """is_json: what it describes is JSON, or calls in JSON. limit: makes what keeps the end within reach."""
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
-        self._ends = ends
+        self._ends = vocabulary.ends
+        self._texts, self._digits = vocabulary.texts, vocabulary.digits
+        self._state = JsonState()
+        self.is_json = is_json
+        self._make_limit = limit
+        self._limit: TokenLimit | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can follow."""
         return bool(self._matcher.is_stopped())
 
     @property
     def may_end(self) -> bool:
-        """Whether what was written so far is whole."""
         return bool(self._matcher.is_accepting())
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """For each token id whether it may come next (V,). An ending token may where the grammar may end.
-
-        Raises InvalidRequestError if the grammar has become too large to follow, or allows nothing: it is the asker's.
-        """
+        """Return a mask (V,) of permitted tokens. Raises InvalidRequestError if the grammar allows none or is
+        intractable."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=len(self._permitted), bitorder="little").view(np.bool_)
         self._require_no_error()
         allowed &= self._permitted
         if not self.may_end:
             allowed[self._ends] = False
+        if self.is_json:
+            allowed = self._without_long_numbers(allowed)
         if not allowed.any():
             raise InvalidRequestError("the grammar leads to a place where nothing may follow", param=self._param)
         return allowed
 
-    def take(self, token: int) -> None:
-        """An allowed token came."""
+    def _without_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Allow no more digits than a number may have, unless the grammar asks for more."""
+        left = MAX_DIGITS - self._state.digits
+        if self._state.in_string or left >= self._longest_number:
+            return allowed
+        narrowed: npt.NDArray[np.bool_] = allowed & (self._digits <= max(left, 0))
+        return narrowed if narrowed.any() else allowed
+
+    @cached_property
+    def _longest_number(self) -> int:
+        return int(self._digits.max(initial=0))
+
+    def take(self, token: int, left: int | None = None) -> None:
         self._matcher.consume_token(token)
+        if self._limit is not None and left is not None:
+            self._limit.take(token, left)
+        self._state = self._state.behind(self._texts[token])
         self._require_no_error()
 
     def takes_all(self, tokens: Sequence[int]) -> bool:
-        """Go on behind tokens that were written before; false if they do not follow the grammar."""
+        """Consume existing tokens; False on a violation."""
+        self._state = self._state.behind(b"".join(self._texts[token] for token in tokens))
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
+
+    def distance(self, most: int) -> int | None:
+        """The fewest tokens to the end, as far as they are found; None if there is no end within `most`."""
+        limit = self._token_limit()
+        return None if limit is None else limit.distance(self._matcher, most, self._state)
+
+    @property
+    def least_estimate(self) -> float:
+        """More tokens than a short answer takes, mostly."""
+        limit = self._token_limit()
+        return 0.0 if limit is None else limit.least_estimate
+
+    def permits(self, token: int, left: int) -> bool:
+        """Whether the answer can end within `left` tokens behind an allowed token."""
+        limit = self._token_limit()
+        if limit is None or (token in self._ends and self.may_end):
+            return True
+        return limit.permits(self._matcher, token, left, self._state)
+
+    def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
+        """Where `token` is not permitted: the tokens to choose from; None for all others."""
+        return None if self._limit is None else self._limit.left_to_choose(token, left)
+
+    def _token_limit(self) -> TokenLimit | None:
+        if self._limit is None and self._make_limit is not None:
+            self._limit = self._make_limit()
+        return self._limit
 
     def _require_no_error(self) -> None:
         if self._matcher.is_error():
@@ -106,7 +164,7 @@ class Matcher:
 
 
 class Grammars:
-    """Makes matchers for the vocabulary of one model file. Safe to use from several threads."""
+    """Matchers of one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -116,12 +174,13 @@ class Grammars:
         self._lock = threading.Lock()
         self._spellings: dict[str, dict[bytes, list[int]]] = {}
         self._vocabulary: llguidance.LLTokenizer | None = None
+        self._known_pieces: Pieces | None = None
+        self._known_ends: ShortestEnd | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
-        """Begin at the first of `parts`, which may refer to the others by name. Of control tokens none is allowed but
-        `tags`, and ending ones where it may end.
+        """Return a matcher that starts at the first part; parts refer to each other by name.
 
-        Raises InvalidRequestError if the library does not take it; the message says why, and `param` whose fault it is.
+        Control tokens are masked except `tags` and permitted ends. Raises InvalidRequestError for `param`.
         """
         import llguidance
 
@@ -143,25 +202,40 @@ class Grammars:
             raise InvalidRequestError(f"the grammar is refused: {_sentence(made.get_error())}", param=param)
         permitted = self._permitted.copy()
         permitted[list(tags)] = True
-        matcher = Matcher(made, permitted, self._ends, param)
+        is_json = "json_schema" in parts[0] or len(parts) > 1
+        limit = partial(self._limit, parts, tags)
+        matcher = Matcher(made, permitted, self._pieces(), param, is_json=is_json, limit=limit)
         try:
             matcher.allowed()
         except InvalidRequestError as error:
             raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
         return matcher
 
+    def _limit(self, parts: Sequence[Part], tags: Sequence[int]) -> TokenLimit:
+        with self._lock:
+            if self._known_ends is None:
+                self._known_ends = ShortestEnd(self._tokenizer)
+        return TokenLimit(self._known_ends, grammar_extent(parts), tags, self._pieces())
+
+    def _pieces(self) -> Pieces:
+        with self._lock:
+            if self._known_pieces is None:
+                texts = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+                self._known_pieces = Pieces(self._ends, texts, number_digits(self._tokenizer))
+            return self._known_pieces
+
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
-        """By what was written of a tag (nothing, at least): the tokens that finish it, other than its own."""
+        """Return the tokens that complete a tag, by the prefix already written."""
         with self._lock:
             if tag not in self._spellings:
                 self._spellings[tag] = _spelling(self._tokenizer, tag.encode())
             return self._spellings[tag]
 
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
-        """The vocabulary as the library wants it: made once, when first needed (a third of a second for the 3B's)."""
         import llguidance
 
         with self._lock:
+            # Built on first use: it takes a third of a second for the 3B's vocabulary.
             if self._vocabulary is None:
                 ends = sorted(self._tokenizer.end_ids)
                 self._vocabulary = llguidance.LLTokenizer(
@@ -171,8 +245,6 @@ class Grammars:
 
 
 class _Vocabulary:
-    """What the library asks of a tokenizer."""
-
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -200,7 +272,7 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
 
 
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
-    """A grammar that somebody asked for. Raises InvalidRequestError if it is too long or not of its kind."""
+    """Return a requested grammar. Raises InvalidRequestError."""
     most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
     if len(grammar.source) > most:
         raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param=param)
@@ -224,7 +296,7 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
 
 
 def _checked_lark(source: str, param: str) -> str:
-    """Terminals may be intersected as patterns of a schema may. A schema within it would pass unchecked."""
+    # Intersected terminals are limited as in schema patterns. %json would bypass the schema checks.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
@@ -234,7 +306,6 @@ def _checked_lark(source: str, param: str) -> str:
 
 
 def _choice_part(source: str, param: str) -> Part:
-    """One of the texts in a JSON list."""
     try:
         texts = json.loads(source)
     except (ValueError, RecursionError):
@@ -246,12 +317,12 @@ def _choice_part(source: str, param: str) -> Part:
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
-    """A schema that has been checked."""
+    """Return a checked schema's grammar."""
     return {"json_schema": {**schema, "x-guidance": JSON_STYLE}}
 
 
 def arguments_part(parameters: object, tool: str) -> Part:
-    """What the arguments of a tool must be, by its `parameters`. Raises InvalidRequestError if that cannot be held."""
+    """Return the grammar of a tool's arguments. Raises InvalidRequestError."""
     if parameters is None:
         parameters = {"properties": {}, "additionalProperties": False}
     try:
@@ -266,17 +337,24 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core."""
-    found: list[llguidance.LLMatcher] = []
+    # One thread at a time, so that large grammars occupy one core.
+    made: Future[llguidance.LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
     with _DEEP:
         before = threading.stack_size(DEEP_STACK_BYTES)
         try:
-            thread = threading.Thread(target=lambda: found.append(make()), name="grammar")
+            thread = threading.Thread(target=run, name="grammar")
             thread.start()
         finally:
             threading.stack_size(before)
         thread.join()
-    return found[0]
+    return made.result()
 
 
 def _written(schema: object) -> str:
@@ -287,7 +365,7 @@ def _written(schema: object) -> str:
 
 
 def _sentence(error: str) -> str:
-    """The first line of what the library says, or what it means."""
+    # llguidance's messages, replaced or cut to the first line.
     if "oneOf constraints" in error:
         return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
     if "lookarounds not supported" in error:

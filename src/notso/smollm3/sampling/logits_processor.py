@@ -1,8 +1,4 @@
-"""Processors of logits that others wrote: they change a row before grammar, penalties and sampling, for one request.
-
-A request that names none is computed as if there were none; one that does is what its processors make of the same rows
-in the same order, with drafts and without.
-"""
+"""Logits processors from plugins, applied per request before grammar, penalties and sampling."""
 
 from __future__ import annotations
 
@@ -13,23 +9,21 @@ import numpy as np
 from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.sampling.sampler import Floats
 
+# Maps tokens, int32 (L,), and logits, float32 (V,), both as bytes, to new logits, float32 (V,). It must return in
+# bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
-"""From tokens, int32 (L,), and logits, float32 (V,), each as bytes, to logits, float32 (V,). It takes bounded time and
-raises NotsoErrors only."""
 
-FindProcessor = Callable[[str], RowFunction | None]
-"""The processor of a name, if there is one."""
+FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of a name, or None
 
 
 class LogitsProcessors:
-    """Those of one request, in the order in which it names them."""
+    """A request's processors, in order."""
 
     def __init__(self, functions: Sequence[tuple[str, RowFunction]]) -> None:
         self._functions = functions
 
     def change(self, logits: Floats, tokens: Sequence[int]) -> Floats:
-        """Logits (V,) behind `tokens`, changed; a copy. Raises EngineError for what is no row of logits, which no later
-        step may meet, and what the function raises."""
+        """Return changed logits (V,). Raises EngineError for an invalid row, and what processors raise."""
         history = np.asarray(tokens, np.int32).data.cast("B")
         for name, function in self._functions:
             row = np.ascontiguousarray(logits, np.float32)
@@ -42,7 +36,7 @@ class LogitsProcessors:
 
 
 def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> LogitsProcessors | None:
-    """Those of that name; None for none. Raises InvalidRequestError for a name that nobody has."""
+    """Return named processors, or None. Raises InvalidRequestError."""
     functions = []
     for name in names:
         function = find(name) if find is not None else None

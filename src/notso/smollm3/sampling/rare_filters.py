@@ -1,8 +1,8 @@
-"""The way of those who ask for typical_p or XTC: each filter in plain steps on what the one before left.
+"""Filter chain for requests with typical_p or XTC, each filter applied to what the previous one left.
 
-Order: top_k, typical_p, top_p, min_p, XTC, as in llama.cpp's default chain (`common_params_sampling.samplers`), whose
-rules these are (src/llama-sampling.cpp); but the temperature comes first, as everywhere here. Typical sampling is of
-Meister et al., "Locally typical sampling", 2022; XTC ("exclude top choices") of github.com/p-e-w.
+Order: top_k, typical_p, top_p, min_p, XTC, as in llama.cpp's default chain (`common_params_sampling.samplers`, rules in
+src/llama-sampling.cpp), but after temperature. Typical sampling: Meister et al., "Locally typical sampling", 2022; XTC
+("exclude top choices"): github.com/p-e-w.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]
 
+# Shares of the largest weight: only weights above the first sufficient one are sorted.
 _SHARES = (1e-2, 1e-4, 1e-7)
-"""Of the greatest weight: only what lies above the first that will do is put in order, the rest would be wasted."""
+# The same for typical_p, in nats.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""The same for typical_p, in nats."""
 
 
 def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
-    """Tokens that all filters leave of weights (V,), the likeliest first, then by id; and their weights.
-
-    chance: in [0, 1); XTC takes something away where it is below `xtc_probability`. At least one token is left.
-    """
+    """Return the tokens that remain of weights (V,), likeliest first, and their weights."""
+    # XTC applies if `chance`, in [0, 1), is below `xtc_probability`. At least one token is always left.
     ids = np.flatnonzero(weights)
     if 0 < params.top_k < len(ids):
         held = weights[ids]
@@ -48,14 +46,13 @@ def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Place of the least of the weights, given in falling order, that have a share of `threshold` or more; 0 where none
-    or one has."""
+    """Return the index of the smallest weight with share `threshold`; weights descend."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 
 
 def _typical(ids: Indices, weights: Floats, share: float) -> Indices:
-    """Those whose surprise is nearest the expected one, the nearest first, until they hold `share` of all; by id."""
+    # Keeps tokens with a surprise closest to the expected one until they hold `share`; the result is sorted by id.
     total = float(weights.sum(dtype=np.float64))
     surprises = np.log(total) - np.log(weights, dtype=np.float64)
     expected = float(np.dot(weights, surprises)) / total
@@ -70,7 +67,6 @@ def _typical(ids: Indices, weights: Floats, share: float) -> Indices:
 
 
 def _nucleus(ids: Indices, weights: Floats, share: float) -> Indices:
-    """The likeliest until they hold `share` of all."""
     least, greatest = share * float(weights.sum(dtype=np.float64)), weights.max()
     for floor in (*_SHARES, 0.0):
         listed = weights >= np.float32(floor) * greatest

@@ -1,11 +1,11 @@
-"""Chooses the next token.
+"""Sampling of the next token.
 
-Order: repetition, presence and frequency penalties, DRY and logit_bias, then temperature, top_k, typical_p, top_p,
-min_p, XTC, then the draw. It is the order of Hugging Face's generation, for which SmolLM3's settings (temperature 0.6,
-top_p 0.95) were published: temperature before the filters, each filter on what the one before left. typical_p and XTC
-stand where llama.cpp has them; who asks for them goes a way of its own (rare_filters.py), which costs others nothing.
+Order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k, typical_p, top_p, min_p, XTC,
+then the draw. This is the order of Hugging Face's generation, which SmolLM3's recommended settings (temperature 0.6,
+top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (rare_filters.py) without cost
+to other requests.
 
-The draw depends on the seed and the position alone, not on how many draws came before or what else the engine does.
+The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-# Below this, dividing by the temperature leaves nothing but the likeliest token, or overflows.
+# Below this, dividing by the temperature leaves only the likeliest token, or overflows.
 GREEDY_TEMPERATURE = 1e-5
 
-# Shares of the likeliest token's probability above which to look for candidates, until there are enough of them: the
-# nucleus of a usual distribution is a few dozen tokens out of 128,256, and sorting the rest would be wasted.
+# Probabilities, relative to the likeliest token's, above which candidates are searched until there are enough: a
+# typical nucleus has a few dozen of 128,256 tokens, and sorting the rest would be wasted.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
+# Candidates up to this number are listed and sorted. The sampled token does not depend on it.
 MANY = 8192
-"""Candidates up to which they are listed and put in order. Which token is drawn does not depend on it."""
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
+# Tokens below the first weight are usually only counted, as the nucleus ends elsewhere whatever they weigh.
 _SHORT_LIST_WEIGHT, _FAINT_WEIGHT = 5e-8, 1e-9
-"""Tokens of less weight than the first are mostly only counted, for the nucleus ends elsewhere whatever they weigh."""
+# Up to this many heavier tokens are weighed alone, at a fraction of the cost of weighing all.
 _SHORT_LIST = 2048
-"""Tokens of more weight: up to so many are weighed first and alone, which costs a fraction of weighing all."""
-_SLACK, _ROUNDING = 1.01, 1e-9  # weights, and sums of them, are far more exact than this
+_SLACK, _ROUNDING = 1.01, 1e-9  # weights and their sums are far more exact than this
 _UNSURE = -1
 _MAXIMA_OF = 256
 
@@ -49,11 +49,9 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Sampler:
-    """Chooses tokens for one sequence. The same arguments give the same token: what DRY remembers of a history that
-    grows only saves it reading all of it again.
+    """Deterministic sampler of one sequence; `seed`: 64 bits.
 
-    seed: any 64-bit integer. vocab_size: if given, a logit_bias beyond it raises InvalidRequestError here, else
-    `sample` raises it. breakers: the tokens of `params.dry_sequence_breakers`.
+    Raises InvalidRequestError for a logit_bias beyond `vocab_size`, if given, else in `sample`.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class Sampler:
         self.params = params
         self.seed = seed & _WORD
         self.greedy = params.temperature < GREEDY_TEMPERATURE
-        biases = sorted(params.logit_bias.items())  # by id: the first of equals is the lowest
+        biases = sorted(params.logit_bias.items())  # by id: ties go to the lowest
         self._bias_ids = np.array([token for token, _ in biases], np.intp)
         self._biases = np.array([bias for _, bias in biases], np.float32)
         self._filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
@@ -75,14 +73,13 @@ class Sampler:
 
     @property
     def is_plain_argmax(self) -> bool:
-        """Whether `sample` is the argmax of the logits as they are."""
+        """Whether `sample` is argmax."""
         return self.greedy and not self._penalises and not len(self._bias_ids)
 
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:
-        """The token for `position`, given float32 logits (V,) and the tokens of prompt and answer so far.
+        """Return the token for `position` from float32 logits (V,); ties go to the lowest id, -inf masks a token.
 
-        Equal candidates rank by id, the lowest first. A logit of minus infinity is a token that is masked; any other
-        that is not finite, or nothing left to choose from, raises EngineError. `logits` is not written to.
+        Raises EngineError for other non-finite logits, or if no token remains.
         """
         if self.greedy and not self._penalises:
             return self._best_biased(logits)
@@ -98,11 +95,8 @@ class Sampler:
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
-        """The token that is drawn, by weighing only those that weigh something; _UNSURE if that does not tell.
-
-        Each of the others weighs less than a bound, so the sum of all is known within limits. Mostly the nucleus ends
-        at the same token by either limit.
-        """
+        # Only tokens above a weight are weighed. The others are bounded, so the total is known within limits, and
+        # mostly the nucleus ends at the same token for both limits; otherwise _UNSURE is returned.
         lowest, bound = self._limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
@@ -116,13 +110,13 @@ class Sampler:
         return index if index == _UNSURE else int(ids[index])
 
     def _limit(self, best: np.float32, weight: float) -> tuple[np.float32, float]:
-        """(the logit of such a weight, a bound for the weights of lesser logits: single precision may move it)"""
+        # The second value bounds the weights of smaller logits: single precision may move them.
         limit = best + np.float32(self.params.temperature * math.log(weight))
         return limit, _SLACK * math.exp((float(limit) - float(best)) / self.params.temperature)
 
     def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
-        """Index of the weight that is drawn. _UNSURE if it may depend on others, which weigh less than `bound` each,
-        less than `rest` together, and stand anywhere between."""
+        # Returns _UNSURE if the result may depend on unlisted weights: below `bound` each and `rest` in total, at any
+        # position.
         uniform = self._uniform(position)
         if not self._filters:
             return _falls_on(np.cumsum(weights, dtype=np.float64), uniform)
@@ -144,7 +138,7 @@ class Sampler:
         return int(ids[sample_among_many(weights[ids], end, uniform)])
 
     def _best_biased(self, logits: Floats) -> int:
-        """The argmax of logits with their bias, mostly without a copy of them."""
+        # Mostly without a copy of the logits.
         best = _best(logits)
         if not len(self._bias_ids):
             return best
@@ -154,12 +148,11 @@ class Sampler:
         rival, value = int(self._bias_ids[first]), biased[first]
         if value > logits[best]:
             return rival
-        if best in self.params.logit_bias:  # and has lost by its bias: who is second has to be looked for
+        if best in self.params.logit_bias:  # it may have lost by its bias, so the runner-up must be searched
             return _best(self._adjusted(logits, ()))
         return min(best, rival) if value == logits[best] else best
 
     def _adjusted(self, logits: Floats, history: Sequence[int] | NDArray[np.integer]) -> Floats:
-        """Penalties and bias, on a copy if there are any."""
         params = self.params
         if not self._penalises and not len(self._bias_ids):
             return logits
@@ -183,17 +176,16 @@ class Sampler:
             raise InvalidRequestError(f"logit_bias: token ids must be below {vocab_size}", param="logit_bias")
 
     def _weights(self, logits: Floats, best: np.float32) -> Floats:
-        """Probabilities of tokens relative to the likeliest's, whose logit is `best`, float32."""
-        with np.errstate(over="ignore"):  # what overflows is minus infinity, of weight nought
+        with np.errstate(over="ignore"):  # overflow yields -inf, weight zero
             scaled: Floats = (logits - best) / np.float32(self.params.temperature)
         np.exp(scaled, out=scaled)
         return scaled
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
-        """Rising indices that hold all that the filters leave; None where there are too many to list, or some that do
-        not weigh more than `bound`."""
+        # Returns ascending ids that include everything the filters leave, or None if they are too many or too light to
+        # list.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
-        # Below min_p nothing is left, so there is no need to look; but top_p's share is one of all that top_k leaves.
+        # Tokens below min_p are dropped anyway, unless top_p needs the sum of all that top_k leaves.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
         for floor in [*(floor for floor in _CANDIDATE_FLOORS if floor > lowest), lowest]:
             if floor <= bound:
@@ -210,8 +202,8 @@ class Sampler:
         return ids
 
     def _filtered(self, ids: Indices, weights: Floats, least: float, most: float) -> tuple[Indices, Doubles]:
-        """Of candidates those that the filters leave, the likeliest first, and running sums of their weights. The
-        nucleus ends between the sums `least` and `most`; none are left if that does not say where."""
+        # Returns sorted ids and cumulative weights. The nucleus ends between the sums `least` and `most`; if that is
+        # ambiguous, nothing is returned.
         params = self.params
         ids = ranked(ids, weights[ids])
         if params.top_k:
@@ -230,13 +222,11 @@ class Sampler:
         return ids[:end], sums[:end]
 
     def _uniform(self, position: int) -> float:
-        """The number in [0, 1) that says which token is drawn."""
         return _share(self._words(position)[0])
 
     def _words(self, position: int) -> tuple[int, int, int, int]:
-        """The four 64-bit words that belong to this seed and position, one for each thing that is left to chance:
-        Philox4x64-10 with key `seed` and counter `position + 1` (Salmon et al., "Parallel random numbers: as easy as 1,
-        2, 3", 2011)."""
+        # Philox4x64-10 with key `seed` and counter `position + 1` (Salmon et al., "Parallel random numbers: as easy as
+        # 1, 2, 3", 2011); one word for each random decision.
         a, b, c, d, key, other_key = position + 1, 0, 0, 0, self.seed, 0
         for _ in range(10):
             first, second = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
@@ -246,27 +236,25 @@ class Sampler:
 
 
 def _share(word: int) -> float:
-    """A number in [0, 1), of the word's upper 53 bits."""
     return float(word >> 11) * 2.0**-53
 
 
 def _best(logits: Floats) -> int:
-    best = int(logits.argmax())  # the first NaN, if there is one
+    best = int(logits.argmax())  # the first NaN, if any
     if not math.isfinite(logits[best]):
         raise EngineError("the model's logits are not finite")
     return best
 
 
 def _falls_on(sums: Doubles, uniform: float) -> int:
-    """Index of the weight that `uniform` in [0, 1) falls on, by the running sums of all."""
+    # `sums` are cumulative weights, `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # The largest uniform is below 1, but the product may round up to the sum.
+    # The product may round up to the sum, although uniform is below 1.
     return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 
 def log_probabilities(logits: Floats) -> Floats:
-    """Natural logarithms of the model's own probabilities, float32 of the logits' shape (..., V): no penalty, bias,
-    temperature or filter. Raises EngineError if a row is not finite (minus infinity is)."""
+    """Return log-softmax of raw logits, float32 (..., V). Raises EngineError if not finite, except -inf."""
     best = logits.max(axis=-1, keepdims=True)
     if not np.isfinite(best).all():
         raise EngineError("the model's logits are not finite")
@@ -277,11 +265,11 @@ def log_probabilities(logits: Floats) -> Floats:
 
 
 def likeliest(values: Floats, count: int) -> list[int]:
-    """Ids of the `count` greatest of log-probabilities (V,), the greatest first, then by id."""
+    """Return ids of the largest values (V,), by value, then id."""
     count = min(count, len(values))
     if count <= 0:
         return []
-    # So many pieces have a maximum at or above the floor, so at least so many values have; mostly few more.
+    # At least `count` chunks have a maximum at or above the floor, so at least as many values do, and rarely many more.
     maxima = np.maximum.reduceat(values, np.arange(0, len(values), _MAXIMA_OF))
     floor = np.partition(maxima, len(maxima) - count)[len(maxima) - count] if count <= len(maxima) else -np.inf
     ids = np.flatnonzero(values >= floor)

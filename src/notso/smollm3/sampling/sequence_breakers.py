@@ -1,4 +1,4 @@
-"""Which tokens make up a text that DRY sees no repetition across."""
+"""Tokens of DRY's sequence breakers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from collections import OrderedDict
 from notso.smollm3.sampling.dry import Breakers
 from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
 
+# Cached sets of breakers: a lookup takes some milliseconds.
 KEPT = 64
-"""Sets of breakers whose tokens are remembered: looking all of them up takes some milliseconds each time."""
 MAX_TAIL_TOKENS = 20
 
 
 class SequenceBreakers:
-    """Looks breakers up in one vocabulary. Safe to use from several threads.
+    """Breakers in one vocabulary. Thread-safe."""
 
-    As llama.cpp does it (`get_overlapping_token_sequences`): any token that holds the text breaks, and so does one that
-    ends with a beginning of it where the rest follows in the tokens that it is usually written with.
-    """
-
+    # As in llama.cpp (`get_overlapping_token_sequences`): a token that contains the text breaks, and so does one that
+    # ends with its beginning, followed by the usual tokens of the rest.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -29,7 +27,7 @@ class SequenceBreakers:
         self._backwards: list[tuple[bytes, int]] = []
 
     def of(self, texts: tuple[str, ...]) -> Breakers:
-        """The tokens of these. Raises InvalidRequestError for text that is not valid Unicode."""
+        """Return the texts' tokens. Raises InvalidRequestError for invalid Unicode."""
         for text in texts:
             check_unicode(text, "dry_sequence_breakers")
         with self._lock:

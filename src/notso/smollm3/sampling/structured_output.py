@@ -1,4 +1,4 @@
-"""What an answer may go on with: a grammar's tokens behind the thoughts, and never those that are masked."""
+"""Constraints on an answer: a grammar after the reasoning, and masked tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
+FAR = 1_000
+"""Tokens within which the end of a call is looked for before it begins."""
 
 
 class StructuredOutput:
-    """Steers one answer: asked before each token is drawn, told of each that was.
+    """Constrains one answer. closing: tokens that end the reasoning."""
 
-    The model thinks freely, but does not end within a thought. The grammar begins with the first token of the answer;
-    one newline behind a closing tag, as the model writes it, stands before that. may_think: whether the answer may
-    still begin with a thought. masked: tokens that never come. begun: the prompt holds a beginning of the answer.
-    """
-
+    # Reasoning is free, but the answer cannot end in it. The grammar starts at the answer's first token, after the
+    # optional newline that the model writes behind a closing tag. may_think: reasoning may still come. started: the
+    # prompt holds the beginning of the answer.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -34,10 +34,12 @@ class StructuredOutput:
         may_think: bool = False,
         masked: Sequence[int] = (),
         started: bool = False,
+        closing: int = 1,
     ) -> None:
         self._matcher = matcher
         self._may_think = may_think
         self._started = started
+        self.closing = closing
         self._behind_close = False
         self._masked = list(masked)
         self.call_tag = tokenizer.tool_call_open_id
@@ -45,25 +47,23 @@ class StructuredOutput:
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
         newline = tokenizer.encode("\n")
         self._newline = newline[0] if len(newline) == 1 else None
+        self._least: tuple[int | None] | None = None
 
     @property
     def has_grammar(self) -> bool:
-        """Whether the answer follows a grammar."""
         return self._matcher is not None
 
     @property
     def holds_calls(self) -> bool:
-        """Whether what opens as a call becomes one."""
+        """Whether opened calls are enforced."""
         return self._matcher is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar has come to its end."""
         return self._started and self._matcher is not None and self._matcher.is_over
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """Logits (V,) of the next token, minus infinity where it must not come; a copy. Raises InvalidRequestError if
-        the grammar cannot be followed."""
+        """Return a masked copy of logits (V,). Raises InvalidRequestError."""
         restricted = logits.copy()
         restricted[self._masked] = -np.inf
         if self._matcher is None:
@@ -82,8 +82,52 @@ class StructuredOutput:
         restricted[len(allowed) :] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool) -> bool:
-        """A token was drawn, within the reasoning or not; whether it is the first of the answer."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is JSON, and whole if nothing follows."""
+        return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
+
+    def must_answer(self, left: int, closing: int) -> bool:
+        """Whether a thought has to end now, for an answer to fit into `left` tokens behind the `closing` ones."""
+        if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
+            return False
+        least = self._least_tokens(left)
+        return least is not None and closing + least <= left <= closing + least + 1
+
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """Whether the answer can end within its limit if `token` comes, which is not masked: within `left` tokens."""
+        if self._matcher is None or in_reasoning:
+            return True
+        open_id, _ = self._tags
+        opens = self._may_think and token == open_id and open_id is not None
+        if not self._started and (opens or (self._behind_close and token == self._newline)):
+            needed = self.closing if opens else 0
+            if left > self._matcher.least_estimate + needed:
+                return True
+            least = self._least_tokens(left + 1)
+            return least is None or least + needed <= left
+        return self._matcher.permits(token, left)
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """Logits (V,) of `restrict` without a token that is not permitted."""
+        ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
+        if ids is None:
+            logits[token] = -np.inf
+            return logits
+        narrowed = np.full_like(logits, -np.inf)
+        narrowed[ids] = logits[ids]
+        if not np.isfinite(narrowed).any():  # what others have masked
+            narrowed[ids] = 0
+        return narrowed
+
+    def _least_tokens(self, most: int) -> int | None:
+        """Of an answer that has not begun; None if it does not fit into `most` tokens."""
+        if self._least is None and self._matcher is not None:
+            self._least = (self._matcher.distance(most),)
+        return None if self._least is None else self._least[0]
+
+    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+        """Record a token, after which `left` may follow; return whether it starts the answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
@@ -96,17 +140,15 @@ class StructuredOutput:
                 return False
         first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
-            self._matcher.take(token)
+            self._matcher.take(token, left)
         return first
 
 
 class StructuredCalls(StructuredOutput):
-    """Leaves an answer free but for its tool calls: behind the tag that opens one, `begin` makes what it follows.
+    """Constrains only tool calls."""
 
-    Only the token opens a call: text that spells the tag out is kept from being finished. begun: the text of the answer
-    that the prompt ends with. Raises InvalidRequestError if the call that it is in does not follow.
-    """
-
+    # Only the tag's token opens a call: completing a spelled-out tag is masked. `started`: text of the answer in the
+    # prompt; InvalidRequestError is raised if an unfinished call in it violates its grammar.
     def __init__(
         self, tokenizer: Tokenizer, begin: Callable[[], Matcher], spelling: Mapping[bytes, Sequence[int]], started: str
     ) -> None:
@@ -116,6 +158,7 @@ class StructuredCalls(StructuredOutput):
         self._spelling = spelling
         self._tail = started.encode()[-len(CALL_TAG) :]
         self._call: Matcher | None = None
+        self._fresh: Matcher | None = None
         _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
             self._open()
@@ -126,11 +169,9 @@ class StructuredCalls(StructuredOutput):
 
     @property
     def holds_calls(self) -> bool:
-        """As for any StructuredOutput."""
         return True
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """As for any StructuredOutput."""
         if self._call is not None:
             allowed = self._call.allowed()
             restricted = np.full_like(logits, -np.inf)
@@ -147,10 +188,9 @@ class StructuredCalls(StructuredOutput):
         restricted[barred] = -np.inf
         return restricted
 
-    def take(self, token: int, in_reasoning: bool) -> bool:
-        """As for any StructuredOutput; the answer's first token is of no meaning."""
+    def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         if self._call is not None:
-            self._call.take(token)
+            self._call.take(token, left)
             if self._call.is_over:
                 self._call, self._tail = None, b""
         elif token == self.call_tag and not in_reasoning:
@@ -160,6 +200,30 @@ class StructuredCalls(StructuredOutput):
             self._tail = written[-len(CALL_TAG) :]
         return False
 
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """As for any StructuredOutput: no call is begun that cannot be finished."""
+        if self._call is not None:
+            return self._call.permits(token, left)
+        if token != self.call_tag or in_reasoning:
+            return True
+        if self._fresh is None:
+            self._fresh = self._begin()
+        if left > self._fresh.least_estimate:
+            return True
+        least = self._fresh.distance(FAR)
+        return least is None or least <= left + 1
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """As for any StructuredOutput."""
+        ids = None if self._call is None else self._call.left_to_choose(token, left)
+        if ids is None:
+            narrowed = logits.copy()
+            narrowed[token] = -np.inf
+            return narrowed
+        narrowed = np.full_like(logits, -np.inf)
+        narrowed[ids] = np.where(np.isfinite(logits[ids]), logits[ids], 0)
+        return narrowed
+
     def _open(self) -> None:
         if self.call_tag is not None:
             self._call, self._tail = self._begin(), b""
@@ -167,16 +231,19 @@ class StructuredCalls(StructuredOutput):
 
 
 def structured_output_for(
-    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, started: str
+    options: RequestOptions,
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+    *,
+    may_think: bool,
+    started: str,
+    closing: int = 1,
 ) -> StructuredOutput | None:
-    """What keeps an answer to what was asked for; None if nothing does.
+    """Return a request's constraints, or None. Raises InvalidRequestError.
 
-    may_think: whether by the prompt a thought may come next; begun: the text of the answer that the prompt ends with.
-
-    "none" rules the calling tag out and leaves the tools in the prompt: without them all of it would be read again.
-
-    Raises InvalidRequestError.
+    `started`: text of the answer that the prompt ends with. `closing`: tokens that end the reasoning.
     """
+    # tool_choice "none" masks the call tag and keeps the tools in the prompt, so that its cached prefix remains valid.
     is_barred = options.tool_choice == "none" and bool(options.tools)
     masked = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
@@ -190,7 +257,9 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is complete by its grammar", param="continue_last")
     may_think = options.thinking and may_think
-    return StructuredOutput(tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started))
+    return StructuredOutput(
+        tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing
+    )
 
 
 def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
@@ -205,21 +274,34 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
             )
         one = isinstance(choice, ToolName) or not options.parallel_tool_calls
         start = "start: call" if one else "start: calls"
-        parts = [_calls_part(start, tools, tokenizer), *_arguments_parts(tools)]
-        return grammars.matcher(parts, "tools", _tags(tokenizer))
+        return _calls_matcher(start, tools, tokenizer, grammars, _arguments_parts(tools))
     if options.grammar is None:
         return None
     answer = answer_part(options.grammar)
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # its own faults are told apart from the tools'
-    parts = [
-        _calls_part(start, options.tools, tokenizer),
-        {"name": "answer", **answer},
-        *_arguments_parts(options.tools),
-    ]
-    return grammars.matcher(parts, "tools", _tags(tokenizer))
+    grammars.matcher([answer], "grammar")  # attributes errors to the grammar or the tools
+    parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
+    return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
+
+
+def _calls_matcher(
+    start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
+) -> Matcher:
+    """The grammar of calls. Raises InvalidRequestError, which names the tool whose parameters the library refuses."""
+    try:
+        return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
+    except InvalidRequestError:
+        named = [part for part in parts if part.get("name") != "answer"]
+        for tool, part in zip(tools, named, strict=True):
+            try:
+                grammars.matcher([{key: value for key, value in part.items() if key != "name"}], "tools")
+            except InvalidRequestError as error:
+                raise InvalidRequestError(
+                    f"the parameters of {_name(tool)} cannot be enforced: {error}", param="tools"
+                ) from None
+        raise
 
 
 def _structured_calls(
@@ -228,17 +310,16 @@ def _structured_calls(
     if tokenizer.tool_call_open_id is None:
         raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
     tools = options.tools or ()
-    parts = [_calls_part("start: call", tools, tokenizer), *_arguments_parts(tools, options.strict_tools)]
+    parts = _arguments_parts(tools, options.strict_tools)
 
     def begin() -> Matcher:
-        return grammars.matcher(parts, "tools", _tags(tokenizer))
+        return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
 
-    begin()  # what cannot be held is refused before anything is written
+    begin()  # refuses unsupported tools before generation
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started)
 
 
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
-    """The tools of which one must be called."""
     if not tools:
         raise InvalidRequestError("a tool can only be required where there are tools", param="tool_choice")
     if not isinstance(choice, ToolName):
@@ -250,7 +331,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
 
 
 def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
-    """Calls as the model writes them, in Lark's notation; what stands in each is in parts of its own."""
+    # Calls as the model writes them, in Lark; arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (
@@ -270,7 +351,7 @@ def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part
 
 
 def _arguments_parts(tools: Sequence[Tool], strict: Collection[str] | None = None) -> list[Part]:
-    """What stands in the calls. strict: the tools whose arguments follow their schema; None: all."""
+    # `strict`: tools with enforced schemas; None: all.
     return [
         {
             "name": f"arguments_{number}",

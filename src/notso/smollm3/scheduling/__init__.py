@@ -1,1 +1,1 @@
-"""Which rows the next step computes and in which blocks: a state machine without arrays."""
+"""Scheduling: rows and blocks of the next step, without arrays."""

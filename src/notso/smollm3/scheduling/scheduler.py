@@ -1,13 +1,12 @@
-"""Who computes what in the next step: many sequences, one model, a fixed number of cache blocks.
+"""Continuous-batching scheduler: many sequences, one model, a fixed number of cache blocks.
 
-A pure state machine: `schedule` says which tokens of which sequences the next step computes, `advance` tells it what
-came of it. Sequences that are being answered get their next token in every step; what is left of a step is prefill, so
-that running chats keep moving beside a long prompt. When blocks run out, the sequence of the lowest priority that came
-last gives its blocks back and waits; what it had computed is cached as long as there is room.
+A pure state machine: `schedule` plans the tokens of the next step, `advance` reports its outcome. Decoding sequences
+get a token in every step and the rest is prefill, so that long prompts do not stall running chats. When blocks run out,
+the latest sequence of the lowest priority is preempted; its computed prefix stays cached while there is room.
 
-The order is by priority, then by how many of the same owner come before, then by arrival: an owner with nothing running
-comes before another owner's second sequence, which gives its place back where there is none left. A sequence whose
-starvation count is too high comes first. So the first in order always gets on, and no sequence waits for ever.
+Order: priority, then number of earlier sequences of the same owner, then arrival. An owner with nothing running
+precedes other owners' second sequences, which are preempted if necessary. Starved sequences come first. The first in
+order thus always progresses, and none waits forever.
 """
 
 from __future__ import annotations
@@ -22,31 +21,28 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, OutOfBl
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan
 
+# Up to this many pending tokens a sequence counts as decoding.
 FEW_ROWS = 8
-"""A sequence with at most so many tokens to compute does not count as prefill."""
 
+# Later arrivals admitted before a waiting sequence takes precedence regardless of priority.
 MAX_STARVATION = 16
-"""So many later arrivals may be admitted before a waiting sequence goes first, whatever its priority."""
 
+# Blocks loaded from disk between two steps, bounded so that running chats do not stall.
 LOADS_PER_STEP = 8
-"""Blocks loaded from the disk between two steps: running chats should not feel it."""
 
 
 class Offload(Protocol):
-    """Where blocks lie that are not in memory."""
+    """Blocks outside memory."""
 
-    def has(self, hash: bytes) -> bool:
-        """Whether the full block known by `hash` is there."""
+    def has(self, hash: bytes) -> bool: ...
 
-    def partial(self, parent_hash: bytes) -> list[int]:
-        """The tokens of the partial block that was kept after `parent_hash`; empty if there is none."""
+    def partial(self, parent_hash: bytes) -> list[int]: ...
 
-    def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
-        """Whether a window is to be loaded with such a block of a sequence."""
+    def needs_window(self, *, is_first: bool, is_partial: bool) -> bool: ...
 
 
 class Scheduler:
-    """Not thread-safe. `waiting` and `running` are in no particular order; see `queue`."""
+    """Not thread-safe. `waiting` and `running` are unordered; see `queue`."""
 
     def __init__(
         self,
@@ -61,36 +57,33 @@ class Scheduler:
         self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
-        self._prefilled: dict[
-            str, int
-        ] = {}  # rows of each owner whose prompts are read; who comes begins with the least
+        # Prefilled rows per owner with pending prompts; a new owner starts with the minimum.
+        self._prefilled: dict[str, int] = {}
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits or runs."""
         return bool(self.waiting or self.running)
 
     def queue(self) -> list[Sequence]:
-        """Those that wait, the next one first."""
+        """Return waiting sequences in order."""
         return _in_turn(self.waiting, Counter(each.owner for each in self.running))
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn. Its whole length must fit into the blocks there are."""
+        """Queue a sequence, which must fit into the cache as a whole."""
         sequence.arrival = self._arrivals
         self._arrivals += 1
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence is over, or given up, wherever it is. Its blocks are free, their content stays findable."""
+        """Remove a sequence; its blocks stay cached."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.running:
             self._leave(sequence)
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
-        """The next step: one row, or the drafts too, for each sequence that answers, and up to `prompt_tokens` of
-        prompts, in `max_rows` rows altogether. Empty only when nothing waits or runs, or blocks that somebody else took
-        from the cache are lacking."""
+        """Plan a step of `max_rows` at most: decoding sequences, and up to `prompt_tokens` of prompts."""
+        # The plan is only empty if nothing waits or runs, or if blocks were taken by other users of the pool.
         plan = Plan()
         self._admit(plan)
         for sequence in _in_turn(self.running):
@@ -111,9 +104,9 @@ class Scheduler:
         return plan
 
     def advance(self, chunk: Chunk, accepted: int = 0) -> None:
-        """The step computed a chunk, and `accepted` of its drafts were right (the caller appends them to `tokens`
-        first). A sequence that was removed meanwhile is left alone."""
+        """Record a computed chunk; right drafts are already in `tokens`."""
         sequence = chunk.sequence
+        # Removed sequences are ignored.
         if sequence.batch_index is None:
             return
         sequence.started = True
@@ -127,7 +120,7 @@ class Scheduler:
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def load_failed(self, load: BlockLoad) -> None:
-        """A block could not be loaded: it and what follows must be computed. Chunks of the sequence are void."""
+        """Recompute from this block on; the sequence's chunks are void."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
@@ -137,7 +130,7 @@ class Scheduler:
             sequence.cached -= before - sequence.computed
 
     def loaded(self, load: BlockLoad) -> None:
-        """A block was loaded: others may find it."""
+        """Register a loaded block."""
         sequence = load.sequence
         if load.is_partial or load.block not in sequence.blocks:
             return
@@ -147,14 +140,14 @@ class Scheduler:
         self._register(sequence, index, parent_hash, sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict what only this conversation has touched. What it still computes is found by nobody."""
+        """Evict a conversation's exclusive blocks."""
         for sequence in (*self.waiting, *self.running):
             if sequence.conversation == conversation:
                 sequence.conversation, sequence.is_evicted = None, True
         self.pool.evict(conversation)
 
     def cached_length(self, salt: bytes, tokens: list[int]) -> int:
-        """How many of a prompt's tokens would not have to be computed now. Nothing changes."""
+        """Return a prompt's cached length."""
         parent_hash, at = salt, 0
         while at + BLOCK_TOKENS < len(tokens):
             piece = tokens[at : at + BLOCK_TOKENS]
@@ -166,7 +159,7 @@ class Scheduler:
             parent_hash, at = hash, at + BLOCK_TOKENS
         return at + self.pool.find_partial(parent_hash, tokens[at:-1])[1]
 
-    # Coming and going
+    # Admission and preemption
 
     def _admit(self, plan: Plan) -> None:
         for sequence in self.queue():
@@ -185,8 +178,8 @@ class Scheduler:
             self._match(sequence, plan)
 
     def _prefills(self) -> list[Sequence]:
-        """Prompts to be read, that of the owner who has had the fewest rows first: a long one beside another owner's
-        takes every other step."""
+        # The owner with the fewest prefilled rows comes first, so that a long prompt takes every other step beside
+        # another owner's.
         found = [each for each in _in_turn(self.running) if _is_prefill(each)]
         going_on = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
         least = min(going_on.values(), default=0)
@@ -194,7 +187,7 @@ class Scheduler:
         return sorted(found, key=lambda each: (_urgency(each), self._prefilled[each.owner]))
 
     def _gives_way_to(self, sequence: Sequence) -> Sequence | None:
-        """Where its owner has nothing running: the last of an owner who has most, and more than one."""
+        # For an owner with nothing running: the last sequence of the owner with the most, at least two.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -202,17 +195,17 @@ class Scheduler:
         return max(others, key=lambda each: (running[each.owner], _order(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether its prompt fits beside those that run, each of which may soon need a block more. Alone it always
-        fits, unless blocks were taken from the cache by others than sequences."""
+        # Each running sequence may soon need another block. A single sequence always fits, unless blocks are used
+        # elsewhere.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give back batch index and blocks. The last ones are evicted first, so a beginning outlives its end."""
         full = len(sequence.hashes)
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
             self._register(sequence, full, sequence.last_hash, partial)
+        # The last blocks are evicted first, so that prefixes live longest.
         for block in reversed(sequence.blocks):
             self.pool.free(block)
         if sequence.batch_index is not None:
@@ -225,7 +218,7 @@ class Scheduler:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
         for load in [load for load in plan.loads if load.sequence is sequence]:
             plan.moves.remove(load)
-            self.load_failed(load)  # nothing was read into it
+            self.load_failed(load)  # nothing has been read into it yet
         self._leave(sequence)
         sequence.returned = sequence.started
         sequence.cached = sequence.cached if sequence.started else 0
@@ -234,39 +227,36 @@ class Scheduler:
         self.preemptions += 1
 
     def _scored_rows(self, plan: Plan) -> int:
-        """Rows with logits that one more sequence may have, where each that is not yet in the plan may need one."""
+        # Every sequence not yet planned may need a row with logits.
         others = len(self.running) - len(plan.chunks) - 1
         return max(1, MAX_SAMPLED - plan.sampled_rows - others)
 
     # Blocks
 
     def _plan_chunk(self, sequence: Sequence, count: int, plan: Plan) -> int:
-        """Add `count` tokens (and the drafts, if they are the last ones) to the plan; how many were added."""
         samples = count == sequence.pending
         drafts = sequence.drafts if samples else []
         length = sequence.computed + count
         if not self._make_room(sequence, length, plan):
             return 0
         if drafts and not self._has_room(sequence, length + len(drafts)):
-            drafts = []  # nobody gives way to draft tokens
+            drafts = []  # drafts never preempt a sequence
         self._make_room(sequence, length + len(drafts), plan)
         plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples, sequence.is_scoring))
         return count
 
     def _register(self, sequence: Sequence, index: int, parent_hash: bytes, tokens: list[int]) -> None:
-        """Others may find block number `index` of a sequence."""
         if not sequence.is_evicted:
             self.pool.register(sequence.blocks[index], parent_hash, tokens, sequence.conversation)
 
     def _cut(self, sequence: Sequence, index: int) -> None:
-        """What is in blocks from number `index` on must be computed."""
         for block in sequence.blocks[index:]:
             self.pool.free(block)
         del sequence.blocks[index:], sequence.hashes[index:]
         sequence.computed = index * BLOCK_TOKENS
 
     def _make_room(self, sequence: Sequence, length: int, plan: Plan) -> bool:
-        """Blocks for the first `length` tokens, at the cost of sequences further back; False if it had to leave."""
+        # Preempts sequences further back in order; False if this one was preempted.
         while len(sequence.blocks) * BLOCK_TOKENS < length:
             block = self._allocate(sequence, plan)
             if block is None:
@@ -288,11 +278,8 @@ class Scheduler:
                     return None
 
     def _match(self, sequence: Sequence, plan: Plan) -> bool:
-        """Take over what is cached of the tokens that come next. True if it has to wait for more from the disk, or had
-        to leave.
-
-        The last token is always computed: its logits are wanted. Of a prompt that is scored all are.
-        """
+        # Scored prompts are computed completely; of others at least the last token, for its logits.
+        # Returns True if the sequence waits for disk or was preempted.
         if sequence.is_scoring:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
@@ -316,7 +303,7 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        """The same for a part of a block: written on where it lies if nobody else needs it, else on a copy."""
+        # A partial block is appended in place if unused elsewhere, otherwise copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.last_hash, piece)
         kept = self._offload.partial(sequence.last_hash) if self._offload is not None else []
@@ -341,13 +328,12 @@ class Scheduler:
         if self._offload is not None and self._offload.needs_window(
             is_first=not load.sequence.blocks, is_partial=load.is_partial
         ):
-            with suppress(OutOfBlocksError):  # then it cannot be loaded, which is found out
+            with suppress(OutOfBlocksError):  # without a window the load fails, which is handled then
                 self.pool.open_window(load.block)
         plan.moves.append(load)
 
     def _plan_copy(self, source: int, plan: Plan) -> int | None:
-        """A block that will have the content of another, or None where there is no room for it."""
-        self.pool.touch(source)  # lest it be allocated for the copy
+        self.pool.touch(source)  # must not be reallocated for the copy
         target = None
         try:
             target = self.pool.allocate()
@@ -369,7 +355,6 @@ def _is_prefill(sequence: Sequence) -> bool:
 
 
 def _in_turn(sequences: Iterable[Sequence], before: Counter[str] | None = None) -> list[Sequence]:
-    """The order in which they are served, where each owner has so many `before` already."""
     counts = Counter(before)
     ranked = []
     for sequence in sorted(sequences, key=_order):

@@ -1,4 +1,4 @@
-"""One answer being computed, as the scheduler sees it: tokens and blocks, nothing of what they mean."""
+"""One sequence of tokens and its blocks, as seen by the scheduler."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens of prompt and answer; the first `computed` of them have their keys and values in `blocks`, in order.
+    """Tokens, the first `computed` of them in `blocks`."""
 
-    `hashes[i]` stands for all tokens up to the end of block i, for the blocks that are full; the first one is made from
-    `salt`. `conversation` is noted at every block it computes or finds (None: at none). `batch_index` is its row in the
-    block tables while it runs. `drafts` are draft tokens behind `tokens`, to be verified with the next step.
-    `owner`: owners take turns (see scheduler.py).
-    `adapter`: what the model computes it with besides its weights, which is the model's own affair.
-    `scored`: logits after each token of the prompt are wanted, so all of it is computed, in smaller steps.
-    """
-
+    # hashes[i] covers all tokens up to the end of full block i, starting from `salt`. `conversation` is recorded at
+    # every block (None: not recorded). `batch_index`: row in the block tables while running. `owner`: unit of fair
+    # scheduling. `adapter` is opaque here. `scored`: the whole prompt is computed, with logits.
     prompt: Tokens[int]
     salt: bytes = b""
     priority: int = 0
@@ -34,33 +29,32 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     batch_index: int | None = None
-    drafts: list[int] = field(default_factory=list)
-    starvation_count: int = 0  # later arrivals that were admitted before it
-    cached: int = 0  # tokens of the prompt that did not have to be computed
+    drafts: list[int] = field(default_factory=list)  # to be verified in the next step
+    starvation_count: int = 0  # later arrivals admitted earlier
+    cached: int = 0  # prompt tokens that were not computed
     started: bool = False  # something was computed
-    returned: bool = False  # it had to leave after that: what it finds now may be its own
-    is_evicted: bool = False  # its conversation was: nobody finds what it computes from here on
+    returned: bool = False  # preempted since, so cached tokens may be its own
+    is_evicted: bool = False  # its conversation was evicted: further blocks are not registered
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
 
     def found(self, block: int, count: int) -> None:
-        """The next `count` tokens need not be computed: their keys and values are in `block`, or will be."""
+        """Attach a block with `count` tokens."""
         self.blocks.append(block)
         self.computed += count
         self.cached += 0 if self.returned else count
 
     @property
     def pending(self) -> int:
-        """Tokens that are known and not computed: the rest of the prompt, or the last token drawn."""
+        """Uncomputed tokens."""
         return len(self.tokens) - self.computed
 
     @property
     def is_scoring(self) -> bool:
-        """Whether logits after each of the next tokens are wanted."""
+        """Whether next tokens need logits."""
         return self.scored and self.computed < len(self.prompt)
 
     @property
     def last_hash(self) -> bytes:
-        """What stands for the tokens of all full blocks."""
         return self.hashes[-1] if self.hashes else self.salt

@@ -1,7 +1,7 @@
-"""What a step of more rows costs beside one of fewer: the price of draft tokens.
+"""Step latency by number of rows, which prices draft tokens.
 
-A step reads every weight once whatever its rows, so the first few ride along; how many depends on kernels and machine.
-The planning figures stand in until steps have been timed, and hold a single strange timing in check afterwards.
+A step reads every weight once, so the first additional rows are nearly free; how many depends on kernels and machine.
+Planning figures apply until steps are measured, and dampen outliers afterwards.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from itertools import pairwise
 
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED
 
+# Relative cost by rows; linear in between, and beyond 16 as from 8 to 16.
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
-"""Cost of a step of so many rows, in steps of one row; linear between, and beyond as from 8 to 16."""
 
-PLANNED_WEIGHT = 3.0  # timings that the planning figure counts for
-LONGEST_MEMORY = 30.0  # timings after which older ones fade
-OUTLIER = 2.0  # a timing counts as at most this much more than was expected
+PLANNED_WEIGHT = 3.0  # weight of the planning figure, in timings
+LONGEST_MEMORY = 30.0  # timings before older ones fade
+OUTLIER = 2.0  # cap on a timing relative to the expected one
 
 
 class StepLatency:
-    """Seconds by rows, learned from the steps of one engine. Not thread-safe: the engine's thread owns it."""
+    """Learned seconds by rows. Not thread-safe."""
 
     def __init__(self) -> None:
         self._weight = [0.0] * (MAX_SAMPLED + 1)
         self._seconds = [0.0] * (MAX_SAMPLED + 1)
-        self._unit = 0.0  # seconds of a step of one row, by all that was seen
+        self._unit = 0.0  # average seconds of a one-row step
         self._units = 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A step of `rows` rows took so long. Steps that read a prompt do not belong here."""
+        """Record a step without prefill."""
         if not 1 <= rows <= MAX_SAMPLED or seconds <= 0.0:
             return
         if self._units:
@@ -40,12 +40,13 @@ class StepLatency:
         self._units = min(units + 1, LONGEST_MEMORY)
 
     def seconds(self, rows: int) -> float:
-        """What a step of so many rows, up to 64, takes; 0 before any was timed."""
+        """Expected seconds of up to 64 rows, or 0."""
         expected, weight = self._unit * planned(rows), self._weight[rows]
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
     def ratio(self, rows: int, more: int) -> float:
-        """A step of `rows` + `more` rows, in steps of `rows`. Where every row costs its share (beyond 64), that."""
+        """Relative cost of `more` rows."""
+        # Beyond 64 rows, cost is proportional.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
@@ -54,7 +55,7 @@ class StepLatency:
 
 
 def planned(rows: int) -> float:
-    """Cost of a step of so many rows, up to 64, before anything was timed, in steps of one row."""
+    """Return the planned relative cost of up to 64 rows."""
     return _PLANNED_ROWS[rows]
 
 

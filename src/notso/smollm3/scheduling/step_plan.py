@@ -1,4 +1,4 @@
-"""What a step does: written by the scheduler, carried out by the engine."""
+"""Plan of a step: written by the scheduler, executed by the engine."""
 
 from __future__ import annotations
 
@@ -7,49 +7,45 @@ from typing import TypeAlias
 
 from notso.smollm3.scheduling.sequence import Sequence
 
+# Rows per step, which bounds its memory and the delay of a stop; results do not depend on it.
 MAX_ROWS = 512
-"""Rows of one step. Stopping, and the memory for a step, go by this; results do not depend on it."""
 
+# Rows with logits per step, half a megabyte each with 128,256 tokens: one per sequence, and drafts if there are few.
 MAX_SAMPLED = 64
-"""Rows of one step whose logits are wanted, one for each sequence and for drafts where there are few of them: half a
-megabyte each with 128,256 tokens."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens [start, start + count) of a sequence, then its drafts. `samples`: logits after the last token and after
-    each draft are needed; `scores`: after each of the others too."""
+    """Tokens [start, start + count), then drafts."""
 
     sequence: Sequence
     start: int
     count: int
     drafts: list[int]
-    samples: bool
-    scores: bool = False
+    samples: bool  # logits of the last token and the drafts are needed
+    scores: bool = False  # logits of all other tokens are needed, too
 
     @property
     def rows(self) -> int:
-        """Rows of the step."""
         return self.count + len(self.drafts)
 
     @property
     def sampled_rows(self) -> int:
-        """Rows whose logits are wanted, the last ones."""
+        """Rows with logits, which come last."""
         if self.scores:
             return self.rows
         return 1 + len(self.drafts) if self.samples else 0
 
     @property
     def tokens(self) -> list[int]:
-        """The token of each row."""
         return self.sequence.tokens[self.start : self.start + self.count] + self.drafts
 
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Block `block` of a sequence is read from the disk: the full one known by `hash` or, if `is_partial`, the partial
-    one that was kept after `hash`. Then `Scheduler.loaded` or `Scheduler.load_failed` is called."""
+    """Load of block `hash`, or the partial block after it."""
 
+    # Answered by `Scheduler.loaded` or `Scheduler.load_failed`.
     sequence: Sequence
     block: int
     hash: bytes
@@ -58,7 +54,7 @@ class BlockLoad:
 
 @dataclass(slots=True)
 class BlockCopy:
-    """One block is given the content of another, and its window, where there is one, that of the other's window."""
+    """Copy of a block and its window."""
 
     source: int
     target: int
@@ -71,10 +67,10 @@ BlockMove: TypeAlias = BlockLoad | BlockCopy
 
 @dataclass(slots=True)
 class Plan:
-    """What the next step does: first `moves`, in this order, since what is copied from may be given away further down
-    the list; then `chunks`."""
+    """A step: first `moves`, then `chunks`."""
 
     chunks: list[Chunk] = field(default_factory=list)
+    # Moves run in order: a source may be reused further down the list.
     moves: list[BlockMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -84,12 +80,10 @@ class Plan:
 
     @property
     def sampled_rows(self) -> int:
-        """Those whose logits are wanted."""
         return sum(chunk.sampled_rows for chunk in self.chunks)
 
     @property
     def loads(self) -> list[BlockLoad]:
-        """Those moves that read from the disk."""
         return [move for move in self.moves if isinstance(move, BlockLoad)]
 
     def __bool__(self) -> bool:

@@ -1,1 +1,1 @@
-"""Language in: from messages and text to token ids."""
+"""Text processing: from messages and text to token ids."""

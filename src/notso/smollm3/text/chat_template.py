@@ -1,9 +1,9 @@
-"""A conversation becomes a prompt: the file's own template decides the text, we decide what in it may be special.
+"""Rendering of conversations through a model's chat template, without control tokens from content.
 
-Whatever people, tools or clients wrote is content, and content never yields a control token. To know content from
-scaffold after a template has mixed them, every `<` of the content is rendered as a stand-in that occurs nowhere else;
-every special token begins with `<`, so those found in the rendered text were written by the template (or by us, for
-past tool calls). Then the stand-ins are put back, and each span between two special tokens is encoded as one piece.
+Content must never yield a control token. To tell it from the template's scaffold after rendering, every `<` in content
+is replaced by a stand-in character that occurs nowhere else. Every special token begins with `<`, so special tokens in
+the rendered text come from the template (or, for past tool calls, from this module). Stand-ins are then restored, and
+each span between special tokens is encoded as one piece.
 """
 
 from __future__ import annotations
@@ -30,33 +30,27 @@ from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, drop
 MAX_TEMPLATE_CHARACTERS = 65_536
 MAX_ERROR_CHARACTERS = 200
 
-# Templates that have been read: they run in this process. SHA-256 of the template's UTF-8 text.
+# Reviewed templates, which run in this process: SHA-256 of the UTF-8 text.
 KNOWN_TEMPLATES = {
     "3e0e275a527f249670056e0078e474eadbdd007c134b4fdfae5a7b3089702814": "HuggingFaceTB/SmolLM3-3B",
     "b9b66f04c64fbb8695cf5b35c37780efd0b8e0829fbfe3e30fafb9f469b7d30e": "ggml-org/SmolLM3-3B-GGUF",
     "7fb78f6bbda2e1ec0ed5481201674d70e591684186b93c1c430f19bc177add56": "the demo model, training/chat_template.jinja",
 }
 
-# What SmolLM3's templates look for in a system message.
+# Flags that SmolLM3's templates look for in a system message.
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
-# Printable characters without upper and lower case, which no template alters: angle marks first, for readable dumps,
-# then ideographs and syllables, of which only a message of hundreds of kilobytes can use up all.
+# Printable characters without case, which no template alters: angle marks first, for readable dumps, then ideographs
+# and syllables, which only a message of hundreds of kilobytes could exhaust.
 _STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
 
 _log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """One model file's chat template.
+    """A chat template; unknown ones run in a limited child process.
 
-    `source` is `tokenizer.chat_template`; `specials` the texts of the vocabulary's special tokens
-    (`Tokenizer.specials`); `bos_token` and `eos_token` what a template may print under these names, empty where the
-    file names none; `known` the SHA-256 sums of templates that may run in this process, while any other runs in
-    a child process with limits. Two probe conversations are rendered at once.
-
-    Raises TemplateError if the template is too long, does not compile or does not print what the probes ask, and
-    ModelFileError if a special token does not begin with `<`.
+    Raises TemplateError if it fails to compile or fails a probe, ModelFileError for an unsupported special token.
     """
 
     def __init__(
@@ -68,10 +62,12 @@ class ChatTemplate:
         eos_token: str = "",
         known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
+        # `specials`: texts of the special tokens. bos_token, eos_token: empty if the file names none. `known`: SHA-256
+        # of templates that run in this process.
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
-        # As with transformers: tools go by another name here, and None is not the same as undefined.
+        # As in transformers: None differs from undefined. Tools are passed under another name here.
         self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
         try:
             self.sha256 = hashlib.sha256(source.encode()).hexdigest()
@@ -97,8 +93,7 @@ class ChatTemplate:
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
     ) -> ChatTemplate | None:
-        """The template of a file, or `source` instead of it; None where there is neither. Raises what the constructor
-        raises."""
+        """Return a file's template, or `source` instead of it; None if there is neither. Raises as the constructor."""
         source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
@@ -108,8 +103,8 @@ class ChatTemplate:
         return cls(source, tokenizer.specials, **named, known=KNOWN_TEMPLATES.keys())
 
     def _probe(self) -> None:
-        """Render what every template must be able to render: the last question has to be in what it prints."""
-        question = f"probe {secrets.token_hex(8)}"  # no template can have this in itself
+        question = f"probe {secrets.token_hex(8)}"  # cannot be part of any template
+        # The last question must appear in the output.
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
         batch = [
@@ -124,7 +119,7 @@ class ChatTemplate:
                 raise TemplateError("the model's chat template leaves out what is asked")
 
     def _probed_drops(self) -> tuple[str, ...]:
-        """What the template leaves out of a conversation without a word: found by showing it."""
+        # Parts of a conversation that the template silently drops.
         mark = f"probe {secrets.token_hex(8)}"
         system = Message("system", "/system_override")
         later = [Message("user", "a"), Message("assistant", "b"), Message("system", mark), Message("user", "c")]
@@ -136,7 +131,7 @@ class ChatTemplate:
         for name, conversation in conversations.items():
             try:
                 (printed,) = self._render([conversation.variables(str)], _today())
-            except TemplateError:  # it refuses, and says so
+            except TemplateError:  # an explicit refusal
                 continue
             dropped += [name] if mark not in printed else []
         return tuple(dropped)
@@ -150,15 +145,13 @@ class ChatTemplate:
         date: date | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt's text, byte for byte what the template prints for these messages.
+        """Return exactly what the template prints.
 
-        Past assistant turns keep their content and tool calls, the latter as `<tool_call>` JSON; their reasoning is
-        left out unless the message says to keep it and the model is to think. Tools reach the template as `xml_tools`,
-        each a JSON text. `date` is what the template takes for today's (None: today); keep it for a conversation, or
-        its cached prefix is lost at midnight.
-
-        Raises InvalidRequestError, whose `param` is "messages" or "tools", and TemplateError if the template refuses.
+        A constant `date` preserves cached prefixes past midnight. Raises InvalidRequestError, and TemplateError if the
+        template refuses.
         """
+        # Past reasoning is omitted, unless a message keeps it and thinking is on. Tools reach the template as JSON
+        # texts in `xml_tools`.
         runs = self.runs(
             messages, thinking=thinking, tools=tools, date=date, add_generation_prompt=add_generation_prompt
         )
@@ -173,7 +166,7 @@ class ChatTemplate:
         date: date | None = None,
         add_generation_prompt: bool = True,
     ) -> list[Run]:
-        """The prompt cut at the special tokens of its scaffold, which alone are marked special. As `render`."""
+        """Return the prompt, split at the template's own special tokens."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         return self._runs(conversation, date, check=False)[0]
 
@@ -188,16 +181,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """The prompt's token ids. As `render`; and checks that no special token came out of content.
-
-        Raises ContextLengthError for one that is certainly longer than `most_tokens`, and EngineError if that check
-        fails, which is a bug in this program or a template that hides one.
-        """
+        """Return token ids. Raises as `render`, and ContextLengthError if certainly over `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
+        # A mismatch is a bug here, or a template that hides a special token: content must not yield any.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError("the prompt's special tokens are not those of its scaffold; nothing was generated")
@@ -206,8 +196,7 @@ class ChatTemplate:
     def _runs(
         self, conversation: _Conversation, day: date | None, check: bool = True
     ) -> tuple[list[Run], Iterator[str]]:
-        """The conversation's runs, and with `check` what gives the text of its skeleton once: content made of x, no
-        stand-ins used."""
+        # With `check`, the second result yields the skeleton: the conversation rendered with content replaced by x.
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError("this model's chat template cannot show tools", param="tools")
         for name in dropped_parts(self.drops, conversation.roles, conversation.first, bool(conversation.tools)):
@@ -219,7 +208,7 @@ class ChatTemplate:
         return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
-        """One after the other as they are asked for; all at once in a process of its own."""
+        # In this process lazily, one by one; in a child process all at once.
         given = (self._given | variables for variables in batch)
         try:
             if self._template is None:
@@ -242,8 +231,6 @@ def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> 
 
 
 class _Conversation:
-    """Messages and tools, checked, each text cut into (text, is markup of ours) pieces."""
-
     def __init__(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool, add_generation_prompt: bool
     ) -> None:
@@ -264,7 +251,7 @@ class _Conversation:
         self.add_generation_prompt = bool(add_generation_prompt)
 
     def variables(self, content: Callable[[str], str]) -> dict[str, Any]:
-        """What the template gets, each piece of content passed through `content`."""
+        """Return template variables, mapping content."""
         variables: dict[str, Any] = {
             "messages": [
                 {"role": role, "content": "".join(text if ours else content(text) for text, ours in pieces)}
@@ -278,7 +265,6 @@ class _Conversation:
         return variables
 
     def unused_character(self, template: str) -> str:
-        """A character that neither content nor template holds."""
         used = set(template).union(*self.tools, *(text for _, pieces in self.turns for text, _ in pieces))
         found = next((c for c in map(chr, chain(*_STAND_INS)) if c not in used), None)
         if found is None:
@@ -305,10 +291,10 @@ def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
 
 
 def _call_json(call: ToolCall) -> str:
-    """A past call as the model writes it; the arguments stay as they were, so that a cached prefix still fits. Those of
-    a call that was cut are the text that there is of them: one bad call must not end a conversation."""
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
         raise InvalidRequestError("a tool call needs a name and the text of its arguments", param="messages")
+    # Arguments keep their text, so that a cached prefix still matches. Those of a truncated call become a JSON string:
+    # one malformed call must not end a conversation.
     arguments = call.arguments.strip() or "{}"
     if not is_json_object(arguments):
         arguments = json.dumps(call.arguments, ensure_ascii=False)
@@ -327,7 +313,7 @@ def _tool_json(tool: Tool) -> str:
 
 
 def _skeleton(text: str) -> str:
-    """`text` with every character made an x, but for whitespace and the flags that templates look for."""
+    # Whitespace and flags are kept.
     pieces = _FLAGS.split(text)
     return "".join(piece if index % 2 else re.sub(r"\S", "x", piece) for index, piece in enumerate(pieces))
 

@@ -1,4 +1,4 @@
-"""From a conversation to the token ids that the model reads: rendered, continued, and made to fit."""
+"""Prompts as token ids: rendering, continuation and truncation to the context."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_SPELT = "</think>"
+# Tokens reserved for an answer of unspecified length when old turns are dropped, in a context large enough.
 GENERATION_TOKENS = 1024
-"""What is kept free for an answer of no stated length when old turns are left out, in a context large enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids; whether they end with the beginning of the answer itself, and with which text of it; how many
-    messages were left out; whether a thought may come next."""
+    """Token ids of a prompt."""
 
     ids: list[int]
-    goes_on: bool = False
+    goes_on: bool = False  # ends with the beginning of the answer
     dropped_messages: int = 0
-    started: str = ""
-    may_think: bool = False
+    started: str = ""  # that beginning, as text
+    may_think: bool = False  # reasoning may come next
 
 
 class PromptWriter:
-    """Writes prompts with one file's template and tokenizer. Safe to use from several threads."""
+    """Writes prompts with one template and tokenizer. Thread-safe."""
 
     def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer) -> None:
         self._template = template
@@ -43,27 +42,22 @@ class PromptWriter:
 
     @property
     def template(self) -> ChatTemplate:
-        """The file's template. Raises ModelFileError where there is none."""
+        """The file's template. Raises ModelFileError if there is none."""
         if self._template is None:
             raise ModelFileError("this model file has no chat template; give token ids instead of messages")
         return self._template
 
     @property
     def template_source(self) -> str:
-        """See ModelInfo."""
         return self._template.source if self._template is not None else ""
 
     @property
     def template_drops(self) -> tuple[str, ...]:
-        """See ModelInfo."""
         return self._template.drops if self._template is not None else ()
 
     def write(self, messages: Sequence[Message], options: RequestOptions, *, most_tokens: int | None = None) -> Prompt:
-        """The prompt for the next answer or, with `continue_last`, for more of the last message, an assistant's.
-
-        Control tokens come from the template only, never from what a message says. Raises ContextLengthError for one
-        that is certainly longer than `most_tokens`.
-        """
+        """Return the prompt of the next answer, or of more of the last one with `continue_last`. Raises
+        ContextLengthError if certainly over `most_tokens`."""
         earlier, started = messages, None
         if options.continue_last:
             earlier, started = messages[:-1], messages[-1]
@@ -82,27 +76,26 @@ class PromptWriter:
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._started_ids(started, options.thinking)
-        if not beginning:  # nothing of it is left: thoughts, and it may not think
+        if not beginning:  # only reasoning, and thinking is off
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
-        """What every prompt begins with that goes on from `messages` with words of a person or of a tool; empty where
-        the template is not a known one, and takes a process of its own."""
+        """Return the common beginning of continuations; [] for unknown templates."""
         encode = self._tokenizer.encode_runs
+        # An unknown template would need a child process.
         if not self.template.is_known:
             return []
         one, other = (
             self._runs([*messages, Message("user", words)], options)
-            for words in ("a", "1")  # of no token in common
+            for words in ("a", "1")  # no token in common
         )
         same = common_length(one, other)
         ids, others = encode(one[same : same + 1]), encode(other[same : same + 1])
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
     def last_turn_at(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """With which token of `prompt`, written for `messages`, the last one's turn begins, or a little before; its
-        length where the template is not a known one, as in `beginning`."""
+        """Return a position at or shortly before the last turn; the prompt's length for unknown templates."""
         if not self.template.is_known:
             return len(prompt.ids)
         head = 1 if messages[0].role == "system" else 0
@@ -115,7 +108,7 @@ class PromptWriter:
         return len(prompt.ids) - len(self._tokenizer.encode_runs(one[same:]))
 
     def may_think(self, ids: Sequence[int]) -> bool:
-        """Whether the last turn has no thought yet: the last special token is none of its tags."""
+        """Return whether reasoning may come next."""
         special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)
         return next(special, None) not in (self._tokenizer.think_close_id, self._tokenizer.think_open_id)
 
@@ -127,7 +120,7 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """`write`; or, with `when_full` "drop_oldest", `write_fitting`."""
+        """Write a prompt, honoring `when_full`."""
 
         def write(kept: Sequence[Message]) -> Prompt:
             return self.write(kept, options, most_tokens=context_tokens)
@@ -143,17 +136,16 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """The prompt that leaves out as few as it can of the oldest turns, whole ones, so that `kept_free` tokens of
-        the context are left for the answer; where even the last turn leaves fewer, one will do.
+        """Drop as few of the oldest turns as leave `kept_free` tokens, or one.
 
-        Instructions at the beginning and the last turn always stay. Raises ContextLengthError where those do not fit.
+        Raises ContextLengthError if system message and last turn do not fit.
         """
         limit = context_tokens - kept_free
 
         def attempt(kept: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
                 return write(kept)
-            except ContextLengthError as error:  # so long that it was not even counted
+            except ContextLengthError as error:  # too long even to be counted
                 return error
 
         prompt = attempt(messages)
@@ -161,7 +153,7 @@ class PromptWriter:
             return prompt
         head = 1 if messages[0].role == "system" else 0
         starts = [at for at in range(head + 1, len(messages)) if messages[at].role == "user"]
-        low, high = 0, len(starts)  # starts[low - 1] is known not to do; starts[high] is
+        low, high = 0, len(starts)  # starts[low - 1] fails; starts[high] fits
         best: Prompt | None = None
         while low < high:
             middle = (low + high) // 2
@@ -183,7 +175,6 @@ class PromptWriter:
         return self.template.runs(messages, thinking=options.thinking, tools=options.tools, date=options.date)
 
     def _started_ids(self, started: Message, thinking: bool) -> list[int]:
-        """What the assistant has said so far, as the model would have written it."""
         for text in (started.content, started.reasoning_content or ""):
             check_unicode(text, "messages")
         encode, open_id = self._tokenizer.encode, self._tokenizer.think_open_id
@@ -196,7 +187,7 @@ class PromptWriter:
 
 
 def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
-    """Token ids as a list. Raises InvalidRequestError unless they are whole numbers of this vocabulary, one or more."""
+    """Return token ids as a list. Raises InvalidRequestError."""
     if len(ids) == 0:
         raise InvalidRequestError("there are no tokens", param="messages")
     try:

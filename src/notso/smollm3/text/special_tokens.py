@@ -1,4 +1,4 @@
-"""Where the special tokens of a vocabulary stand in a text."""
+"""Special tokens in text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """A span of a prompt: one special token by its text, or ordinary text in which nothing is special."""
+    """One special token, or ordinary text."""
 
     text: str
     special: bool
 
 
 class SpecialTexts:
-    """The texts of a file's control and user-defined tokens; cuts other text at them.
+    """Splits text at special tokens. Raises ValueError for an empty one."""
 
-    Cuts as the `tokenizers` library does with its added tokens: the leftmost match first, the longest of several
-    that begin at the same place. Raises ValueError if one of the texts is empty.
-    """
-
+    # As the `tokenizers` library splits at added tokens: leftmost, then longest match.
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = dict.fromkeys(texts)
         if "" in self._texts:
@@ -28,7 +25,7 @@ class SpecialTexts:
         lengths: dict[str, set[int]] = {}
         for special in self._texts:
             lengths.setdefault(special[0], set()).add(len(special))
-        # Not one pattern of all texts: a file may name a million of them, and each would be tried at each place.
+        # Not a single pattern: a file may have a million special tokens, and each would be tried at every position.
         self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
         self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
@@ -36,7 +33,7 @@ class SpecialTexts:
         return iter(self._texts)
 
     def split(self, text: str) -> list[Run]:
-        """Cut `text` into runs whose texts join to it again; ordinary runs are never empty."""
+        """Split into runs; ordinary ones are nonempty."""
         runs: list[Run] = []
         end = 0
         for found in self._beginning.finditer(text) if self._beginning else ():
@@ -48,7 +45,6 @@ class SpecialTexts:
         return runs + [Run(text[end:], False)] * (end < len(text))
 
     def _at(self, text: str, start: int) -> str | None:
-        """The longest special text that begins there."""
         for length in self._lengths[text[start]]:
             piece = text[start : start + length]
             if piece in self._texts:

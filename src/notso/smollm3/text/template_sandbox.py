@@ -1,11 +1,10 @@
-"""Runs a chat template where it can do no harm.
+"""Sandboxed execution of chat templates.
 
-A template is a program in a file that anyone may have written. Here it gets jinja2's immutable sandbox, plain values
-and the few functions that Hugging Face's templates rely on. The sandbox bounds neither time nor memory, so
-`render_apart` runs a template that nobody here has read in a child process with hard limits; `render_here` is for known
-ones.
+A template is a program from an untrusted file. It gets jinja2's immutable sandbox, plain values and the few functions
+that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs unknown
+templates in a child process with hard limits; `render_here` is for known ones.
 
-This file is also the child's program, started by its path: it imports nothing of this package.
+This file is also the child's program, started by path: it must not import from this package.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from datetime import date, datetime
 from typing import Any, TypeVar
 
 import jinja2
-import jinja2.debug  # imported on the first error otherwise, when the child may open files no more
+import jinja2.debug  # otherwise imported at the first error, when the child cannot open files
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -42,11 +41,11 @@ T = TypeVar("T")
 
 
 class SandboxFailure(Exception):
-    """The template could not be compiled, failed, refused its input, or went over a limit."""
+    """The template failed, refused its input, or exceeded a limit."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks training targets; it prints what is inside and nothing else."""
+    """`{% generation %}`, which marks training targets and prints its contents."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -56,8 +55,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """A name that nobody gave the template may be asked for (`is defined`, `if`, `in`, `==`, `default`), as with
-    transformers; where it is used as a value it is an error that names it, and not nothing."""
+    """Undefined names may be tested, as in transformers; using one is an error."""
 
     __slots__ = ()
 
@@ -76,14 +74,14 @@ class NamedUndefined(jinja2.Undefined):
         return False
 
     def _used(self) -> str:
-        """Raises UndefinedError for a name; a key that a message lacks is nothing, as with transformers."""
+        # A missing key of a message is empty, as in transformers.
         if self._undefined_obj is missing:
             raise self._undefined_exception(self._undefined_message)
         return ""
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile in the sandbox. Raises SandboxFailure. Known templates only: compiling folds constants of any size."""
+    """Compile a known template. Raises SandboxFailure."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -97,15 +95,14 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render_here(template: jinja2.Template, variables: Variables, day: date) -> str:
-    """Render in this process, `strftime_now` telling `day`. Raises SandboxFailure."""
+    """Render in this process on `day`. Raises SandboxFailure."""
     return _guarded(lambda: template.render({**variables, "strftime_now": _clock(day)}))
 
 
 def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str]:
-    """Render `source` once for each set of variables in a child process: 1 s CPU, 256 MiB, 1 Mi characters each, no
-    files. Raises SandboxFailure."""
+    """Render each set of variables in a child: 1 s CPU, 256 MiB, 1 Mi characters, no files. Raises SandboxFailure."""
     request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
-    # -I: neither the environment nor the working directory may lend the child code.
+    # -I: neither environment nor working directory may inject code.
     command = [sys.executable, "-I", "-X", "utf8", os.path.abspath(__file__)]  # noqa: PTH100 - Path() is slower to load
     environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     try:
@@ -123,9 +120,9 @@ def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str
 
 
 def main() -> None:
-    """The child: one request on stdin, one answer on stdout."""
+    """Entry point of the child."""
     request = json.loads(sys.stdin.buffer.read())
-    compile_template(r"{{ '\n' }}").render()  # loads what is loaded on first use, while files may still be opened
+    compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can be opened
     _limit_this_process()
     try:
         template = compile_template(request["source"])
@@ -165,7 +162,6 @@ def _render_capped(template: jinja2.Template, variables: Variables, day: date) -
 
 
 def _guarded(work: Callable[[], T]) -> T:
-    """Do `work`; whatever a template can raise comes out as SandboxFailure, with what the template says."""
     try:
         return work()
     except SandboxFailure:
@@ -176,12 +172,12 @@ def _guarded(work: Callable[[], T]) -> T:
         raise SandboxFailure(str(error)) from error
     except MemoryError:
         raise SandboxFailure("it ran out of memory") from None
-    except Exception as error:  # a template can make Python raise anything: TypeError, OverflowError, RecursionError
+    except Exception as error:  # templates can raise any Python exception
         raise SandboxFailure(f"{type(error).__name__}: {error}") from error
 
 
 def _to_json(value: object, indent: int | None = None, sort_keys: bool = False, **ignored: object) -> str:
-    # jinja2's own filter escapes for HTML, which is not wanted in a prompt.
+    # jinja2's own filter escapes for HTML.
     if isinstance(value, jinja2.Undefined):
         str(value)
     return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)
@@ -192,7 +188,7 @@ def _raise_exception(message: object) -> None:
 
 
 def _clock(day: date) -> Callable[[str], str]:
-    """`strftime_now` for one given day: English names whatever the process's locale is."""
+    # English names, independent of the locale.
     moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
     names = {
         "B": MONTHS[day.month - 1],

@@ -1,4 +1,4 @@
-"""Token ids of long texts encoded lately: a conversation comes again with every turn, and with every pause in it."""
+"""Cache of token ids of long texts, as conversations recur with every turn."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+# Shorter texts are fast to encode. For long ones timing does not let a text be guessed.
 LEAST_CHARACTERS = 512
-"""Shorter texts take no time. Nor could one be guessed by how soon its ids are there."""
 
+# Limit for texts and ids together: eight million characters of plain English, or a million of text without long tokens.
 MOST_BYTES = 16 * 2**20
-"""Of all texts and their ids together: eight million characters of plain English, a million of what has no tokens."""
 
 
 class EncodedTexts:
-    """The texts used last, as many as there is room for. Safe to use from several threads."""
+    """Recently used texts. Thread-safe."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, array[int]] = OrderedDict()
@@ -24,7 +24,7 @@ class EncodedTexts:
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
-        """Each text's ids; `encode` is asked once for all that are not known."""
+        """Return ids; `encode` is called once for uncached texts."""
         with self._lock:
             known = {text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts}
             for text in known:

@@ -1,4 +1,4 @@
-"""A Hugging Face `tokenizer.json` as the entries that a GGUF file has of it."""
+"""Conversion of a Hugging Face `tokenizer.json` to GGUF entries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def tokenizer_entries(path: Path) -> dict[str, Any]:
-    """Tokens, their types, merges, how text is cut, the ids of special tokens, and the chat template where one lies
-    beside the file.
-
-    Only byte-level BPE is known, which is what SmolLM3 has. Raises ModelFileError.
-    """
+    """Return GGUF entries, with a neighboring chat template. Raises ModelFileError."""
     try:
         content = json.loads(read_regular(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -58,7 +54,7 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
 
 
 def template_beside(path: Path) -> str | None:
-    """The chat template that lies beside a tokenizer file. Raises ModelFileError for one that cannot be read."""
+    """Return a neighboring chat template. Raises ModelFileError if unreadable."""
     try:
         return read_text(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""How text is cut before the merges: what a tokenizer.json says of it, by allow-list, and what a GGUF file does.
+"""Normalization and pre-tokenization, from a tokenizer.json by allow-list, or from a GGUF file.
 
-A part that is not known here is refused by name: its ids would be others, and an expression of anyone's may take
-exponential time. Source: the `tokenizers` library, which runs the parts.
+Unknown parts are refused by name: they would change ids, and arbitrary expressions may take exponential time. Source:
+the `tokenizers` library, which executes the parts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tokenizers import models
 
 from notso.smollm3.errors import ModelFileError, quoted
 
+# Project-specific GGUF key, because `tokenizer.ggml.pre` expresses neither normalizers nor other pre-tokenizers.
 PIPELINE_KEY = "notso.tokenizer.pipeline"
-"""A key of ours in GGUF files, whose `tokenizer.ggml.pre` can say neither normalizers nor other ways to cut."""
 
+# `tokenizer.ggml.pre` for pipelines without a llama.cpp name, which makes llama.cpp refuse the file.
 NO_NAME = "notso"
-"""`tokenizer.ggml.pre` where llama.cpp has no name for it: it then refuses the file instead of cutting otherwise."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,21 +41,21 @@ _GPT_4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 )
+# Reviewed expressions: each takes linear time.
 EXPRESSIONS = {
     *(LLAMA_3, QWEN_2, _QWEN_3_5, _DEEPSEEK_3, _GPT_2, _TEKKEN, _GPT_4O),
-    *("[一-龥\u3040-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r" ?[^(\s|[.,!?…。，、।۔،])]+"),  # of DeepSeek and BLOOM
-    # of cl100k_base, as it is and as some write it
+    *("[一-龥\u3040-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r" ?[^(\s|[.,!?…。，、।۔،])]+"),  # DeepSeek and BLOOM
+    # cl100k_base, in two spellings
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    # digits alone, of DeepSeek, Falcon, StarCoder and others
+    # digits alone: DeepSeek, Falcon, StarCoder and others
     *(r"\p{N}{1,3}", r"\p{N}", r"\d{1,3}", r"\d", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\p{N}+"),
 }
-"""Expressions that have been looked at: each takes linear time."""
 
 _BEHAVIORS = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
+# Normalizers shrink text at most by this factor in bytes: from four (a bold letter) with combining marks.
 SHRINKS = 8
-"""Normalizers make of so many bytes one at most: of four (a bold letter) with marks of its own."""
 
 
 def _byte_level(prefix_space: bool = False, expression: bool = False) -> dict[str, Any]:
@@ -74,16 +74,15 @@ def _split(expression: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPipeline:
-    """What happens to a text before and at the merges. `pre_tokenizer` and `normalizer` (None: none) as JSON has them
-    in a tokenizer.json. `ignore_merges`: a piece that is a token of its own becomes that token."""
+    """Text processing before BPE."""
 
     pre_tokenizer: Mapping[str, Any]
     normalizer: Mapping[str, Any] | None = None
-    ignore_merges: bool = True
+    ignore_merges: bool = True  # a piece that is a token itself skips the merges
 
     @classmethod
     def from_json(cls, content: Any) -> TokenizerPipeline:
-        """Of a whole tokenizer.json. Raises ModelFileError naming a part that is not computed."""
+        """Parse a tokenizer.json. Raises ModelFileError naming an unsupported part."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ModelFileError("it is no tokenizer.json of a byte-level BPE: it has no model")
         _only(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
@@ -95,12 +94,12 @@ class TokenizerPipeline:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> TokenizerPipeline:
-        """Of a GGUF file: our own key, else what `tokenizer.ggml.pre` stands for. Raises ModelFileError."""
+        """Read this project's key, else `tokenizer.ggml.pre`. Raises ModelFileError."""
         kept, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
         if kept is None:
             if not isinstance(name, str) or name not in PRE_TOKENISERS:
                 raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENISERS)}")
-            # A pre-token that is a vocabulary entry is that token, as in the official tokenizer.json.
+            # As in the official tokenizer.json, a pre-token in the vocabulary is that token.
             return cls(_split(PRE_TOKENISERS[name]))
         try:
             content = json.loads(kept)
@@ -115,7 +114,7 @@ class TokenizerPipeline:
         return cls(pre_tokenizer, normalizer, flags.get("ignore_merges", False) is True)
 
     def entries(self) -> dict[str, str]:
-        """The keys of a GGUF file that say it."""
+        """Return GGUF entries."""
         known = next((name for name, each in _NAMED if each == self._plain()), NO_NAME)
         found = {"tokenizer.ggml.pre": known}
         if self.normalizer is not None or known not in PRE_TOKENISERS or not self.ignore_merges:
@@ -125,13 +124,12 @@ class TokenizerPipeline:
         return found
 
     def encoder(self, ordinary: dict[str, int], merges: list[Any], merges_name: str) -> tokenizers.Tokenizer:
-        """An encoder that knows ordinary tokens only, so that no text whatever can yield a special one. Raises
-        ModelFileError."""
+        """Return an encoder without special tokens. Raises ModelFileError."""
         parts: dict[str, Any] = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
         parts |= {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         try:
             made = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
-            # A dict and a list of tuples is the quickest way in; the same as JSON text takes half as long again.
+            # A dict and a list of tuples are fastest; JSON text takes half as long again.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
         except Exception as error:  # the library raises no narrower class
             raise ModelFileError(f"{merges_name} does not fit the vocabulary: {error}") from error
@@ -141,7 +139,6 @@ class TokenizerPipeline:
         return encoder
 
     def _plain(self) -> tuple[Any, bool]:
-        """Without what makes no difference to ids."""
         cut: Any = json.loads(json.dumps(self.pre_tokenizer))
         for each in (cut, *cut.get("pretokenizers", ())):
             if each["type"] == "ByteLevel":
@@ -155,7 +152,7 @@ PRE_TOKENISERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("smaug-bpe", (_split(LLAMA_3), True)),
-    # where llama.cpp cuts and merges so under that name
+    # llama.cpp's behavior under that name
     ("smaug-bpe", (_split(LLAMA_3), False)),
     ("qwen2", (_split(QWEN_2), False)),
     ("gpt-2", (_byte_level(expression=True), False)),
@@ -164,8 +161,8 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
+# transformers uses neither truncation nor padding when it encodes a prompt.
 _CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
-"""transformers asks for neither truncation nor padding when it encodes a prompt."""
 
 
 def _only(part: Mapping[str, Any], what: str, known: set[str]) -> None:
@@ -256,7 +253,7 @@ def _check_pattern(pattern: Any) -> None:
 
 def _check_post_processor(part: Any) -> None:
     match part:
-        case None | {"type": "ByteLevel"}:  # of offsets only
+        case None | {"type": "ByteLevel"}:  # affects offsets only
             return
         case {"type": "Sequence", "processors": [*each]}:
             for one in each:

@@ -1,4 +1,4 @@
-"""What each token id of a GGUF file means: its text, its bytes, and whether it is ordinary, control or user-defined."""
+"""Vocabulary of a GGUF file: text, bytes and kind of each token id."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any, TypeVar
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 
-# tokenizer.ggml.token_type, as the GGUF specification numbers it.
+# tokenizer.ggml.token_type, numbered by the GGUF specification.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
-# Tokens that end a turn whichever the file names as its eos; looked up by text, since ids differ between files.
+# Tokens that always end a turn; found by text, because ids differ between files.
 END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+# Project-specific key: GGUF has keys for three end ids, and generation_config.json may list any number.
 END_IDS_KEY = "notso.tokenizer.eos_token_ids"
-"""A key of ours: GGUF has places for three such ids, and generation_config.json may name any number."""
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
+# Per token: eight times the longest in published files. Code that iterates over tokens relies on it.
 MAX_TOKEN_CHARACTERS = 1024
-"""Of one token: eight times the longest of the published files. Whatever looks at tokens one by one relies on it."""
 
+# Per special token: text is compared with every length at each possible start.
 MAX_SPECIAL_CHARACTERS = 256
-"""Of one special token. Wherever one may begin, a text is compared with as many lengths as there are."""
 
+# Distinct first characters of special tokens; published files have only `<`.
 MAX_SPECIAL_BEGINNINGS = 256
-"""Different characters that special tokens begin with; `<` is the only one in the published files."""
 
 T = TypeVar("T")
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    # GPT-2's table.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
@@ -41,14 +41,10 @@ _BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE
 
 
 class Vocabulary:
-    """Token texts and kinds, checked against each other.
+    """Validated tokens and kinds. Raises ModelFileError naming the key or token."""
 
-    `ordinary` maps the texts of ordinary tokens (in byte-level spelling) to their ids, and is made when asked for.
-    `longest_bytes`: no ordinary token stands for more (in its spelling a character is a byte).
-    `control_ids` are dropped from decoded text; `user_defined_ids` are shown (`<think>`, `<tool_call>`, ...).
-    Raises ModelFileError, which names the key or token, if lists disagree or a text occurs twice.
-    """
-
+    # `control_ids` are dropped from decoded text, `user_defined_ids` (`<think>`, `<tool_call>`, ...) are shown.
+    # `longest_bytes` bounds an ordinary token.
     def __init__(self, tokens: Sequence[str], kinds: Sequence[int]) -> None:
         if len(tokens) != len(kinds):
             raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
@@ -73,7 +69,6 @@ class Vocabulary:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Vocabulary:
-        """Read `tokenizer.ggml.tokens` and `.token_type`."""
         tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
         return cls(tokens, gguf_list(metadata, "tokenizer.ggml.token_type", int))
 
@@ -82,17 +77,18 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        """Ordinary tokens by their texts: ten megabytes that nobody needs for long."""
+        """Ordinary tokens by text."""
+        # Not cached: ten megabytes that are only needed at construction.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
     def check_id(self, token: int) -> int:
-        """Return `token` if it is an id of this vocabulary, else raise InvalidRequestError."""
+        """Return a valid id. Raises InvalidRequestError."""
         if not 0 <= token < len(self.tokens):
             raise InvalidRequestError(f"token id {token} is outside 0..{len(self.tokens) - 1}", param="tokens")
         return token
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes this token stands for; not always whole UTF-8 characters."""
+        """Return bytes, possibly incomplete UTF-8."""
         text = self.tokens[self.check_id(token)]
         if text not in self._not_ordinary:
             return text.translate(_BYTE_OF_CHARACTER).encode("latin-1")
@@ -111,7 +107,6 @@ class Vocabulary:
 
 
 def _check_texts(tokens: Sequence[str]) -> None:
-    """Every text is of a bearable length and occurs once."""
     first: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if len(token) > MAX_TOKEN_CHARACTERS:
@@ -125,7 +120,7 @@ def _check_texts(tokens: Sequence[str]) -> None:
 
 
 def _check_specials(special_ids: Mapping[str, int]) -> None:
-    """Texts can be searched for special tokens in a time that is linear in the text."""
+    # These limits keep the search for special tokens linear in the text.
     for text, index in special_ids.items():
         if len(text) > MAX_SPECIAL_CHARACTERS:
             raise ModelFileError(
@@ -141,10 +136,7 @@ def _check_specials(special_ids: Mapping[str, int]) -> None:
 
 
 def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
-    """Ids that end a turn: those the file names, and the end tokens of this model's family found by their text.
-
-    Raises ModelFileError if a named id is outside the vocabulary or there is none at all.
-    """
+    """Return the file's and the model family's end tokens. Raises ModelFileError if invalid or missing."""
     ends = {index for text in END_TEXTS if (index := vocabulary.special_ids.get(text)) is not None}
     named = [(key, index) for key in END_KEYS if (index := metadata.get(key)) is not None]
     if END_IDS_KEY in metadata:
@@ -159,7 +151,7 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
 
 
 def gguf_list(metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
-    """The list under `key`, whose items must all be of type `kind` exactly; else ModelFileError."""
+    """Return a list of exactly this type. Raises ModelFileError."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"the file has no {key}")

@@ -1,1 +1,1 @@
-"""Tuning a model with conversations of one's own: rows, training by TRL and PEFT, and what comes of it as files."""
+"""Fine-tuning: training rows, LoRA training by TRL and PEFT, and the resulting files."""

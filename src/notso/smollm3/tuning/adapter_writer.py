@@ -1,4 +1,4 @@
-"""An adapter as a GGUF file, as llama.cpp's converter writes it; or its numbers added to those of the model."""
+"""Writing of adapters as GGUF files, or merged into the base model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ Floats = npt.NDArray[np.float32]
 
 
 def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
-    """Write a PEFT folder as a GGUF adapter for `base`; returns the bytes of its tensors.
+    """Write a PEFT folder as GGUF; return the bytes of its tensors.
 
-    Numbers are halves, or F32 where halves do not hold them. Ranks are those that the engine computes with, filled up
-    by zeros; alpha is 0, which says that the scale is in the numbers. Raises ModelFileError, SafetensorsError, OSError.
+    Raises ModelFileError, SafetensorsError, OSError.
     """
     with GGUFFile.open(base) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
@@ -34,11 +33,12 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
     writer.add_string("general.architecture", ARCHITECTURE)
     writer.add_string("general.name", name)
     writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 0.0)
+    writer.add_float32("adapter.lora.alpha", 0.0)  # the scale is part of the values
     for index, layer in enumerate(adapter.layers):
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantise()
+                # F16 where it is precise enough. Ranks are zero-padded as for the engine.
                 halves = QTensor.quantise(values, F16)
                 kept = halves if _is_near(halves.dequantise(), values) else QTensor.quantise(values, F32)
                 where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
@@ -48,13 +48,15 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    """Whether halves lose no more than their own rounding, small numbers included."""
+    # No more than rounding may be lost, small values included.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
-    """Write `base` with the adapter's numbers added to its own, each tensor in the format of `mix`; returns the bytes
-    of its tensors. Raises what `write_adapter` raises, InvalidRequestError for rows that are no whole blocks."""
+    """Write `base` with the adapter merged; return the bytes of its tensors.
+
+    Raises as `write_adapter`, and InvalidRequestError for incomplete blocks.
+    """
     with GGUFFile.open(base) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         adapter = read_adapter("merged", peft_folder, config)

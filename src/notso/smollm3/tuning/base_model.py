@@ -1,4 +1,4 @@
-"""A model as transformers trains it, made from a GGUF file, whatever blocks its numbers stand in, or from a folder."""
+"""Base model as a transformers module, from a GGUF file or a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def load(source: Path, dtype: Any) -> Any:
-    """A transformers SmolLM3ForCausalLM on the CPU. Raises GGUFError, ModelFileError or OSError."""
+    """Return a transformers model on the CPU. Raises GGUFError, ModelFileError or OSError."""
     from transformers import SmolLM3ForCausalLM
 
     if source.is_dir():
@@ -28,7 +28,7 @@ def load(source: Path, dtype: Any) -> Any:
 
 
 def parameters_of(base: Path) -> int:
-    """How many numbers a model file has."""
+    """Return the number of values."""
     with GGUFFile.open(base) as file:
         return sum(tensor.rows * tensor.cols for tensor in file.tensors.values())
 
@@ -83,17 +83,17 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
 
 
 def module_of(role: str) -> str:
-    """Where transformers has a matrix or norm of a layer."""
+    """Return the transformers name."""
     if role in NORMS:
         return role
     return f"{'self_attn' if role in ('q_proj', 'k_proj', 'v_proj', 'o_proj') else 'mlp'}.{role}"
 
 
 def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
-    """A tensor's numbers; rows of q and k as transformers has them: of each head first those that stand at even places
-    in the file, then the others."""
+    """Return values in transformers' row order."""
     values = tensor.dequantise().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values
+    # Within each head of q and k, even rows come first, then odd rows.
     pairs = values.reshape(-1, head_dim // 2, 2, values.shape[1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

@@ -1,4 +1,4 @@
-"""How a model is tuned: the numbers that the result depends on."""
+"""Training hyperparameters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from notso.smollm3.model.lora import MAX_RANK
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A LoRA adapter of all seven matrices of every layer, by AdamW. Raises InvalidRequestError.
+    """Hyperparameters of LoRA on all matrices with AdamW. Raises InvalidRequestError."""
 
-    rank, alpha: the adapter is alpha / rank times B A. epochs: how often each row is read. rehearsals: how often each
-    answer that the model gave before. batch_rows: rows of one step. max_tokens: longer rows are cut at their end.
-    holdout: the share of rows that is kept back to judge by; checkpoint_steps: after so many steps what was learnt so
-    far is on disk.
-    """
-
+    # The adapter is alpha / rank times B A.
     rank: int = 16
     alpha: float = 32.0
     learning_rate: float = 2e-4
+    # Repetitions of each training row.
     epochs: int = 3
+    # Repetitions of each earlier answer of the model.
     rehearsals: int = 2
     batch_rows: int = 8
+    # Longer rows are truncated.
     max_tokens: int = 1024
+    # Share of rows held out for evaluation.
     holdout: float = 0.1
     checkpoint_steps: int = 20
     seed: int = 0
@@ -49,7 +48,7 @@ class Recipe:
                 raise InvalidRequestError(f"{name} is {value}, must be {least:g} to {most:g}", param=name)
 
     def digest(self, *more: bytes) -> str:
-        """Of these numbers and of what else the result depends on."""
+        """Hash everything that determines the result."""
         found = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
         for part in more:
             found.update(hashlib.sha256(part).digest())

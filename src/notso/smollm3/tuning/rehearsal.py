@@ -1,4 +1,4 @@
-"""What keeps a tuned model what it was: its own answers from before, which it learns along with new rows."""
+"""Rehearsal: answers of the untuned model, trained together with new rows to preserve its abilities."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.output.generation import Generation
 
-SHIPPED = Path(__file__).with_name("rehearsal.txt")
-"""Questions of many kinds in our words, for who names none."""
+SHIPPED = Path(__file__).with_name("rehearsal.txt")  # default questions of many kinds, written for this project
 
-AT_ONCE = 64
-"""Conversations that the engine is given together."""
+AT_ONCE = 64  # conversations submitted to the engine together
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What is said to the model. It answers wherever a message of a user or a tool has no answer; a last answer that is
-    there is left out, since the model's own takes its place."""
+    """Conversation to be answered by the model."""
 
+    # Answers are generated wherever a user or tool message lacks one; a final answer is replaced by the model's.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     thinking: bool = False
     said: list[dict[str, Any]] = field(default_factory=list)
 
     def is_asked(self) -> bool:
-        """Move what needs no answer to `said`; whether what is said then waits for one."""
+        """Advance to the next message due an answer, if any."""
         while self.messages and not self._waits():
             if self.messages[0]["role"] == "tool" and not self.said[-1].get("tool_calls"):
-                return False  # the result of a call that was not made
+                return False  # result of a call that was not made
             self.said.append(self.messages.pop(0))
         return self._waits()
 
@@ -53,8 +51,7 @@ class Conversation:
 
 
 def read(text: str, name: str) -> list[Conversation]:
-    """A question a line, or a conversation as a JSON object (`messages`, `tools`). Each is asked with thoughts and
-    without, where `chat_template_kwargs` does not say which. Raises InvalidRequestError naming the line."""
+    """Parse questions, one per line, or JSON conversations. Raises InvalidRequestError naming the line."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -68,6 +65,7 @@ def read(text: str, name: str) -> list[Conversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = (given.get("chat_template_kwargs") or {}).get("enable_thinking")
+            # Both modes, unless chat_template_kwargs selects one.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(Conversation(list(messages), tools_of(given.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
@@ -82,11 +80,7 @@ def answered(
     day: date,
     progress: Progress = lambda what, done, total: None,
 ) -> list[dict[str, Any]]:
-    """A row for each answer of the model, greedy; `day` is told to it as the date.
-
-    An answer that did not end within `max_tokens`, or that has thoughts where it should have none or none where it
-    should, teaches nothing good: it is left out, with what would follow it.
-    """
+    """Return a row per greedy answer; `day` is the date that the model sees."""
     rows = []
     for start in range(0, len(conversations), AT_ONCE):
         progress("answering before", start, len(conversations))
@@ -95,6 +89,7 @@ def answered(
             asked = [_submit(engine, each, max_tokens, day) for each in open_ones]
             made = [_answer(generation, each.thinking) for generation, each in zip(asked, open_ones, strict=True)]
             for each, answer in zip(open_ones, made, strict=True):
+                # Truncated answers, and answers in the wrong thinking mode, are dropped along with what follows them.
                 if answer is None:
                     each.said.clear()
                     each.messages.clear()

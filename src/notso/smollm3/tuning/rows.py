@@ -1,7 +1,7 @@
-"""Conversations of a JSONL file as tokens, and which of them the model must learn to write.
+"""Training rows: tokenized conversations from JSONL, with labels.
 
-The file's own template writes them, as it does at run time: what is learnt of an answer are the tokens behind the
-prompt that asks for it, up to the one that ends it.
+The file's chat template renders them as at run time. Labels cover the tokens of an answer after its prompt, up to its
+end token.
 """
 
 from __future__ import annotations
@@ -25,23 +25,21 @@ from notso.smollm3.values.request_options import RequestOptions
 from notso.text_file import NotTextError, decode_text
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
-NOT_LEARNT = -100
-"""A label that PyTorch's cross entropy leaves out."""
+NOT_LEARNT = -100  # label that PyTorch's cross entropy ignores
 
-LEAST_TO_HOLD_OUT = 10
-"""With fewer rows none is held out."""
+LEAST_TO_HOLD_OUT = 10  # with fewer rows none is held out
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """Token ids, and the same again as labels: NOT_LEARNT where the model need not write them."""
+    """Token ids and labels; NOT_LEARNT where the loss is masked."""
 
     ids: list[int]
     labels: list[int]
 
 
 class RowWriter:
-    """Makes rows with one model's template and tokenizer; `day` is told to the model as the date."""
+    """Builds rows for one model; `day` is the date it sees."""
 
     def __init__(self, prompts: PromptWriter, tokenizer: Tokenizer, max_tokens: int, day: date) -> None:
         self._prompts = prompts
@@ -51,14 +49,14 @@ class RowWriter:
 
     @classmethod
     def of(cls, base: Path, max_tokens: int, day: date) -> RowWriter:
-        """With the template and tokenizer of a model file. Raises GGUFError, ModelFileError or TemplateError."""
+        """Load template and tokenizer. Raises GGUFError, ModelFileError or TemplateError."""
         with GGUFFile.open(base) as file:
             tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
             prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """The rows of a file. Raises InvalidRequestError naming the line, OSError."""
+        """Read a file. Raises InvalidRequestError naming the line, or OSError."""
         rows = []
         for number, line in enumerate(_text_of(path).splitlines(), 1):
             if not line.strip():
@@ -72,8 +70,10 @@ class RowWriter:
         return rows
 
     def row(self, given: Any) -> TrainingRow:
-        """Of {"messages": [...]} or {"prompt": [...], "completion": [...]}, each with an optional `tools` and
-        `chat_template_kwargs`. Raises ValueError."""
+        """Build a row from `messages`, or `prompt` and `completion`, with optional `tools` and `chat_template_kwargs`.
+
+        Raises ValueError.
+        """
         messages, learnt_from, options = _conversation(given)
         thinking = options.get("enable_thinking", True) is not False
         asked = RequestOptions(thinking=thinking, tools=tools_of(given.get("tools")), date=self._day)
@@ -86,7 +86,9 @@ class RowWriter:
             whole = self._whole(messages[: at + 1], asked)
             if before[: len(ids)] != ids or whole[: len(before)] != before:
                 raise ValueError("the template writes an earlier message otherwise once there is a later one")
-            end = max(place for place, token in enumerate(whole) if token in self._ends) + 1
+            end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
+            if not end:
+                raise ValueError("the template writes no end token behind an answer")
             learns = at >= learnt_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
             labels += [NOT_LEARNT] * (len(before) - len(ids))
             labels += whole[len(before) : end] if learns else [NOT_LEARNT] * (end - len(before))
@@ -98,7 +100,7 @@ class RowWriter:
         return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
-        """Up to where two texts that go on otherwise differ: what is printed to ask for an answer is in neither."""
+        # The common prefix of two continuations ends before the generation prompt.
         one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
 
@@ -111,12 +113,11 @@ def _text_of(path: Path) -> str:
 
 
 def _thinks(messages: Sequence[Message], asked: RequestOptions) -> bool:
-    """Whether some answer has thoughts: one without is read then, and not learnt."""
+    # In a thinking conversation, answers without reasoning are context only.
     return asked.thinking and any(message.reasoning_content for message in messages)
 
 
 def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
-    """Messages, from which on they are learnt, and what the template is given."""
     if not isinstance(given, dict):
         raise ValueError("a row must be an object")
     options = given.get("chat_template_kwargs") or {}
@@ -132,7 +133,7 @@ def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
 
 
 def messages_of(given: Any, name: str) -> Iterator[Message]:
-    """The messages of a row. Raises ValueError."""
+    """Yield messages. Raises ValueError."""
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name} must be a list of messages")
     for each in given:
@@ -149,7 +150,7 @@ def messages_of(given: Any, name: str) -> Iterator[Message]:
 
 
 def tools_of(given: Any) -> list[Any] | None:
-    """The tools of a row. Raises ValueError."""
+    """Return tools. Raises ValueError."""
     if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
         raise ValueError("tools must be a list of objects")
     return given or None
@@ -166,7 +167,7 @@ def _call(given: Any) -> ToolCall:
 
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Rows to learn, and rows held out, which a seed chooses."""
+    """Hold out rows chosen by `seed`."""
     count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
     count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
     chosen = set(random.Random(seed).sample(range(len(rows)), count))

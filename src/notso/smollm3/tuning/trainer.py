@@ -1,6 +1,6 @@
-"""Training an adapter by TRL and PEFT, with checkpoints that a killed run goes on from.
+"""LoRA training by TRL and PEFT, with checkpoints for resuming.
 
-The one module that knows those libraries, which are an extra: it imports them where it is asked.
+The only module that uses these optional libraries, which it imports lazily.
 """
 
 from __future__ import annotations
@@ -22,32 +22,30 @@ from notso.smollm3.tuning.rows import TrainingRow
 
 RUN_FILE, ADAPTER_FOLDER = "run.json", "adapter"
 CHECKPOINTS_KEPT = 2
+# Larger base models use bfloat16 and gradient checkpointing.
 LARGE_PARAMETERS = 1_000_000_000
-"""A base beyond it is held in bfloat16, and computes its activations anew in the backward pass."""
 
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, in all
 
 
 class TuningError(ModelError):
-    """The training cannot be begun or gone on with."""
+    """Training cannot start or resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """peft_folder: the adapter as PEFT saves it. Losses are means over the tokens that are learnt, in nats: of the last
-    steps, and of the rows held out before and after (None: there are none). resumed_at: the step that the run went on
-    from, 0 where it began."""
+    """Result of training; losses are in nats per learned token."""
 
-    peft_folder: Path
+    peft_folder: Path  # the adapter in PEFT's format
     steps: int
-    resumed_at: int
-    loss: float
+    resumed_at: int  # first step of this run, 0 unless resumed
+    loss: float  # over the last steps
     held_out_before: float | None
     held_out_after: float | None
 
 
 def require_libraries() -> None:
-    """Raises TuningError where the extra is not installed."""
+    """Raise TuningError if libraries are missing."""
     try:
         import datasets  # noqa: F401
         import peft  # noqa: F401
@@ -58,7 +56,7 @@ def require_libraries() -> None:
 
 
 def begun_on(folder: Path) -> date | None:
-    """The day on which the run in a folder began."""
+    """Return a run's first day."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -78,10 +76,10 @@ def train(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Outcome:
-    """Train in `folder`, which keeps what a killed run needs to go on; `digest` says of what run, `day` when it began.
+    """Train in `folder`, resuming a run with the same `digest`. Raises TuningError for another run or missing
+    libraries.
 
-    load_base: gives a transformers model of a dtype; parameters: how many it has. Raises TuningError where the folder
-    is another run's, or the libraries are missing.
+    load_base: dtype -> transformers model of so many `parameters`.
     """
     require_libraries()
     import torch
@@ -96,7 +94,7 @@ def train(
     state = _begin(folder, digest, day, recipe)
     gpu = torch.cuda.is_available()
     large = parameters > LARGE_PARAMETERS
-    one_by_one = large or not gpu  # a CPU gains nothing by rows side by side, and loses what pads the shorter ones
+    one_by_one = large or not gpu  # on a CPU, batching gains nothing and padding costs
     torch.manual_seed(recipe.seed)
     model = load_base(torch.bfloat16 if large or gpu else torch.float32)
     config = SFTConfig(
@@ -184,7 +182,6 @@ def train(
 
 
 def _begin(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, Any]:
-    """What is known of the run in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         known: dict[str, Any] = json.loads((folder / RUN_FILE).read_text("utf-8"))
@@ -207,9 +204,9 @@ def _write(folder: Path, known: dict[str, Any]) -> None:
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest that is whole: its state is written last. Others are removed."""
     found = None
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        # The state file is written last.
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
             found = found or path
@@ -219,7 +216,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
 
 
 def _padding_only() -> Any:
-    """What TRL wants to know the padding by; the rows are tokens already, and labels say what is padding."""
+    # TRL requires a tokenizer for padding only; rows are already tokenized.
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 

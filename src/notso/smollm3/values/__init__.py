@@ -1,1 +1,1 @@
-"""Values that cross the border to the floors above: the standard library only."""
+"""Value types shared with the layers above; standard library only."""

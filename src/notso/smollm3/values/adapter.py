@@ -1,4 +1,4 @@
-"""Adapters as others name them: what is asked for, and what may be known of one that is loaded."""
+"""Adapters: what to load, and facts about loaded ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """An adapter to be loaded: what it is to be called, a GGUF file or a folder of PEFT's, and what its own scale is
-    multiplied by. Raises InvalidRequestError."""
+    """Adapter to load: name, GGUF file or PEFT folder, extra scale. Raises InvalidRequestError."""
 
     name: str
     path: str
@@ -32,7 +31,7 @@ class AdapterSource:
 
     @classmethod
     def parse(cls, text: str) -> AdapterSource:
-        """NAME=FILE or NAME=FILE:SCALE. Raises InvalidRequestError."""
+        """Parse NAME=FILE[:SCALE]. Raises InvalidRequestError."""
         name, equals, rest = text.partition("=")
         if not equals:
             raise InvalidRequestError(f"{text!r} must be NAME=FILE or NAME=FILE:SCALE", param="adapters")
@@ -42,7 +41,7 @@ class AdapterSource:
         except ValueError as error:
             if isinstance(error, InvalidRequestError):
                 raise
-            return cls(name, rest)  # the colon was of the file's name
+            return cls(name, rest)  # the colon is part of the file name
 
     def __str__(self) -> str:
         return f"{self.name}={self.path}" + ("" if self.scale == 1.0 else f":{self.scale:g}")
@@ -50,11 +49,11 @@ class AdapterSource:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """An adapter that is loaded. `rank` is the largest of its matrices."""
+    """A loaded adapter."""
 
     name: str
     path: str
     scale: float
-    rank: int
+    rank: int  # the largest of its matrices
     size_bytes: int
     matrices: int

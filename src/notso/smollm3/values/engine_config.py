@@ -1,4 +1,4 @@
-"""How an engine is to be loaded: one value, which `Engine.load` and whoever configures it from outside both make."""
+"""Engine configuration, for `Engine.load` and external settings."""
 
 from __future__ import annotations
 
@@ -18,35 +18,29 @@ Placement: TypeAlias = Literal["auto", "mmap", "hugepages"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 MAX_THREADS = 1024
-MAX_NUM_SEQS = 64
-"""Answers that can be written at the same time, at the most."""
+MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
-DEFAULT_CACHE_BYTES = 4 * 10**9
-"""Room on disk for computed conversations: some 100,000 tokens of the 3B."""
+DEFAULT_CACHE_BYTES = 4 * 10**9  # cached conversations on disk: some 100,000 tokens of the 3B
 
-DEVICES = "auto, cpu, cuda or cuda:N"
-"""What may compute, for people."""
+DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What may be chosen about a loaded model. Plain values, so that it goes through JSON and back.
+    """Settings of a loaded model; JSON-compatible.
 
-    model: a GGUF file; None: the demo model that ships with the package. context_tokens: capacity of prompt and answer
-    together; None takes up to 8,192 as memory allows. Beyond the model's trained context YaRN doubles it; more is
-    refused. threads: None uses one for each physical core. weights: "mmap" reads them from the mapped file; "hugepages"
-    copies them to 2 MiB pages in the background while it already answers; "auto" does so for files where it pays, if
-    memory and the system allow. kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs:
-    answers written at the same time; None takes up to 16 as memory allows. speculation: draft tokens where that pays;
-    what is said stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that
-    conversations go on after a restart without being read again; None keeps nothing. device: "cpu"; "cuda" or "cuda:1",
-    which is refused where it cannot be used; "auto" takes the first GPU, and the CPU where there is none that can hold
-    and compute this model. What is said is the same on each. adapters: LoRA adapters to begin with, each NAME=FILE or
-    NAME=FILE:SCALE. chat_template_file: a Jinja template to use instead of the model
-    file's. beside_bytes: what other engines of this process were planned to occupy; beside them nothing is made smaller
-    so that it fits: it is refused. None: there are no others.
+    model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer; None: up to 8,192 as
+    memory allows; YaRN doubles the trained context at most. threads: None: one per physical core. weights: "mmap" uses
+    the mapped file; "hugepages" copies to 2 MiB pages in the background; "auto" copies where it pays and is possible.
+    kv: KV format; "auto" chooses by context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory
+    allows. speculation: draft tokens where they pay; results are unchanged. cache_dir: private folder for up to
+    `cache_bytes` of KV blocks, so that conversations survive restarts; None: no disk cache. device: "cpu"; "cuda" or
+    "cuda:1", refused if unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same.
+    adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the
+    model file's. beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit;
+    None: there are none.
 
-    Raises InvalidRequestError, whose `param` names the field.
+    Raises InvalidRequestError with the field as `param`.
     """
 
     model: str | None = None
@@ -67,7 +61,7 @@ class EngineConfig:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
             _require(path is None or isinstance(path, str), name, "a path, as text")
-        is_whole = self.context_tokens is None or type(self.context_tokens) is int  # its range is the model's
+        is_whole = self.context_tokens is None or type(self.context_tokens) is int  # the range depends on the model
         _require(is_whole, "context_tokens", "a whole number")
         _require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
         _require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
@@ -85,10 +79,7 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """The value of a JSON object, or of keywords; paths may be path objects. What is left out has its default.
-
-        Raises InvalidRequestError for a name that is none of the fields, or a value that is out of range.
-        """
+        """Create from JSON or keywords; paths may be path objects. Raises InvalidRequestError."""
         names = {each.name for each in fields(cls)}
         for name in settings:
             if name not in names:
@@ -98,12 +89,11 @@ class EngineConfig:
         return cls(**{**settings, **paths, **lists})
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
         return asdict(self) | {"adapters": list(self.adapters)}
 
 
 def is_device(name: object) -> bool:
-    """Whether it is one of DEVICES."""
+    """Return whether `name` is one of DEVICES."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
 
 

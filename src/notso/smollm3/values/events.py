@@ -1,4 +1,4 @@
-"""What an answer is made of while it is written: events, and what they carry."""
+"""Events of an answer, and their contents."""
 
 from __future__ import annotations
 
@@ -27,63 +27,55 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts in tokens, times in milliseconds. `cached_tokens` of the prompt were not computed again.
-
-    Of `drafted_tokens` that were guessed ahead, `accepted_tokens` were right (see speculation).
-    """
+    """Token counts, and times in milliseconds."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens not computed again
     prompt_ms: float = 0.0
     completion_ms: float = 0.0
     queue_ms: float = 0.0
-    drafted_tokens: int = 0
+    drafted_tokens: int = 0  # speculative tokens, of which `accepted_tokens` were right
     accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the prompt has been read. `done_tokens` counts the cached ones; the rate is that of computed ones."""
+    """Prompt progress."""
 
-    done_tokens: int
+    done_tokens: int  # including cached ones
     total_tokens: int
     cached_tokens: int
-    tokens_per_s: float = 0.0  # 0 until the first chunk has been timed
+    tokens_per_s: float = 0.0  # of computed tokens; 0 until measured
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and the natural logarithm of its probability by the model alone: before penalties, bias, temperature,
-    filters and grammar. `top`: the likeliest tokens at its place, the likeliest first, as many as were asked for.
+    """A token and its natural log probability, before penalties, bias, temperature, filters and grammar."""
 
-    Of a prompt's first token, before which nothing stands, `logprob` is not a number, and there is no `top`.
-    `bytes` of several tokens may make one character; `text` shows such a part as U+FFFD, and control tokens as spelt.
-    `id` is the token's, -1 where nobody told it.
-    """
-
+    # Incomplete characters are shown as U+FFFD.
     text: str
     bytes: tuple[int, ...]
+    # NaN for a prompt's first token, which has no alternatives.
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()
-    id: int = -1
+    top: tuple[TokenLogprob, ...] = ()  # likeliest alternatives, in order
+    id: int = -1  # -1: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step of an answer.
+    """One event of an answer.
 
-    A stream is: `trimmed` if whole turns had to be left out, `queued` each time the place in the queue changes until it
-    begins, `progress` while the prompt is read and, if they were asked for, `prompt` with the log probabilities of its
-    next tokens, any number of reasoning, text and tool_call events, then one usage and one `end`, or `error` in their
-    place. What is set, besides `kind`:
-    queued: `place` (1 is next); trimmed: `dropped_messages`; progress: `progress`; reasoning and text: `text`,
-    `tokens`, how many the answer has so far, thinking included, and `logprobs`, if asked for; tool_call: `tool_call`;
-    tool_call_part, where a grammar holds the calls: `text`, more of the arguments of `begun_call`, whose own are empty;
-    the tool_call of that id comes when they are whole, and not at all where the answer is cut;
-    prompt: `logprobs`; usage: `usage`; error: `error`; end: `finish_reason`, `stop`, the stop string that ended it, if
-    one did, and, where those of the prompt were asked for too, `logprobs` of tokens of which no text was shown.
+    Order: `trimmed` if turns were dropped; `queued` at each new place in the queue; `progress`, and `prompt` if
+    requested, during prefill; then reasoning, text and tool_call events; finally one usage and one `end`, or `error`
+    instead.
+
+    Fields set, besides `kind`: queued: `place` (1 is next). trimmed: `dropped_messages`. progress: `progress`.
+    reasoning, text: `text`, `tokens` so far, including reasoning, and `logprobs` if requested. tool_call: `tool_call`.
+    tool_call_part (grammar-held calls only): `text`, further arguments of `begun_call`; the tool_call with that id
+    follows unless the answer is cut. prompt: `logprobs`. usage: `usage`. error: `error`. end: `finish_reason`, `stop`
+    (the matched stop string), and `logprobs` of tokens without visible text.
     """
 
     kind: EventKind

@@ -1,4 +1,4 @@
-"""What crosses the border between the model's floor and those above: frozen values, no behaviour."""
+"""Messages and tool calls: frozen values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call the model made. `arguments` is JSON text (an object), exactly as the API shows it; of a past call it may
-    be any text, for an answer may have been cut."""
+    """A tool call; `arguments` is JSON text, or any text if a past call was cut."""
 
     id: str
     name: str
@@ -25,26 +24,23 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. Its text is content, never markup: a control token's spelling stays plain text.
-
-    An earlier turn's `reasoning_content` is left out of the prompt unless `keep_reasoning` asks for it.
-    """
+    """One turn; control tokens in its text stay text."""
 
     role: Role
     content: str
-    reasoning_content: str | None = None
+    reasoning_content: str | None = None  # only in the prompt with `keep_reasoning`
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     keep_reasoning: bool = False
 
 
+# OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}.
 Tool = Mapping[str, Any]
-"""A tool as the OpenAI API writes it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 def thinking_set_by(system_text: object) -> bool | None:
-    """Whether instructions switch thinking on or off by `/think` or `/no_think`, as SmolLM3's templates look for them:
-    anywhere, and stronger than what is asked for. None where they say nothing."""
+    """Return thinking as a system message sets it by `/think` or `/no_think`, or None."""
+    # As in SmolLM3's templates: anywhere in the text, and with precedence over the request.
     if not isinstance(system_text, str) or "/think" not in system_text.replace("/no_think", "/think"):
         return None
     return "/no_think" not in system_text

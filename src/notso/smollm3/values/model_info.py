@@ -1,4 +1,4 @@
-"""What may be known of a loaded model and of the engine that runs it."""
+"""Facts about a loaded model and its engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools under /system_o
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What the model was planned to occupy, and what there was to plan with. `source` names what bounds it. Bytes."""
+    """Planned memory and its limit `source`, in bytes."""
 
     weights_bytes: int
     kv_bytes: int
@@ -21,13 +21,12 @@ class MemoryBudget:
 
     @property
     def needed_bytes(self) -> int:
-        """All of it."""
         return self.weights_bytes + self.kv_bytes + self.scratch_bytes + self.process_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a page or a person may know of the loaded model. Sizes in bytes and tokens."""
+    """Public facts about the loaded model. Sizes in bytes and tokens."""
 
     name: str
     path: str
@@ -36,41 +35,41 @@ class ModelInfo:
     parameter_count: int
     context_tokens: int
     quantisation: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
-    device: str = "cpu"  # or cuda:0 (its name)
-    device_note: str = ""  # why it is not the GPU
+    device: str = "cpu"  # or "cuda:0 (name)"
+    device_note: str = ""  # why the CPU replaces the GPU
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"
     kv_bytes: int = 0  # reserved for keys and values
-    max_num_seqs: int = 1  # answers that can be written at the same time
+    max_num_seqs: int = 1  # concurrent sequences
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
-    chat_template: str = field(default="", repr=False)  # its source; empty: the file has none
-    template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS: of a conversation
-    most_prompt_bytes: int = 0  # a prompt of longer texts never fits into the context; 0: unknown
+    chat_template: str = field(default="", repr=False)  # empty if the file has none
+    template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS
+    most_prompt_bytes: int = 0  # longer prompts never fit; 0: unknown
     sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
     license: str = ""  # as the file names it
-    end_token: str = ""  # the control token that ends an answer, as it is spelt
+    end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEstimate:
-    """What reading a prompt would cost now: its length, how much of it is cached, and the likely time for the rest."""
+    """Expected cost of a prompt."""
 
     prompt_tokens: int
     cached_tokens: int
-    seconds: float | None  # None before anything was measured
+    seconds: float | None  # None until measured
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine at this moment, and totals since it was loaded. Rates are those of the last seconds of work."""
+    """Current state, and totals since loading; rates cover the last seconds of work."""
 
     running: int = 0
     waiting: int = 0
     kv_blocks: int = 0
-    kv_blocks_used: int = 0  # by running answers; what only the block pool keeps counts as free
+    kv_blocks_used: int = 0  # by running answers; cached blocks count as free
     kv_blocks_cached: int = 0
     steps_total: int = 0
     prompt_tokens_total: int = 0
@@ -85,7 +84,7 @@ class EngineStats:
 
 
 def dropped_parts(drops: Collection[str], roles: Sequence[str], first: str, has_tools: bool) -> Iterator[str]:
-    """Yield what of a conversation is left out by a template with these `drops`. first: the first message's text."""
+    """Yield parts that a template with these `drops` omits."""
     if LATER_SYSTEM in drops and "system" in roles[1:]:
         yield LATER_SYSTEM
     if OVERRIDDEN_TOOLS in drops and has_tools and list(roles[:1]) == ["system"] and "/system_override" in first:

@@ -1,4 +1,4 @@
-"""What may be said about how a prompt is to be answered, besides the sampling: one value, listed and checked here."""
+"""Options of a request beside sampling."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: any JSON object, JSON of a schema (`source` is the schema as JSON text), a text that a
-    regular expression describes, one of a JSON list of texts, or a text that a grammar derives: in GBNF, llama.cpp's
-    notation, or in Lark's."""
+    """Constraint on an answer: any JSON object, JSON schema, regular expression, JSON list of choices, GBNF or Lark."""
 
     kind: GrammarKind
     source: str = ""
@@ -30,37 +28,31 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """The one tool that is to be called."""
+    """The tool that must be called."""
 
     name: str
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
+# Messages for the template, token ids, or plain text without control tokens.
 PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
-"""A conversation, for the template; or a prompt as it is: token ids, or plain text in which nothing is a control token.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How a prompt is to be answered: what `Engine.submit` and whatever stands in for it takes beside the sampling.
+    """Options of `Engine.submit` beside sampling.
 
-    thinking: whether the model may think first. tools: what it may call. tool_choice: "auto" leaves that to the model,
-    "none" keeps it from calling, "required" makes it call, a ToolName makes it call that tool, once.
-    parallel_tool_calls: whether it may call more than once. strict_tools: the names of those whose arguments follow
-    their schema also where the model is free to call; where it must call, those of all tools do. grammar: what the
-    answer, behind the thoughts, must be; it is that, or ends for its length, a stop string or a cancellation.
-    top_logprobs: with each token its log probability and those of so many likeliest (0 to 20); None gives none.
-    prompt_logprobs: the same of the prompt's tokens, in `prompt` events; nothing of the prompt is taken from the cache.
-    prompt_only: the prompt is read, and nothing is written. is_plain: a prompt of token ids is text to be written on,
-    and what comes is text and nothing else, as behind a prompt that is text. date: the day the prompt names. priority:
-    whom to serve first where there are many. owner: whose cached prompts may be used. conversation: by what name what
-    is computed for it can be forgotten again; None: only with everything else. continue_last: the last message is an
-    assistant's, and more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that
-    does not fit, or leave out whole turns, the oldest first, and say so. adapter: the name of a loaded one that is
-    computed with. logits_processors: names of those that change the logits first, in this order.
+    thinking: allow reasoning. tools: callable tools. tool_choice: "auto", "none", "required", or a ToolName to call
+    once. parallel_tool_calls: allow several calls. strict_tools: tools with enforced argument schemas under "auto";
+    required calls always enforce them. grammar: constraint on the answer after reasoning, unless it is cut short.
+    top_logprobs: report log probabilities with this many alternatives (0 to 20); None: none. prompt_logprobs: the same
+    for prompt tokens, in `prompt` events, bypassing the cache. prompt_only: prefill without generating. is_plain: token
+    ids are plain text, and so is the answer. date: day shown in the prompt. priority: scheduling class. owner: scope of
+    prefix sharing. conversation: name for later eviction; None: evicted only with everything. continue_last: extend the
+    last assistant message, or its reasoning. when_full: refuse an oversized conversation, or drop the oldest turns and
+    report it. adapter: name of a loaded adapter. logits_processors: names, applied in order.
 
-    Raises InvalidRequestError, which names the option.
+    Raises InvalidRequestError naming the option.
     """
 
     thinking: bool = True
@@ -110,10 +102,7 @@ class RequestOptions:
         _require(is_name, "conversation", "text in valid Unicode")
 
     def require_for_prompt(self, *, is_text: bool) -> None:
-        """What a prompt that is no conversation (token ids, or text) has no use for must not be asked for.
-
-        Raises InvalidRequestError.
-        """
+        """Raise InvalidRequestError for options that need messages."""
         senseless = ["date", "continue_last", "when_full", *(["tools", "tool_choice"] if is_text else [])]
         for name in senseless:
             if getattr(self, name) != getattr(RequestOptions(), name):

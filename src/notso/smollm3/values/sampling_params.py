@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler, checked once and frozen."""
+"""Validated sampling parameters."""
 
 from __future__ import annotations
 
@@ -15,38 +15,33 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 64
 MAX_BREAKERS = 32
 MAX_BREAKER_CHARACTERS = 40
-DEFAULT_BREAKERS = ("\n", ":", '"', "*")
-"""Texts across which DRY sees no repetition: llama.cpp's."""
+DEFAULT_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's defaults for DRY
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
+    """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
-    max_tokens: most tokens of the answer, thinking included; None, or more than are left: what the context holds.
-    thinking_budget: most tokens of thinking; then the thought is closed for the model and the answer begins. None: no
-        limit but max_tokens.
-    temperature: 0..2; 0 is greedy.
-    top_p: 0 < p <= 1; top_k: 0 is off; min_p: 0..1, relative to the likeliest token.
-    repetition_penalty: > 0, 1 is off; presence_penalty and frequency_penalty: -2..2. All three look at the last
-        `penalty_window` tokens of prompt and answer (0 is the whole sequence).
-    seed: 64-bit; None draws one. The same seed and input give the same text.
-    logit_bias: token id -> -100..100, added to the logits.
-    stop: up to 64 strings of up to 256 characters, which end the answer and are not part of it.
-    stop_token_ids: up to 64 tokens that end it as the model's own end does, wherever they come, and are not part of it.
-    min_tokens: fewest tokens, thinking included, before a token may end the answer. ignore_eos: the model's own end
-        never comes; the answer ends by its length, a stop string or a stop token.
-    typical_p: 0 < p <= 1, 1 is off: of what is least surprising against the expected surprise, so much.
-    xtc_probability: how often all of the choices that weigh `xtc_threshold` or more but the last of them are taken away
-        (0 is off; above 0.5 the threshold never finds two).
-    dry_multiplier: 0 is off. A token that would prolong a repetition of `dry_allowed_length` tokens or more loses
-        dry_multiplier * dry_base ** (length - dry_allowed_length) of its logit. Repetitions are looked for in the last
-        `dry_penalty_last_n` tokens of prompt and answer (-1: in all of them, 0: nowhere), and never go across one of
-        `dry_sequence_breakers`.
-    given: names of fields that were chosen although they have the default's value. Any other field with its default's
-        value takes that of the model file, if the file has one (see `with_defaults`).
+    max_tokens: limit including reasoning; None: the rest of the context.
+    thinking_budget: limit on reasoning, which is then closed; None: only max_tokens.
+    temperature: 0..2; 0 is greedy. top_p: 0 < p <= 1; top_k: 0 is off; min_p: 0..1, relative to the likeliest token.
+    repetition_penalty: > 0, 1 is off; presence_penalty, frequency_penalty: -2..2; all over the last
+        `penalty_window` tokens of prompt and answer (0: all).
+    seed: 64-bit; None: random. The same seed and input give the same text.
+    logit_bias: token id -> -100..100, added to its logit.
+    stop: up to 64 strings of up to 256 characters, excluded from the answer.
+    stop_token_ids: up to 64 additional end tokens, excluded from the answer.
+    min_tokens: tokens before the answer may end. ignore_eos: mask the model's own end tokens.
+    typical_p: 0 < p <= 1, 1 is off; locally typical sampling.
+    xtc_probability: chance of removing all but the least likely token above `xtc_threshold` (0 is off; above 0.5 the
+        threshold never matches two).
+    dry_multiplier: 0 is off. A token that extends a repetition of at least `dry_allowed_length` tokens loses
+        dry_multiplier * dry_base ** (length - dry_allowed_length), within the last `dry_penalty_last_n` tokens (-1:
+        all, 0: none), and not across `dry_sequence_breakers`.
+    given: names of fields that were set although they have the default's value. Other fields with their default's value
+        take that of the model file, if it has one (see `with_defaults`).
 
-    Raises InvalidRequestError, whose `param` names the field.
+    Raises InvalidRequestError with the field as `param`.
     """
 
     max_tokens: int | None = None
@@ -114,7 +109,6 @@ class SamplingParams:
 
     @property
     def repeats_are_dried(self) -> bool:
-        """Whether DRY is on."""
         return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
     def _check_end(self) -> None:
@@ -168,7 +162,7 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # Written so that NaN, which compares false with everything, is refused too.
+    # Written to refuse NaN, which compares false with everything.
     if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high):
         raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}", param=name)
     if not math.isfinite(value):

@@ -17,8 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from notso.web.edge.door import Door
+from notso.web.values.request_id import SCOPE_KEY, request_id
 
-logger = logging.getLogger("notso.web.connections")
+access_log = logging.getLogger("notso.access")
 
 HEADER_SECONDS = 10.0
 MAX_BYTES_AHEAD = 16 * 1024
@@ -224,5 +225,9 @@ class ClientConnection(H11Protocol):
             self._send_timer = None
 
     def _drop_unread(self) -> None:
-        logger.info("a reader took nothing for %g s and was dropped", self._send_seconds)
+        # Runs in no request's context.
+        scope: dict[str, Any] = dict(self.cycle.scope) if self.cycle is not None else {}
+        token = request_id.set(scope.get(SCOPE_KEY))
+        access_log.info("the client read nothing for %g s; connection dropped", self._send_seconds)
+        request_id.reset(token)
         self.drop()

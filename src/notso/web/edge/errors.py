@@ -6,12 +6,12 @@ The inner layers reject requests as plain text; this layer converts that to the 
 from __future__ import annotations
 
 import json
-import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.api_error import OLLAMA_PREFIX, ApiError
+from notso.web.values.request_id import request_id
 
 PREFIXES = ("/v1/", OLLAMA_PREFIX)
 PATHS = frozenset(
@@ -64,16 +64,14 @@ class ApiEdge:
         if scope["type"] != "http" or not is_api(scope):
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(12)}"
         started: Message | None = None  # held back until the body of a plain-text error arrives
         said = b""
 
         async def send_as_api(message: Message) -> None:
             nonlocal started, said
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-                if scope["path"].startswith("/v1/messages"):
-                    MutableHeaders(scope=message)["request-id"] = request_id  # read by Anthropic's client
+                if scope["path"].startswith("/v1/messages") and (name := request_id.get()) is not None:
+                    MutableHeaders(scope=message)["request-id"] = name  # read by Anthropic's client
                 if message["status"] >= 400 and _is_plain(message):
                     started = message
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -16,6 +17,8 @@ from notso.web.engine.quotas import Quotas, Submission, Submissions, wanted_of
 from notso.web.engine.served_model import ServedModel
 from notso.web.values.fair_queue import has_room
 from notso.web.values.quotas import Reservation, Wanted
+
+access_log = logging.getLogger("notso.access")
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
 """Submits to an engine; may block and raise ModelError. Must be Submissions if the owner may have a quota."""
@@ -125,7 +128,8 @@ class RunningRequest:
                 ask = await self.reserve(engine, ask, off_loop)
             if engine is not None and not self._stopped:
                 self._submitting = True
-                await off_loop(lambda: self._submit(engine, ask))
+                context = contextvars.copy_context()  # the engine logs in it
+                await off_loop(lambda: context.run(self._submit, engine, ask))
         except BaseException:
             self._submitting = False
             self.close()
@@ -273,6 +277,7 @@ class RunningRequest:
                 events = generation.read()
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
+                self._context.run(self._log_end, usage, reason)
                 if self._among.quotas is not None:
                     held = self._reserved[number] if number < len(self._reserved) else None
                     self._among.quotas.ended(self.owner, usage, held)
@@ -281,6 +286,24 @@ class RunningRequest:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
+
+    def _log_end(self, usage: Usage | None, reason: FinishReason | None) -> None:
+        how: str = reason or "failed"
+        if reason == "cancelled":
+            how = "stopped by the client" if self.stopped_by_asker else "cancelled"
+        if usage is None:
+            access_log.info("generation ended: %s", how)
+            return
+        access_log.info(
+            "generation ended: %s; %d prompt tokens (%d cached), %d generated; queue %d, prefill %d, decode %d ms",
+            how,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            usage.queue_ms,
+            usage.prompt_ms,
+            usage.completion_ms,
+        )
 
 
 class RunningRequests:

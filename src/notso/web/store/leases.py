@@ -11,6 +11,7 @@ from notso.web.store.protocol import HEARTBEAT_SECONDS, ChatStore, Orphan
 from notso.web.values.errors import StorageError
 
 logger = logging.getLogger("notso.web.store")
+access_log = logging.getLogger("notso.access")
 
 
 class RunningTurns(Protocol):
@@ -63,5 +64,6 @@ class Leases:
             # Another process declared the turn lost, and its chat may have continued.
             self._turns.stop(generation_id, interrupted=True)
         for orphan in found.orphans:
+            access_log.info("turn interrupted: the server that generated it stopped renewing its lease")
             for tell in self.at_orphan:
                 tell(orphan)

@@ -1,1 +1,1 @@
-"""A GPU: its driver, its memory, and the operations on it."""
+"""CUDA backend: driver, memory and operations."""

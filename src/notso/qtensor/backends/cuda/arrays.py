@@ -1,7 +1,7 @@
-"""Arrays and weights in a device's memory, as the operations take them.
+"""Arrays and weights in device memory.
 
-Whole numbers (rows, positions, block tables) are written by the host alone. So they are kept there as well: what they
-hold is checked before a step begins, as on the CPU, and goes up once a step, all that was written since the last.
+Only the host writes integers (rows, positions, block tables), so a host copy is kept: contents are checked before a
+step, as on the CPU, and all changes are uploaded once per step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Host = npt.NDArray[Any]
 
 
 class Mirror:
-    """The host's copy of an array of whole numbers, and what of it the device has not seen yet."""
+    """Host copy of an integer array."""
 
     def __init__(self, values: npt.NDArray[np.int32], memory: DeviceMemory) -> None:
         self.values = values
@@ -28,19 +28,18 @@ class Mirror:
         self._begin, self._end = 0, 0
 
     def changed(self, begin: int, end: int) -> None:
-        """Numbers begin..end-1 were written."""
+        """Mark values begin..end-1 as changed."""
         self._begin, self._end = (
             (min(begin, self._begin), max(end, self._end)) if self._end > self._begin else (begin, end)
         )
 
     def flush(self) -> None:
-        """Show the device what it has not seen."""
         self._memory.upload(self.values[self._begin : self._end], 4 * self._begin)
         self._begin = self._end = 0
 
 
 class DeviceArray:
-    """Numbers in a device's memory, row after row; parts of it lie in the same memory."""
+    """Row-major array in device memory; slices share the memory."""
 
     def __init__(
         self,
@@ -58,22 +57,20 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Where it begins on the device."""
         return self.memory.address + self.offset
 
     @property
     def size(self) -> int:
-        """How many numbers."""
         return math.prod(self.shape)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for the same part of the same memory."""
+        """Identity of this slice."""
         return self.address, self.shape
 
     @property
     def numbers(self) -> npt.NDArray[np.int32]:
-        """What an array of whole numbers holds. Raises OperandError for any other."""
+        """Values of an integer array. Raises OperandError for others."""
         if self.mirror is None:
             raise OperandError("whole numbers are needed here")
         begin = self.offset // 4
@@ -92,7 +89,6 @@ class DeviceArray:
         return DeviceArray(self.memory, shape, self.dtype, self.offset + begin * row_bytes, self.mirror)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
-        """The same numbers in another shape."""
         wanted = shape[0] if isinstance(shape[0], tuple) else shape
         sides = tuple(int(side) for side in wanted if not isinstance(side, tuple))
         if math.prod(sides) != self.size:
@@ -101,12 +97,12 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
-    """What a weight takes on a device."""
+    """Return the bytes of a weight on a device."""
     return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
 class DeviceWeight:
-    """A tensor's blocks on a device, laid out as its kernels read them. Raises DeviceError."""
+    """Blocks in the kernels' layout. Raises DeviceError."""
 
     def __init__(self, device: Device, tensor: QTensor) -> None:
         self.memory = DeviceMemory(device, weight_bytes(tensor))
@@ -118,7 +114,7 @@ class DeviceWeight:
 
 
 def uploaded(device: Device, values: Host) -> DeviceArray:
-    """A contiguous array as one on the device."""
+    """Upload a contiguous array."""
     memory = DeviceMemory(device, values.nbytes)
     memory.upload(np.ascontiguousarray(values))
     mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
@@ -126,7 +122,7 @@ def uploaded(device: Device, values: Host) -> DeviceArray:
 
 
 def downloaded(array: DeviceArray) -> Host:
-    """Its numbers, once all work is done."""
+    """Return an array's values after all pending work."""
     values = np.empty(array.shape, array.dtype)
     array.memory.download(values, array.offset)
     return values

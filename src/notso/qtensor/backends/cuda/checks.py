@@ -1,4 +1,4 @@
-"""What arrays of whole numbers may hold, by native/ops: asked on the host before a step begins."""
+"""Checks of integer arrays on the host before a step, as in native/ops."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Window: TypeAlias = tuple[DeviceArray, DevicePool]
 
 
 def check_below(what: str, numbers: Integers, limit: int) -> None:
-    """Refuse what is none of `limit` rows."""
+    """Raise OperandError for a value outside 0..limit-1."""
     wrong = (numbers < 0) | (numbers >= limit)
     if wrong.any():
         raise OperandError(f"{what} {numbers[wrong][0]} is outside 0..{limit - 1}")
 
 
 def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> None:
-    """Every row stands somewhere in a sequence that there is."""
+    """Require each row to lie in an existing sequence."""
     count, length = tables.shape
     wrong = (sequences < 0) | (sequences >= count)
     if wrong.any():
@@ -35,7 +35,7 @@ def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> No
 
 
 def check_blocks(blocks: Integers, pool: DevicePool) -> None:
-    """They are all in the pool."""
+    """Require blocks to be in the pool."""
     wrong = (blocks < 0) | (blocks >= pool.blocks)
     if wrong.any():
         raise OperandError(f"block {blocks[wrong][0]} is outside the pool of {pool.blocks}")
@@ -44,7 +44,7 @@ def check_blocks(blocks: Integers, pool: DevicePool) -> None:
 def check_written(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> None:
-    """Each row has a place in the pool or in the windows, and no place that does not exist."""
+    """Require a valid block for each row."""
     check_rows(positions, sequences, tables)
     tiles = positions // TILE_POSITIONS
     blocks = tables[sequences, tiles]
@@ -62,7 +62,7 @@ def check_written(
 def check_read(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> int:
-    """Every block that a row reads is there. How many tiles the row reads that sees the most."""
+    """Require all blocks to be read; return the most tiles."""
     check_rows(positions, sequences, tables)
     if not positions.size:
         return 0

@@ -1,7 +1,7 @@
-"""A GPU as a backend. Its arrays lie on the device; what crosses the border is copied.
+"""CUDA backend. Arrays stay on the device; transfers copy.
 
-Each operation checks shapes here and contents before it runs, then launches kernels (native/cuda/launches.h), whose
-bits are those of the CPU. Nothing waits for the device but a download.
+Operations check shapes when called and contents before they run, then launch kernels (native/cuda/launches.h) that are
+bit-identical to the CPU's. Only downloads wait for the device.
 """
 
 from __future__ import annotations
@@ -22,58 +22,52 @@ from notso.qtensor.host_memory import MemoryLimit
 from notso.qtensor.kv_formats import KVFormat
 from notso.qtensor.tensor import QTensor
 
-_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is joined to another, as native/cuda/operations.h numbers it
+_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product joins its output, numbered as in native/cuda/operations.h
 
 
 class CUDA:
-    """GPU `number`. Raises DeviceError where there is none that can be used.
+    """GPU `number`. Raises DeviceError if it is unusable."""
 
-    Every method that asks the device may raise DeviceMemoryError, and DeviceLostError, after which it is of no use.
-    """
-
+    # Device calls may raise DeviceMemoryError, or DeviceLostError, after which the backend is unusable.
     threads = 1
     has_weight_arena = False
 
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unseen = dict[int, Any]()  # mirrors that were written to
+        self._unseen = dict[int, Any]()  # changed mirrors
 
     @property
     def kernels(self) -> str:
-        """Machine code for which architecture runs."""
+        """Architecture of the running machine code."""
         return f"cuda sm_{self.device.architecture}"
 
     @property
     def name(self) -> str:
-        """The device, for people."""
         return f"cuda:{self.device.number} ({self.device.name})"
 
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """What is free on the device, where the weights are not yet."""
+        """Free device memory, before the weights are uploaded."""
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
 
     def weight_bytes(self, tensor: QTensor) -> int:
-        """What its blocks take where they are laid out anew."""
         return weight_bytes(tensor)
 
     def empty(self, rows: int, columns: int) -> DeviceArray:
-        """(rows, columns) float32, with whatever lies there."""
         if rows < 0 or columns < 1:
             raise OperandError(f"an array of {rows} x {columns}")
         return DeviceArray(DeviceMemory(self.device, 4 * rows * columns), (rows, columns), np.dtype(np.float32))
 
     def upload(self, values: Host) -> DeviceArray:
-        """`values`, contiguous, as an array."""
         return uploaded(self.device, values)
 
     def write(self, array: DeviceArray, values: Numbers) -> None:
-        """Fill an array with as many numbers; whole ones go up when they are next read."""
         given = np.asarray(values, array.dtype)
         if given.shape != array.shape:
             raise OperandError(f"{given.shape} numbers for an array of {array.shape}")
+        # Integers are uploaded when next read.
         if array.mirror is None:
             array.memory.upload(np.ascontiguousarray(given), array.offset)
             return
@@ -83,20 +77,18 @@ class CUDA:
         self._unseen[id(array.mirror)] = array.mirror
 
     def flush(self) -> None:
-        """Have the device see what was written to arrays of whole numbers."""
+        """Upload changed integer arrays."""
         while self._unseen:
             self._unseen.popitem()[1].flush()
 
     def download(self, array: DeviceArray) -> Host:
-        """A copy of an array's numbers, once all work is done."""
         return array.numbers.copy() if array.mirror is not None else downloaded(array)
 
     def weight(self, tensor: QTensor) -> DeviceWeight:
-        """The tensor's blocks on the device, laid out anew."""
         return DeviceWeight(self.device, tensor)
 
     def weight_arena(self, size_bytes: int, count: int) -> None:
-        """None: weights lie best where `weight` leaves them."""
+        """Return None: `weight` already places weights best."""
 
     def key_value_pools(
         self,
@@ -108,11 +100,9 @@ class CUDA:
         *,
         large_pages: bool = True,
     ) -> Sequence[DevicePool]:
-        """One for each layer; see kv_pool.py."""
         return [DevicePool(self.device, blocks, kv_heads, head_dim, format) for _ in range(layers)]
 
     def program(self) -> Program:
-        """Nothing captured yet."""
         return Program(self)
 
     def _do(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
@@ -126,7 +116,6 @@ class CUDA:
     # Operations
 
     def embed_rows(self, weight: DeviceWeight, ids: DeviceArray, out: DeviceArray) -> None:
-        """out[i] = row ids[i] of `weight`, dequantised."""
         _shape("out", out, (ids.size, weight.columns))
         native, rows = self.device.native, ids.size
 
@@ -139,7 +128,6 @@ class CUDA:
             self._do(("embed", ids.key, weight.rows), check, lambda _: ask(native.embed_rows, weight.facts, *at), out)
 
     def gather_rows(self, x: DeviceArray, ids: DeviceArray, out: DeviceArray) -> None:
-        """out[i] = x[ids[i]]."""
         _shape("out", out, (ids.size, x.shape[1]))
         native, rows = self.device.native, ids.size
 
@@ -152,23 +140,19 @@ class CUDA:
             self._do(("gather", ids.key, x.shape[0]), check, lambda _: ask(native.gather_rows, *at), x, out)
 
     def matmul(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None) -> None:
-        """out = x @ weight.T."""
         self._matmul(x, [(weight, out)], norm, _PLAIN)
 
     def matmul_many(
         self, x: DeviceArray, products: Sequence[tuple[DeviceWeight, DeviceArray]], *, norm: RMSNorm | None = None
     ) -> None:
-        """`matmul` of the same x with several weights."""
         self._matmul(x, products, norm, _PLAIN)
 
     def matmul_add(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray) -> None:
-        """out = out + x @ weight.T."""
         self._matmul(x, [(weight, out)], None, _ADD)
 
     def matmul_gated(
         self, x: DeviceArray, gate: DeviceWeight, up: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None
     ) -> None:
-        """out = silu(x @ gate.T) * (x @ up.T)."""
         self._matmul(x, [(gate, out), (up, out)], norm, _GATED)
 
     def _matmul(
@@ -192,7 +176,6 @@ class CUDA:
         self._do("matmul", _nothing, lambda _: ask(self.device.native.matmul, *at), x, products, norm)
 
     def silu_mul(self, gate: DeviceArray, up: DeviceArray, out: DeviceArray) -> None:
-        """out = silu(gate) * up."""
         for name, array in (("up", up), ("out", out)):
             _shape(name, array, gate.shape)
         if gate.size:
@@ -206,7 +189,6 @@ class CUDA:
         table: tuple[DeviceArray, DeviceArray],
         factor: float = 1.0,
     ) -> None:
-        """Fill (L, D/2) each with factor * cosine and sine of position * frequency."""
         rows, pairs = positions.size, frequencies.size
         for name, out in zip(("cosine", "sine"), table, strict=True):
             _shape(name, out, (rows, pairs))
@@ -225,7 +207,6 @@ class CUDA:
     def rope(
         self, x: DeviceArray, positions: DeviceArray, table: tuple[DeviceArray, DeviceArray], *, adjacent: bool
     ) -> None:
-        """Rotate every head of x (L, H, D) in place by row positions[i] of the table."""
         rows, heads, dim = x.shape
         length = table[0].shape[0]
         _shape("positions", positions, (rows,))
@@ -250,7 +231,6 @@ class CUDA:
         pool: DevicePool,
         window: Window | None = None,
     ) -> None:
-        """Write k and v (L, KH, D) into the cache; tables (S, T) int32 names the block of each tile."""
         _shape("k", k, (positions.size, pool.kv_heads, pool.head_dim))
         _shape("v", v, k.shape)
         key, places = _places(positions, sequences, tables, pool, window)
@@ -275,7 +255,6 @@ class CUDA:
         out: DeviceArray,
         window: Window | None = None,
     ) -> None:
-        """Causal attention of q (L, H, D) over the cache into out (L, H, D)."""
         rows, heads, _ = q.shape
         _shape("out", out, q.shape)
         _shape("q", q, (positions.size, heads, pool.head_dim))
@@ -306,7 +285,6 @@ def _shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:
 def _places(
     positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray, pool: DevicePool, window: Window | None
 ) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
-    """What makes two checks the same, and the places as the native side takes them."""
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
     _shape("sequences", sequences, positions.shape)

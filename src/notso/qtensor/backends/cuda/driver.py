@@ -1,4 +1,4 @@
-"""The GPU's driver as this floor sees it: a device, memory on it, and work captured as graphs, with our errors."""
+"""CUDA driver: device, memory and graphs, with this package's errors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy.typing as npt
 from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
+# The driver's library, loaded when a GPU is requested.
 LIBRARY = "libcuda.so.1"
-"""The driver's own library, which is opened when a GPU is asked for."""
 
+# Placeholder that selects the machine code of this build.
 NO_CODE = np.empty(0, np.uint8)
-"""In place of machine code: the build's own is taken."""
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 
 
 def has_driver() -> bool:
-    """Whether this machine has one at all; a GPU need not be there."""
+    """Whether the driver is installed."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -33,27 +33,24 @@ def has_driver() -> bool:
 
 
 def architectures() -> tuple[int, ...]:
-    """For which this build has machine code; none, where it was made without nvcc."""
+    """Architectures with machine code in this build; none without nvcc."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
 def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """What a weight of this format takes on a device."""
+    """Return the device bytes of a weight."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 
 def bytes_of(values: npt.NDArray[Any]) -> Bytes:
-    """A contiguous array's own bytes."""
+    """Return a contiguous array as bytes."""
     return values.reshape(-1).view(np.uint8)
 
 
 class Device:
-    """GPU `number`, as long as anything refers to it.
+    """GPU `number`. Raises DeviceError if it is unusable."""
 
-    Raises DeviceError where there is none that can be used; every method below may raise DeviceMemoryError and
-    DeviceLostError.
-    """
-
+    # Every method may raise DeviceMemoryError and DeviceLostError.
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.native: native.CudaDevice = ask(native.CudaDevice, LIBRARY, number, NO_CODE)
@@ -61,12 +58,11 @@ class Device:
         self.architecture: int = self.native.architecture
 
     def free_bytes(self) -> int:
-        """Memory that nobody has."""
         return int(ask(self.native.memory)[0])
 
 
 class DeviceMemory:
-    """Some bytes of a device, given back when nobody refers to them."""
+    """Device memory, freed with its last reference."""
 
     def __init__(self, device: Device, size: int, *, zeroed: bool = False) -> None:
         self.device = device
@@ -75,25 +71,25 @@ class DeviceMemory:
         weakref.finalize(self, device.native.free, self.address)
 
     def upload(self, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Copy a contiguous array here."""
+        """Copy a contiguous array to the device."""
         if values.size:
             ask(self.device.native.upload, self.address + offset, bytes_of(values))
 
     def download(self, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Fill a contiguous array from here, once all work is done."""
+        """Fill a contiguous array after all pending work."""
         if values.size:
             ask(self.device.native.download, bytes_of(values), self.address + offset)
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """`size` bytes from one offset to another."""
+        """Copy `size` bytes between offsets."""
         ask(self.device.native.copy, self.address + target, self.address + source, size)
 
 
 class Graph:
-    """Launches captured as one, given back when nobody refers to them."""
+    """Captured launches, freed with the last reference."""
 
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
-        """What `work` launches is captured. Nobody else is served meanwhile."""
+        """Capture `work`, which blocks other device use."""
         self._device = device
         ask(device.native.capture_begin)
         try:
@@ -106,12 +102,12 @@ class Graph:
         weakref.finalize(self, device.native.free_graph, self._handle)
 
     def launch(self) -> None:
-        """Begin what was captured; a download waits for it."""
+        """Launch without waiting."""
         ask(self._device.native.run_graph, self._handle)
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the native module; its errors as ours."""
+    """Call the native module, translating its errors."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:

@@ -1,4 +1,4 @@
-"""A key-value cache in a device's memory: the bytes of a block are those of the CPU, and lie together."""
+"""KV cache in device memory; blocks have the same bytes as on the CPU, contiguously."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notso.qtensor.kv_formats import KV_FORMAT_NUMBERS, KV_FORMATS, KVFormat, kv
 
 
 class DevicePool:
-    """Blocks of one layer's cache, zeros at first. The host reaches them by copies alone."""
+    """Zeroed blocks of one layer, accessible to the host by copies only."""
 
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:
@@ -26,30 +26,27 @@ class DevicePool:
 
     @property
     def needs_window(self) -> bool:
-        """Whether attention over this pool needs a second one, in k8v8, for first and last tiles."""
+        """Whether attention needs a k8v8 pool as well."""
         return KV_FORMATS[self.format].is_low_bit
 
     def read_block(self, block: int) -> bytes:
-        """A copy of a block, head after head."""
         content = np.empty(self.block_bytes, np.uint8)
         self._memory.download(content, self._offset(block))
         return content.tobytes()
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Put back what `read_block` gave. Raises OperandError unless it has block_bytes bytes."""
         if len(data) != self.block_bytes:
             raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
         self._memory.upload(np.frombuffer(data, np.uint8), self._offset(block))
 
     def block_memory(self, block: int) -> None:
-        """The host cannot reach it."""
+        """Return None: the host cannot access the memory."""
 
     def copy_block(self, source: int, target: int) -> None:
-        """Make one block equal to another."""
         self._memory.copy(self._offset(target), self._offset(source), self.block_bytes)
 
     def touch_block(self, block: int) -> None:
-        """All of it is there from the beginning."""
+        """Do nothing: all memory is allocated at construction."""
 
     def _offset(self, block: int) -> int:
         if not 0 <= block < self.blocks:

@@ -1,4 +1,4 @@
-"""Operations captured once and replayed: on the device they are one graph."""
+"""Captured operations, replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Protocol
 from notso.qtensor.backends.cuda.driver import Device, Graph
 from notso.qtensor.errors import OperandError
 
+# Checks array contents and returns the most tiles that a row reads (0: none).
 Check = Callable[[], int]
-"""Refuses what arrays hold, and says how many tiles of the cache the row reads that sees the most (0: it reads none).
-"""
 
-Launch = Callable[[int], None]
-"""Launches an operation for so many tiles or more."""
+Launch = Callable[[int], None]  # launches an operation for at least this many tiles
 
 
 class Recorder(Protocol):
-    """What a program must know of its backend."""
+    """What a program needs of its backend."""
 
     device: Device
     recording: Program | None
 
     def flush(self) -> None:
-        """Have the device see what was written to arrays of whole numbers."""
+        """Upload changed integer arrays."""
 
 
 class Program:
-    """Launches are captured when it first runs, anew when scratch memory has moved, and once for each power of two of
-    tiles that its rows see: how many thread blocks a graph starts is fixed."""
+    """Recorded operations."""
 
     def __init__(self, backend: Recorder) -> None:
+        # Captured at the first run, again when scratch memory has moved, and once per power of two of tiles: the number
+        # of thread blocks in a graph is fixed.
         self._backend = backend
         self._checks: dict[Hashable, Check] = {}
         self._launches: list[Launch] = []
@@ -42,15 +41,15 @@ class Program:
         return len(self._launches)
 
     def add(self, key: Hashable, check: Check, launch: Launch, used: object) -> None:
-        """One operation more, and the arrays it must hold on to. Checks of one key are the same: every layer reads
-        the same block table."""
+        """Record an operation and the arrays that it uses."""
+        # Checks with equal keys are identical: every layer reads the same block table.
         self._checks.setdefault(key, check)
         self._launches.append(launch)
         self._used.append(used)
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Keep the operations called instead of running them. Raises OperandError if one already is."""
+        """Record operations. Raises OperandError if already recording."""
         if self._backend.recording is not None:
             raise OperandError("another program is being recorded")
         self._backend.recording = self
@@ -60,7 +59,7 @@ class Program:
             self._backend.recording = None
 
     def run(self) -> None:
-        """Check what arrays hold, and have the device do it. Raises OperandError."""
+        """Check array contents and launch. Raises OperandError."""
         tiles = power_of_two(max((check() for check in self._checks.values()), default=0))
         self._backend.flush()
         graph = self._graphs.get(tiles)
@@ -70,7 +69,6 @@ class Program:
         graph.launch()
 
     def _captured(self, tiles: int) -> Graph | None:
-        """None where scratch memory has moved meanwhile: what was launched before points to where it was."""
         device = self._backend.device
         moves = device.native.scratch_moves
 
@@ -79,9 +77,10 @@ class Program:
                 launch(tiles)
 
         graph = Graph(device, launch_all)
+        # None if scratch memory has moved: earlier launches refer to its old address.
         return graph if graph.scratch_moves == moves else None
 
 
 def power_of_two(count: int) -> int:
-    """The smallest that is not less; 0 for 0."""
+    """Return the next power of two, 0 for 0."""
     return 1 << (count - 1).bit_length() if count else 0

@@ -1,9 +1,9 @@
-"""What another implementation computed with a model's weights, and whether a file gives the same here.
+"""Check a model file against another implementation's results.
 
-The set in this folder is of the released SmolLM3-3B, in figures that transformers' own tests publish. Sets of other
+The set in this folder is for the released SmolLM3-3B, from figures that transformers' own tests publish. Sets of other
 models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A case has
-`ids`, or `text` without control tokens, and any of `means` (of all logits, at each position), `logits` (runs of
-`values` from token `first` on, at a `position`), and `continuation`: ids, or text, which greedy decoding writes next.
+`ids`, or `text` without control tokens, and any of `means` (of all logits, per position), `logits` (runs of `values`
+from token `first` on, at a `position`), and `continuation`: the ids or text that greedy decoding produces next.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.strict_json import DECODER
 
-RELEASED = Path(__file__).with_name("smollm3-3b.json")
-"""Of the released weights."""
+RELEASED = Path(__file__).with_name("smollm3-3b.json")  # for the released weights
 
 MAX_BYTES = 64 << 20
-CONTEXT = 1024  # a case is no longer
+CONTEXT = 1024  # upper bound on the length of a case
 
+# Largest error of a file of 16 bits or more: root mean square relative to the standard deviation of the compared
+# values. A half-precision KV cache gives 0.001, weights rounded to bfloat16 0.01.
 FLOAT_ERROR = 0.02
-"""Largest error of a file of 16 bits or more: root of the mean square, as a part of the deviation of what is compared.
-Keys and values in half precision give 0.001, weights rounded to bfloat16 0.01."""
 
+# Error allowance of quantized files: the first for 8-bit activations, the second halved for each bit of a weight.
+# Random weights give half of that, from 0.06 in Q8_0 to 0.46 in Q4_0 (tests/smollm3/diagnostics/test_goldens.py), and
+# trained ones less; an unrelated model gives 1.4. Not tried on the 3B.
 ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0
-"""Quantised files may err by the first, for activations of 8 bits, and by the second, halved for each bit of a weight.
-Random weights give half of that, from 0.06 in Q8_0 to 0.46 in Q4_0 (tests/smollm3/diagnostics/test_goldens.py), which
-trained ones stay below; what has nothing to do with the model gives 1.4. Not tried on the 3B."""
 
 FLOAT_BITS = 16.0
 
@@ -44,8 +43,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GoldenCheck:
-    """One comparison. `found` must be at most `allowed`: an error relative to the deviation of what is compared, or the
-    share of tokens that are others."""
+    """A relative error or share of differing tokens, and its limit."""
 
     what: str
     found: float
@@ -53,12 +51,12 @@ class GoldenCheck:
 
     @property
     def ok(self) -> bool:
-        return self.found <= self.allowed  # not so for NaN
+        return self.found <= self.allowed  # False for NaN
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenReport:
-    """All comparisons of a file with a set. `bits` per weight decide what is allowed."""
+    """Comparisons with a set; `bits` per weight set the limits."""
 
     name: str
     source: str
@@ -67,7 +65,6 @@ class GoldenReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the file computes what the set says."""
         return all(check.ok for check in self.checks)
 
 
@@ -80,17 +77,14 @@ class _Case:
 
 
 def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
-    """Compute every case of a set with a model file and compare.
-
-    Raises InvalidRequestError where the set is malformed or of another model, and what Engine.load raises.
-    """
+    """Compare a model file with a set. Raises InvalidRequestError for an unsuitable set, and load errors."""
     given = _read(goldens)
     with GGUFFile.open(model) as file:
         bits = bits_per_weight(file)
         config = SmolLM3Config.from_metadata(file.metadata)
         _require_shape(given, config)
         file.metadata.release()
-    context = min(CONTEXT, config.max_position_embeddings)  # beyond what was trained YaRN changes every logit
+    context = min(CONTEXT, config.max_position_embeddings)  # beyond the trained context YaRN changes every logit
     with Engine.load(model, kv="f16", context_tokens=context, max_num_seqs=1) as engine:
         checks: list[GoldenCheck] = []
         for number, each in enumerate(_list(given, "cases"), 1):
@@ -101,13 +95,13 @@ def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
 
 
 def bits_per_weight(file: GGUFFile) -> float:
-    """Of all matrices together."""
+    """Return the average bits per weight over all matrices."""
     matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2]
     return 8 * sum(tensor.nbytes for tensor in matrices) / sum(tensor.rows * tensor.cols for tensor in matrices)
 
 
 def allowed_error(bits: float) -> float:
-    """For logits, relative to their deviation."""
+    """Return the allowed error relative to the standard deviation."""
     return FLOAT_ERROR if bits >= FLOAT_BITS else min(ROUNDED_ERROR + ERROR_AT_NO_BITS * 2.0**-bits, 1.0)
 
 
@@ -116,17 +110,22 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
     allowed = allowed_error(bits)
     if len(case.means):
         found = logits[: len(case.means)]
-        error = _root_mean_square(found.mean(axis=1) - case.means) / float(found.std())
+        error = _root_mean_square(found.mean(axis=1) - case.means) / _deviation(found)
         yield GoldenCheck(f"{name}: mean logits of {len(case.means)} positions", error, allowed)
     for position, first, values in case.runs:
         found = logits[position, first : first + len(values)]
-        error = _root_mean_square(found - values) / float(values.std())
+        error = _root_mean_square(found - values) / _deviation(values)
         yield GoldenCheck(f"{name}: {len(values)} logits at position {position}", error, allowed)
     if case.continuation:
         said = logits[len(case.ids) - 1 :].argmax(axis=1)
         others = float((said != np.array(case.continuation)).mean())
-        # A near tie may turn; a wrong model agrees by chance alone.
+        # A near tie may flip; a wrong model agrees only by chance.
         yield GoldenCheck(f"{name}: {len(said)} greedy tokens that are others", others, min(0.1 + allowed, 0.5))
+
+
+def _deviation(values: Floats) -> float:
+    # Equal values deviate by nothing; any difference from them then fails the check.
+    return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 
 def _root_mean_square(difference: Floats) -> float:
@@ -163,7 +162,7 @@ def _case(engine: Engine, given: Any) -> _Case:
     vocab = engine.config.vocab_size
     ids = _ids(given["ids"], vocab) if "ids" in given else engine.tokenize(_text(given["text"]))
     following = given.get("continuation", [])
-    if isinstance(following, str):  # as one text, for a token may reach over the border
+    if isinstance(following, str):  # tokenized as one text: a token may span the boundary
         both = engine.tokenize(_text(given.get("text", "")) + following)
         if both[: len(ids)] != ids:
             raise InvalidRequestError("the text and its continuation are not cut into tokens where they meet")
@@ -204,7 +203,10 @@ def _ids(given: Any, vocab: int) -> list[int]:
 def _floats(given: Any) -> Floats:
     if not isinstance(given, list) or not all(type(each) in (int, float) for each in given):
         raise InvalidRequestError("means and values of the goldens must be lists of numbers")
-    return np.array(given, np.float32)
+    try:
+        return np.array(given, np.float32)
+    except OverflowError:
+        raise InvalidRequestError("means and values of the goldens must be lists of numbers") from None
 
 
 def _text(given: Any) -> str:

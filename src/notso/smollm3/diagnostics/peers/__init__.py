@@ -1,6 +1,6 @@
-"""Other engines, measured in turns with ours: llama.cpp and OpenVINO GenAI, where somebody has installed them.
+"""Comparison engines, llama.cpp and OpenVINO GenAI, where installed.
 
-A peer runs in a process of its own, under whatever Python has it, and stays loaded between measurements. It is never
+A peer runs in a separate process under any Python that has it, and stays loaded between measurements. It is never
 needed to run or test this project.
 """
 

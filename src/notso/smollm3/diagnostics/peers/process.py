@@ -1,4 +1,4 @@
-"""A peer engine's process: started, tried in each of its configurations, asked, ended."""
+"""Process of a peer engine: start, tuning, measurement and termination."""
 
 from __future__ import annotations
 
@@ -17,30 +17,23 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 PYTHON_VARIABLE = "NOTSO_PEER_PYTHON"
 MODEL_VARIABLE = "NOTSO_OPENVINO_MODEL"
 
+# Peer name -> Python module it requires.
 PEERS = {"llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
-"""What a peer is called, and the module that its Python must have."""
 
 _PACKAGES = {"llama.cpp": "llama-cpp-python", "openvino": "openvino-genai"}
 _WORKER = Path(__file__).with_name("worker.py")
 
 SHORT_S = 2.0
 
+# ("prefill", tokens, depth), ("decode", tokens, depth) or ("batch", tokens, sequences).
 Task: TypeAlias = tuple[str, int, int]
-"""("prefill", tokens, depth), ("decode", tokens, depth) or ("batch", tokens, sequences)."""
 
 
 class PeerProcess:
-    """A peer with a model loaded. Each task is measured in the configuration that was the fastest at it.
-
-    The process ends with ours, however ours ends: it watches the pipe it is told its tasks through.
-    """
+    """A peer with a loaded model; tasks run in their fastest configuration."""
 
     def __init__(self, name: str, model: Path, context_tokens: int, threads: int) -> None:
-        """Load `model`; openvino loads the folder that NOTSO_OPENVINO_MODEL names instead.
-
-        Raises InvalidRequestError where no interpreter has the peer or no folder is named, EngineError if loading
-        fails.
-        """
+        """Load `model`, or NOTSO_OPENVINO_MODEL for openvino. Raises InvalidRequestError or EngineError."""
         if name not in PEERS:
             raise InvalidRequestError(f"peers to compare with: {', '.join(PEERS)}", param="compare")
         self.name = name
@@ -49,6 +42,7 @@ class PeerProcess:
         if name == "openvino":
             model = _openvino_folder()
         command = [python, str(_WORKER), name, str(model), str(context_tokens), str(threads)]
+        # The worker watches its standard input, so it ends with this process, however this one ends.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -63,10 +57,7 @@ class PeerProcess:
         self._chosen: dict[Task, int] = {}
 
     def tune(self, tasks: Iterable[Task]) -> None:
-        """Try each task once in every configuration and keep the fastest for it; what none is fastest at is freed.
-
-        Configurations that the peer refuses are skipped. Raises EngineError if a task fails in all of them.
-        """
+        """Choose each task's fastest configuration. Raises EngineError if all fail."""
         tasks = list(tasks)
         best: dict[Task, float] = {}
         for configuration in range(len(self.configurations)):
@@ -85,24 +76,21 @@ class PeerProcess:
             raise EngineError(f"{self.name} failed at {', '.join(kind for kind, _, _ in sorted(failed))}")
 
     def measure(self, task: Task) -> list[float]:
-        """Seconds of each step. Raises EngineError where the peer failed or ended."""
+        """Return seconds per step. Raises EngineError."""
         return self._measure(task, self._chosen.get(task, 0))
 
     def configuration(self, task: Task) -> str:
-        """What the peer was set to for this task."""
         return self.configurations[self._chosen.get(task, 0)]
 
     @property
     def pid(self) -> int:
-        """The peer's process."""
         return self._process.pid
 
     def resident_mb(self) -> float:
-        """Resident memory of the peer's process, MB (10^6 bytes)."""
+        """Return resident memory in MB (10^6 bytes)."""
         return float(self._ask({"task": "memory"})["rss_mb"])
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -117,8 +105,8 @@ class PeerProcess:
         self.close()
 
     def _try(self, task: Task, configuration: int) -> float:
-        """Seconds for a task; the better of two if it is short, for anything may come between."""
         seconds = sum(self._measure(task, configuration))
+        # Short tasks run twice, to discount interruptions.
         return seconds if seconds > SHORT_S else min(seconds, sum(self._measure(task, configuration)))
 
     def _measure(self, task: Task, configuration: int) -> list[float]:
@@ -150,7 +138,7 @@ class PeerProcess:
 
 
 class _RefusedError(EngineError):
-    """The peer is there, but said no."""
+    """The peer refused a task."""
 
 
 def _require_module(python: str, name: str) -> None:

@@ -1,15 +1,15 @@
-"""The other side of `process.py`: a peer engine that does what it is told and says how long each step took.
+"""Peer engine worker, the counterpart of `process.py`.
 
-A script, run by whatever Python has the peer (`llama_cpp` or `openvino_genai`) and importing nothing of ours:
+A script, run by any Python that has the peer (`llama_cpp` or `openvino_genai`); imports nothing from this project:
 
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS
 
-JSON lines. It greets with name, version, load_s and the names of its configurations; every task names one of these:
+JSON lines. The greeting has name, version, load_s and the names of the configurations, one of which every task names:
 {"task": "prefill", "tokens": n, "depth": d}, {"task": "decode", "tokens": n, "depth": d}, {"task": "batch",
 "sequences": s, "tokens": n} give {"seconds": [one for each step]}; {"task": "clear"} frees what a configuration holds;
-{"task": "memory"} gives {"rss_mb": x}. What fails gives {"error": text}. It ends when its standard input does, in the
-middle of a step if need be: so it outlives nobody who started it, however that one died.
+{"task": "memory"} gives {"rss_mb": x}. Failures give {"error": text}. The process exits when standard input ends, even
+in the middle of a step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-BATCH_TOKENS = 512
-"""What a prompt is cut into by both peers."""
+BATCH_TOKENS = 512  # prefill chunk of both peers
 
-SHORT_TOKENS = 8
-"""A prompt that costs nothing to read."""
+SHORT_TOKENS = 8  # prompt of negligible cost
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -42,34 +40,24 @@ SEQUENCE_ROOM = 128  # positions of each sequence of a batch
 
 
 class Peer(Protocol):
-    """What both peers can do; every list is seconds, step by step."""
+    """A peer's operations, in seconds per step."""
 
     version: str
     configurations: list[str]
 
-    def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
-        """Read `tokens` behind `depth` others."""
-        ...
+    def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]: ...
 
-    def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
-        """One token after the other behind `depth` others."""
-        ...
+    def decode(self, configuration: int, tokens: int, depth: int) -> list[float]: ...
 
     def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
-        """The same in several sequences at once, a token of each in every step."""
+        """Decode several sequences, a token each per step."""
         ...
 
-    def clear(self, configuration: int) -> None:
-        """Free what this configuration holds."""
-        ...
+    def clear(self, configuration: int) -> None: ...
 
 
 class LlamaCpp:
-    """llama.cpp by its own C interface, as llama-cpp-python hands it through.
-
-    Depth is laid cheaply: 512 positions are read once, saved, and loaded again and again further back. The time of a
-    step does not depend on what the cache holds, only on how much.
-    """
+    """llama.cpp through llama-cpp-python's C interface."""
 
     def __init__(self, path: str, context: int, threads: int) -> None:
         import llama_cpp as c
@@ -160,7 +148,6 @@ class LlamaCpp:
         return self._contexts[configuration]
 
     def _laid(self, configuration: int, depth: int) -> Any:
-        """The configuration's context with `depth` positions of sequence 0 and nothing else."""
         c, context = self._c, self._context(configuration)
         memory = c.llama_get_memory(context)
         c.llama_memory_clear(memory, True)
@@ -168,6 +155,8 @@ class LlamaCpp:
             for at in range(0, depth, BATCH_TOKENS):
                 self._read(context, at, min(BATCH_TOKENS, depth - at))
             return context
+        # Depth is built cheaply: 512 positions are read once, saved, and restored repeatedly at later positions. A
+        # step's time depends only on how much the cache holds.
         if configuration not in self._saved:
             self._read(context, 0, BATCH_TOKENS)
             saved = (ctypes.c_uint8 * c.llama_state_seq_get_size(context, 0))()
@@ -182,7 +171,7 @@ class LlamaCpp:
             c.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             c.llama_memory_seq_rm(memory, 1, -1, -1)
         c.llama_memory_seq_rm(memory, 0, last, -1)
-        self._read(context, last, SHORT_TOKENS)  # which also does what the moves left to do
+        self._read(context, last, SHORT_TOKENS)  # also applies the pending moves
         return context
 
     def _read(self, context: Any, start: int, tokens: int) -> float:
@@ -208,7 +197,7 @@ class LlamaCpp:
 
 
 class OpenVino:
-    """OpenVINO GenAI's continuous batching. Depth comes from its prefix cache: the first time it is really read."""
+    """OpenVINO GenAI's continuous batching and prefix cache."""
 
     def __init__(self, folder: str, context: int, threads: int) -> None:
         import numpy
@@ -252,7 +241,7 @@ class OpenVino:
             properties = {"INFERENCE_NUM_THREADS": self._threads, **self._settings[configuration]}
             pipeline = self._genai.ContinuousBatchingPipeline(self._folder, scheduler, "CPU", properties)
             self._pipelines[configuration] = pipeline
-            for _ in range(2):  # warm up: the first prompts build kernels
+            for _ in range(2):  # warm up: the first prompts compile kernels
                 list(self._steps(configuration, [self._sample(BATCH_TOKENS)], 4))
         return self._pipelines[configuration]
 
@@ -287,7 +276,7 @@ PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "ope
 
 
 def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
-    """What one task comes to."""
+    """Run a task."""
     if task["task"] == "memory":
         return {"rss_mb": _resident_mb()}
     configuration = int(task["configuration"])
@@ -309,28 +298,28 @@ def _resident_mb() -> float:
 
 
 def _die_with_parent() -> None:
-    """On Linux the system sees to it. Elsewhere `_listen` does, unless a library keeps the interpreter to itself."""
+    # Linux kills the process with its parent. Elsewhere `_listen` ends it, unless a library holds the interpreter lock.
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before we asked
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(0)
 
 
 def _listen(tasks: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         tasks.put(line)
-    os._exit(0)  # whoever started us is gone
+    os._exit(0)  # the parent is gone
 
 
 def main() -> None:
-    """Load the peer that the arguments name, and answer tasks until standard input ends."""
+    """Load the peer and answer tasks until stdin ends."""
     _die_with_parent()
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     said = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a peer's library prints does not come between our lines
+    os.dup2(2, 1)  # keep library output out of the protocol
 
     def say(value: dict[str, Any]) -> None:
         said.write(json.dumps(value) + "\n")

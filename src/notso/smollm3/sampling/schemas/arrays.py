@@ -12,6 +12,8 @@ from notso.smollm3.sampling.schemas.negation import Schema, all_types_but, any_o
 MAX_ARRANGEMENTS = 130
 """In how many orders the items of a `uniqueItems` are written down one by one."""
 
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
 CONTAINED_WITHIN = 4
 """Among how many items the one that `contains` asks for is."""
 
@@ -36,10 +38,24 @@ def plain_values(items: Schema) -> list[Any] | None:
         return None
     if items == {"type": "boolean"}:
         return [False, True]
+    if items.get("type") == "integer" and items.keys() <= {"type", *_BOUNDS}:
+        return _integers(items)
     values = items.get("enum", [items["const"]] if "const" in items else None)
     if values is None or any(isinstance(value, list | dict) for value in values):
         return None
     return list({(isinstance(value, bool), value): value for value in values}.values())
+
+
+def _integers(items: dict[str, Any]) -> list[Any] | None:
+    """All integers within bounds, if they are few."""
+    low, high = items.get("minimum", -math.inf), items.get("maximum", math.inf)
+    if "exclusiveMinimum" in items:
+        low = max(low, math.floor(items["exclusiveMinimum"]) + 1)
+    if "exclusiveMaximum" in items:
+        high = min(high, math.ceil(items["exclusiveMaximum"]) - 1)
+    if not high - low <= MAX_ARRANGEMENTS:  # or not bounded at all
+        return None
+    return list(range(math.ceil(low), math.floor(high) + 1))
 
 
 def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:

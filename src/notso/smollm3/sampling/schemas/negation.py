@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from notso.smollm3.sampling.schemas.patterns import any_but
+from notso.smollm3.sampling.schemas.patterns import any_but, complement
 from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 Schema: TypeAlias = bool | dict[str, Any]
@@ -121,6 +121,9 @@ class Negation:
                 return any_of({"type": "object", "properties": {name: False}} for name in value)
             case "properties":
                 return self._of_properties(value)
+            case "pattern":
+                others = complement(value)
+                return None if others is None else {"type": "string", "pattern": others}
             case "maxProperties" if value == 0:
                 return {"type": "object", "minProperties": 1}
         if keyword in _BOUNDS and not isinstance(value, bool):

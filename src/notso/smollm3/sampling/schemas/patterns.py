@@ -2,20 +2,41 @@
 
 A pattern is read with the flag `u`, as JSON Schema recommends; one that is only valid without it is read as ECMA-262's
 Annex B has it. Characters are written by number, so that none means anything in the other dialect. What a pattern
-remembers or looks around for is refused by name.
+remembers is refused by name; where it looks ahead, its automata are intersected.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from notso.smollm3.sampling.schemas.automata import (
+    ANYTHING,
+    LAST,
+    Assertion,
+    Chars,
+    Choice,
+    Look,
+    Node,
+    Ranges,
+    Repeat,
+    Sequence,
+    TooLargeError,
+    pattern_without_looks,
+    shortest_text,
+    written_plainly,
+)
 
 MAX_NESTED = 64
+MAX_SHORTEST = 200
+"""Characters of the texts that `shortest_match` looks for."""
+
 MAX_REPEATS = 100_000
 """The library counts no further."""
 
-_LAST = 0x10FFFF
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
@@ -26,9 +47,8 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _DIGITS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _NAMED = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+_REPETITIONS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _LOOKS = {"?=": "a lookahead", "?!": "a lookahead", "?<=": "a lookbehind", "?<!": "a lookbehind"}
-
-Ranges = tuple[tuple[int, int], ...]
 
 _LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _CLASSES: dict[str, Ranges] = {
@@ -61,11 +81,105 @@ class _Set:
 
 
 def library_pattern(pattern: str) -> str:
-    """Return the pattern in the library's dialect. Raises PatternError. Takes time in proportion to the pattern."""
+    """Return the pattern in the library's dialect. Raises PatternError."""
+    texts = library_patterns(pattern)
+    return texts[0] if len(texts) == 1 else _without_looks(_parsed(pattern).found)
+
+
+def library_patterns(pattern: str) -> tuple[str, ...]:
+    """Return patterns in the library's dialect, all of which a text follows where it follows `pattern`. Raises
+    PatternError. Takes time in proportion to the pattern, and bounded time more if that looks around itself."""
+    reader = _parsed(pattern)
+    if not reader.looks:
+        return (reader.text,)
+    if reader.is_opaque:
+        raise PatternError(f"has {reader.looks} beside a Unicode property, which is not supported")
+    texts = _apart(reader.root)
+    return texts if texts is not None else (_without_looks(reader.found),)
+
+
+@lru_cache(maxsize=512)
+def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
+    """Return a shortest text that follows all of some patterns in the library's dialect, of at least so many
+    characters; None where none is found in bounded time."""
+    parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
     try:
-        return _Reader(pattern, is_unicode=True).read()
+        for pattern in patterns:
+            reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+            reader.read()
+            if reader.is_opaque:
+                return None
+            parts.append(reader.found)
+        looks = (Look(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
+        return shortest_text(Sequence((*looks, ANYTHING)))
+    except (PatternError, _NotUnicodeError, TooLargeError):
+        return None
+
+
+@lru_cache(maxsize=512)
+def complement(pattern: str) -> str | None:
+    """Return a pattern, in the library's dialect as `pattern` is, for the texts that do not follow it; None where that
+    is not found in bounded time."""
+    try:
+        reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
+        reader.read()
+        return None if reader.is_opaque else _without_looks(Sequence((Look(reader.found_whole, True), ANYTHING)))
+    except (PatternError, _NotUnicodeError):
+        return None
+
+
+def _parsed(pattern: str) -> _Reader:
+    try:
+        reader = _Reader(pattern, is_unicode=True)
+        reader.read()
     except _NotUnicodeError:
-        return _Reader(pattern, is_unicode=False).read()
+        reader = _Reader(pattern, is_unicode=False)
+        reader.read()
+    return reader
+
+
+def _apart(root: Node) -> tuple[str, ...] | None:
+    """The lookaheads that a pattern begins with, and the rest of it, each as a pattern; None where that would not be
+    the same, or where they look around too."""
+    parts = root.parts if isinstance(root, Sequence) else (root,)
+    if not parts or parts[0] != Assertion("^"):
+        return None
+    looks = list(itertools.takewhile(lambda part: isinstance(part, Look), parts[1:]))
+    rest = parts[1 + len(looks) :]
+    if not looks:
+        return None
+    try:
+        texts = [_with_looks(look) for look in looks]
+        return (_with_anchor(Sequence(rest)), *texts)
+    except TooLargeError:
+        return None
+
+
+def _with_looks(look: Node) -> str:
+    """A lookahead at the beginning of a text, as a pattern for all of it."""
+    if isinstance(look, Look) and not look.is_negated:
+        return _with_anchor(look.body)
+    return _without_looks(Sequence((look, ANYTHING)))
+
+
+def _with_anchor(node: Node) -> str:
+    """What begins like a node, as a pattern."""
+    return written_plainly(node, _class_text) or _without_looks(Sequence((node, ANYTHING)))
+
+
+def _without_looks(node: Node) -> str:
+    try:
+        text = pattern_without_looks(node, _class_text)
+    except TooLargeError:
+        raise PatternError("looks around itself in more ways than are supported") from None
+    if text is None:
+        raise PatternError("matches no text that an answer can write")
+    return f"^(?:{text})$"
+
+
+def _class_text(ranges: Ranges) -> str:
+    text = _written(_Set(ranges))
+    return "" if text == _NOTHING else text
 
 
 def any_but(letters: Iterable[str]) -> str:
@@ -79,8 +193,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
         if first > at:
             found.append((at, first - 1))
         at = max(at, last + 1)
-    if at <= _LAST:
-        found.append((at, _LAST))
+    if at <= LAST:
+        found.append((at, LAST))
     return tuple(found)
 
 
@@ -106,6 +220,36 @@ def _range(first: int, last: int) -> str:
     return f"\\x{{{first:x}}}" + (f"-\\x{{{last:x}}}" if last > first else "")
 
 
+class _Part(NamedTuple):
+    """A part of a pattern: in the library's dialect, and as a node."""
+
+    text: str
+    node: Node
+
+
+def _repetition(quantifier: str) -> tuple[int, int | None]:
+    if quantifier in _REPETITIONS:
+        return _REPETITIONS[quantifier]
+    least, comma, most = quantifier[1:-1].partition(",")
+    return int(least), int(most) if most else None if comma else int(least)
+
+
+def _has_anchor(node: Node) -> bool:
+    left = [node]
+    while left:
+        each = left.pop()
+        match each:
+            case Assertion("^" | "$"):
+                return True
+            case Sequence(parts):
+                left += parts
+            case Choice(options):
+                left += options
+            case Repeat(body):
+                left.append(body)
+    return False
+
+
 class _Reader:
     """Reads one pattern, in one of the two ways."""
 
@@ -114,13 +258,29 @@ class _Reader:
         self._is_unicode = is_unicode
         self._at = 0
         self._groups = 0
+        self.text = ""
+        self.root: Node = Sequence(())
+        self.looks = ""  # what of the pattern the library does not have: "a lookahead"
+        self.is_opaque = False  # some classes are known to the library only
         self._names: set[str] = set()
         self._refused: str | None = None  # what is valid and not supported, once the rest is known to be valid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
 
-    def read(self) -> str:
-        written = self._options(0)
+    @property
+    def found(self) -> Node:
+        """The pattern anywhere in a text."""
+        return Sequence((ANYTHING, self.root, ANYTHING))
+
+    @property
+    def found_whole(self) -> Node:
+        """The same, to the end of the text."""
+        return Sequence((self.found, Assertion("$")))
+
+    def read(self) -> None:
+        """Set what there is to know. Raises PatternError, or _NotUnicodeError where the flag may be to blame."""
+        self.text, self.root = self._options(0)
+        self._find_anchors(self.root)
         if self._at < len(self._pattern):
             raise self._fault("a group is closed that is not open")
         if any(number > self._groups for number in self._backreferences):
@@ -132,7 +292,17 @@ class _Reader:
             self._refuse("a backreference")
         if self._refused is not None:
             raise PatternError(self._refused)
-        return written
+
+    def _find_anchors(self, root: Node) -> None:
+        """The library has `^` and `$` at the edges of a pattern, or of its options, only."""
+        for option in root.options if isinstance(root, Choice) else (root,):
+            parts = list(option.parts if isinstance(option, Sequence) else (option,))
+            while parts and parts[0] == Assertion("^"):
+                parts.pop(0)
+            while parts and parts[-1] == Assertion("$"):
+                parts.pop()
+            if any(map(_has_anchor, parts)):
+                self.looks = self.looks or "^ or $ in the middle"
 
     # The text
 
@@ -169,48 +339,57 @@ class _Reader:
 
     # The grammar
 
-    def _options(self, nested: int) -> str:
+    def _options(self, nested: int) -> _Part:
         options = [self._sequence(nested)]
         while self._take("|"):
             options.append(self._sequence(nested))
-        return "|".join(options)
+        if len(options) == 1:
+            return options[0]
+        return _Part("|".join(text for text, _ in options), Choice(tuple(node for _, node in options)))
 
-    def _sequence(self, nested: int) -> str:
-        parts: list[str] = []
+    def _sequence(self, nested: int) -> _Part:
+        parts: list[_Part] = []
         while self._at < len(self._pattern) and self._next() not in "|)":
             parts.append(self._term(nested))
-        return "".join(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return _Part("".join(text for text, _ in parts), Sequence(tuple(node for _, node in parts)))
 
-    def _term(self, nested: int) -> str:
+    def _term(self, nested: int) -> _Part:
         start = self._at
         if self._next() in "^$":
             self._at += 1
             if self._quantifier() is not None:
                 raise self._fault("nothing is repeated")
-            return self._pattern[start]
+            return _Part(self._pattern[start], Assertion(self._pattern[start]))
         if self._next(2) in (r"\b", r"\B"):
             self._at += 2
-            self._refuse("a word boundary")
+            self.looks = self.looks or "a word boundary"
             if self._quantifier() is not None:
                 raise self._fault("nothing is repeated")
-            return ""
+            return _Part("", Assertion(self._pattern[self._at - 1]))
         if self._take("("):
-            atom: str | _Set = self._group(nested + 1)
+            atom: _Part | _Set = self._group(nested + 1)
         else:
             atom = self._atom()
         quantifier = self._quantifier()
         if isinstance(atom, _Set):
             if atom.is_pair and quantifier is not None:
                 self._refuse("a repetition of half a character beyond U+FFFF")
-            atom = self._checked(atom)
-        return atom + (quantifier or "")
+            self.is_opaque |= bool(atom.properties)
+            atom = _Part(self._checked(atom), Chars(_complement(atom.ranges) if atom.is_negated else atom.ranges))
+        if quantifier is None:
+            return atom
+        return _Part(atom.text + quantifier, Repeat(atom.node, *_repetition(quantifier)))
 
-    def _group(self, nested: int) -> str:
+    def _group(self, nested: int) -> _Part:
         if nested > MAX_NESTED:
             raise PatternError(f"is nested deeper than {MAX_NESTED}")
         look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._take(opening)), None)
-        if look is not None:
+        if look is not None and "<" in look:
             self._refuse(_LOOKS[look])
+        elif look is not None:
+            self.looks = _LOOKS[look]
         elif self._take("?<"):
             name = self._name()
             if name in self._names:
@@ -223,14 +402,16 @@ class _Reader:
             raise self._fault("there is no such group")
         else:
             self._groups += 1
-        inner = self._options(nested)
+        inner, node = self._options(nested)
         if not self._take(")"):
             raise self._fault("a group is not closed")
         if look is not None and self._next() in ("*", "+", "?", "{") and self._next():
             if "<" in look and self._quantifier() is not None:
                 raise self._fault("nothing is repeated")
             self._only_without_u("a lookahead is repeated")
-        return f"(?:{inner})"
+        if look is not None:
+            return _Part("", Look(node, look == "?!"))
+        return _Part(f"(?:{inner})", node)
 
     def _name(self) -> str:
         end = self._pattern.find(">", self._at)
@@ -296,7 +477,7 @@ class _Reader:
         """Characters of a class. Without `u` a class takes one unit, so none that is beyond U+FFFF."""
         if self._is_unicode:
             return _Set(ranges, properties, is_negated)
-        if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != _LAST:
+        if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != LAST:
             self._refuse("half a character beyond U+FFFF")
         found = _complement(ranges) if is_negated else ranges
         return _Set(tuple((first, min(last, 0xFFFF)) for first, last in found if first <= 0xFFFF))
@@ -411,7 +592,7 @@ class _Reader:
     def _unit(self) -> int:
         if self._is_unicode and self._take("{"):
             number = self._run(_HEX, len(self._pattern))
-            if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > _LAST:
+            if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > LAST:
                 raise _NotUnicodeError("a number of no character")
             return int(number, 16)
         point = self._by_number(4, ord("u"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.schemas.arrays import arrangements, containing, other_items, plain_values
+from notso.smollm3.sampling.schemas.closing import ObjectCloser
 from notso.smollm3.sampling.schemas.keywords import (
     ANNOTATIONS,
     FORMATS,
@@ -25,7 +26,7 @@ from notso.smollm3.sampling.schemas.keywords import (
     VALUES,
 )
 from notso.smollm3.sampling.schemas.negation import Negation, Schema, all_of, all_types_but, any_of
-from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern
+from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
 from notso.smollm3.sampling.schemas.references import References, is_old_draft
 from notso.smollm3.sampling.schemas.texts import has_unwritable
 
@@ -33,9 +34,15 @@ MAX_DEPTH = 32
 MAX_STEPS = 100_000
 """Of rewriting and comparing: a second's work on a slow machine."""
 
+SHOWN_PATTERN = 200
+"""Characters of a pattern that a refusal shows."""
+
 MAX_OPTIONS = 64
 """Into how many alternatives one keyword may be taken apart."""
 
+
+_CONDITIONAL = frozenset(("not", "if", "dependencies", "dependentSchemas"))
+"""Keywords in which `properties` asks something of an object, and does not declare what it has."""
 
 _ANY_NAME = ""
 """A pattern that every name matches."""
@@ -59,6 +66,8 @@ class SchemaRewriter:
         self._pending: list[tuple[str, Any, str]] = []
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
+        self._declared: dict[int, dict[str, Schema]] = {}  # what `properties` became, but for conditions
+        self._conditions = 0
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
@@ -67,12 +76,14 @@ class SchemaRewriter:
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
-        return schema, self._definitions
+        return ObjectCloser(self._definitions, self._declared, self._spend).closed(schema)
 
     def _define(self, pending: tuple[str, Any, str]) -> None:
         self._pending.remove(pending)
         name, target, where = pending
+        conditions, self._conditions = self._conditions, 0
         self._definitions[name] = self._schema(target, where, 1)
+        self._conditions = conditions
 
     def _definition(self, reference: str) -> Schema | None:
         """What a rewritten reference leads to; None while it is being written."""
@@ -90,7 +101,7 @@ class SchemaRewriter:
         if not isinstance(schema, dict):
             raise self._refusal(f"{where or 'the schema'} must be a schema: an object or a boolean")
         if depth > MAX_DEPTH:
-            raise self._refusal(f"the schema is nested deeper than {MAX_DEPTH}")
+            raise self._refusal(f"{where} is nested deeper than {MAX_DEPTH}")
         if self._is_old and "$ref" in schema:
             return self._reference(schema, where)
         held: dict[str, Any] = {}
@@ -98,7 +109,9 @@ class SchemaRewriter:
         for keyword, value in schema.items():
             path = f"{where}/{keyword}"
             if keyword in VALUES:
-                held.update(self._value(schema, keyword, value, path))
+                found = self._value(schema, keyword, value, path)
+                besides += found.pop("allOf", ())
+                held.update(found)
             elif keyword in ONE or keyword in MANY or keyword in NAMED:
                 held.update(self._inner(schema, keyword, value, path, depth))
             elif keyword == "format":
@@ -128,7 +141,7 @@ class SchemaRewriter:
             case "required":
                 is_right = _are_names(value)
             case "pattern":
-                return {keyword: self._pattern(value, path)}
+                return self._patterns(value, path)
             case "const":
                 is_right = True
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # as draft 4 has it
@@ -151,7 +164,18 @@ class SchemaRewriter:
         try:
             return library_pattern(self._checked(value, isinstance(value, str), path))
         except PatternError as error:
-            raise self._refusal(f"{path} {error}") from None
+            raise self._pattern_refusal(value, path, error) from None
+
+    def _patterns(self, value: Any, path: str) -> dict[str, Any]:
+        try:
+            first, *others = library_patterns(self._checked(value, isinstance(value, str), path))
+        except PatternError as error:
+            raise self._pattern_refusal(value, path, error) from None
+        return {"pattern": first, **({"allOf": [{"pattern": each} for each in others]} if others else {})}
+
+    def _pattern_refusal(self, pattern: str, path: str, error: PatternError) -> InvalidRequestError:
+        shown = pattern if len(pattern) <= SHOWN_PATTERN else f"{pattern[:SHOWN_PATTERN]}..."
+        return self._refusal(f"{path} {error}: {shown}")
 
     def _checked(self, value: Any, is_right: bool, path: str) -> Any:
         if not is_right:
@@ -173,9 +197,20 @@ class SchemaRewriter:
         schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
         if keyword == "patternProperties":
             schemas = {self._pattern(name, path): each for name, each in schemas.items()}
+        elif not self._conditions:
+            self._declared[id(schemas)] = schemas
         return {keyword: schemas}
 
     def _rewritten(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
+        if keyword in _CONDITIONAL:
+            self._conditions += 1
+            try:
+                return self._restated(schema, keyword, value, where, depth)
+            finally:
+                self._conditions -= 1
+        return self._restated(schema, keyword, value, where, depth)
+
+    def _restated(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
         path = f"{where}/{keyword}"
 
         def inner(given: Any) -> Schema:
@@ -284,8 +319,10 @@ class SchemaRewriter:
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
         """Closes the object over the names that the schema and those it applies tell of."""
-        if rest is True or "additionalProperties" in schema:
+        if "additionalProperties" in schema:
             return True
+        if rest is True:
+            return {"additionalProperties": True}
         branches = self._cases(self._evaluated(schema, path, 1), path)
         closed = (
             ({} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest}, also)
@@ -374,14 +411,24 @@ class SchemaRewriter:
 
     def _unique_items(self, schema: dict[str, Any], held: dict[str, Any], where: str) -> Iterator[Schema]:
         most = held.get("maxItems", math.inf)
-        if schema.get("uniqueItems") is True and most > 1:
+        if schema.get("uniqueItems") is True and most > 1 and not self._are_apart(held):
             values = plain_values(self._followed(held.get("items", True))) if "prefixItems" not in held else None
             arrays = None if values is None else arrangements(values, held.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
-                    f"the schema's keyword {where}/uniqueItems is supported for a few plain values only"
+                    f"the schema's keyword {where}/uniqueItems is supported for a few plain values only, and for items "
+                    "that cannot be equal"
                 )
             yield arrays
+
+    def _are_apart(self, held: dict[str, Any]) -> bool:
+        """Whether no two of the items can be equal: each has a schema, and none overlaps with another's."""
+        first = held.get("prefixItems", [])
+        rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
+        if not first or rest > 1:
+            return False
+        items = [*first, held.get("items", True)] if rest == 1 else first
+        return all(self._negation.are_disjoint(one, other) for one, other in itertools.combinations(items, 2))
 
     def _spend(self, steps: int = 1) -> None:
         self._steps += steps

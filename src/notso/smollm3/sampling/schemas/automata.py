@@ -1,0 +1,510 @@
+"""Patterns that look around, as patterns that do not: their automata intersected, and written as one expression.
+
+A pattern is a tree of nodes. What may follow a text is a boolean formula over places in the tree, in which a lookahead
+is one part of a conjunction and a negative one a part that is negated; formulas of equal meaning mostly look alike, so
+that they are the states of a finite automaton. Its expression is made by taking one state away after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+MAX_STATES, MAX_SEARCHED = 400, 3_000
+MAX_STEPS = 60_000
+MAX_WRITTEN = 40_000
+"""Bounds of the automaton (of one in which only a short text is looked for), of the work that makes it, and of the
+expression that comes of it."""
+
+MAX_WORK = 50
+"""How many expressions of the largest size may be written on the way to one."""
+
+MAX_NODES = 4_000
+"""Of a pattern whose counted repetitions are written out."""
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+LAST = 0x10FFFF
+WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+
+
+class TooLargeError(Exception):
+    """The automaton or its expression has outgrown its bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these ranges."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One part after the other."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A part again and again; most None: without end."""
+
+    body: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Asks what follows, and takes nothing of it."""
+
+    body: Node
+    is_negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """The beginning (`^`), the end (`$`), the edge of a word (`b`) or no such edge (`B`)."""
+
+    kind: str
+
+
+Node: TypeAlias = Chars | Sequence | Choice | Repeat | Look | Assertion
+
+ANYTHING = Repeat(Chars(((0, LAST),)), 0, None)
+
+
+def written_plainly(node: Node, write: Callable[[Ranges], str]) -> str | None:
+    """Return a pattern for the texts that begin like `node`; None if it looks around, but for its edges."""
+    text = _plain(node, write)
+    return None if text is None else f"^(?:{text})"
+
+
+def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) -> str | None:
+    """may_end: `$` may stand at the end of it."""
+    match node:
+        case Chars(ranges):
+            return write(ranges) or None
+        case Assertion("$") if may_end:
+            return "$"
+        case Sequence(parts):
+            texts = [_plain(part, write, may_end=may_end and part is parts[-1]) for part in parts]
+            return None if None in texts else "".join(_grouped(text) for text in texts if text)
+        case Choice(options):
+            texts = [_plain(option, write, may_end=False) for option in options]
+            return None if None in texts else "|".join(text or "" for text in texts)
+        case Repeat(body, least, most):
+            text = _plain(body, write, may_end=False)
+            return None if text is None else f"(?:{text}){{{least},{'' if most is None else most}}}"
+    return None
+
+
+# Formulas. Places are linked lists of what is still to match: (node, rest), None at the end. Ids are of the formulas'
+# own table, so that equal ones are one.
+
+_FALSE, _TRUE = 0, 1
+_START, _BEHIND_OTHER, _BEHIND_WORD = range(3)
+
+
+class _Automaton:
+    """Makes the states of a pattern, which must match a whole text."""
+
+    def __init__(self, root: Node) -> None:
+        self._formulas: list[tuple[object, ...]] = [("false",), ("true",)]
+        self._ids: dict[tuple[object, ...], int] = {("false",): _FALSE, ("true",): _TRUE}
+        self._places: dict[tuple[object, ...], tuple[object, ...]] = {}
+        self._steps = 0
+        self._derived: dict[tuple[int, int], int] = {}
+        self._expanded: dict[tuple[int, int], int] = {}
+        self.start = self._place(root, None)
+
+    def _spend(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise TooLargeError
+
+    def _id(self, formula: tuple[object, ...]) -> int:
+        found = self._ids.get(formula)
+        if found is None:
+            self._spend()
+            found = self._ids[formula] = len(self._formulas)
+            self._formulas.append(formula)
+        return found
+
+    def _place(self, node: Node, rest: int | None) -> int:
+        """The formula of a place: `node`, then `rest` (a place too; None is the end of the pattern)."""
+        return self._id(("place", node, rest))
+
+    def _both(self, parts: Iterable[int]) -> int:
+        return self._joined("and", parts, _TRUE, _FALSE)
+
+    def _either(self, parts: Iterable[int]) -> int:
+        return self._joined("or", parts, _FALSE, _TRUE)
+
+    def _joined(self, kind: str, parts: Iterable[int], neutral: int, absorbing: int) -> int:
+        flat: set[int] = set()
+        for part in parts:
+            formula = self._formulas[part]
+            if part == absorbing:
+                return absorbing
+            if formula[0] == kind:
+                flat.update(formula[1])  # type: ignore[arg-type]
+            elif part != neutral:
+                flat.add(part)
+        if any(self._ids.get(("not", part)) in flat for part in flat):
+            return absorbing
+        other = "or" if kind == "and" else "and"
+        kept = [part for part in flat if not (self._formulas[part][0] == other and flat & self._formulas[part][1])]  # type: ignore[operator]
+        if not kept:
+            return neutral
+        return kept[0] if len(kept) == 1 else self._id((kind, frozenset(kept)))
+
+    def _negated(self, part: int) -> int:
+        if part <= _TRUE:
+            return _TRUE - part
+        formula = self._formulas[part]
+        return formula[1] if formula[0] == "not" else self._id(("not", part))  # type: ignore[return-value]
+
+    def expand(self, formula: int, behind: int) -> int:
+        """The formula over single characters ("chars", ranges, what follows) and the end ("end",)."""
+        key = formula, behind
+        if key not in self._expanded:
+            self._expanded[key] = self._map(formula, lambda place: self._expand_place(place, behind, frozenset()))
+        return self._expanded[key]
+
+    def _map(self, formula: int, change: Callable[[int], int]) -> int:
+        self._spend()
+        kind = self._formulas[formula][0]
+        if kind == "and":
+            return self._both([self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
+        if kind == "or":
+            return self._either([self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
+        if kind == "not":
+            return self._negated(self._map(self._formulas[formula][1], change))  # type: ignore[arg-type]
+        return change(formula)
+
+    def _expand_place(self, place: int, behind: int, entered: frozenset[int]) -> int:
+        self._spend()
+        formula = self._formulas[place]
+        if formula[0] != "place":
+            return place
+        if place in entered:
+            return _FALSE  # a repetition of nothing
+        node, rest = formula[1], formula[2]
+
+        def then(following: int | None, seen: frozenset[int] = entered) -> int:
+            return self._id(("end",)) if following is None else self._expand_place(following, behind, seen)
+
+        match node:
+            case Chars(ranges):
+                return self._id(("chars", ranges, rest)) if ranges else _FALSE
+            case Sequence(parts):
+                for part in reversed(parts):
+                    rest = self._place(part, rest)  # type: ignore[arg-type]
+                return then(rest)  # type: ignore[arg-type]
+            case Choice(options):
+                return self._either([then(self._place(option, rest)) for option in options])  # type: ignore[arg-type]
+            case Repeat(body, least, most):
+                if most == 0:
+                    return then(rest)  # type: ignore[arg-type]
+                again = Repeat(body, max(least - 1, 0), None if most is None else most - 1)
+                once = then(self._place(body, self._place(again, rest)), entered | {place})  # type: ignore[arg-type]
+                return once if least else self._either([once, then(rest)])  # type: ignore[arg-type]
+            case Look(body, is_negated):
+                anything = self._place(Repeat(Chars(((0, LAST),)), 0, None), None)
+                found = then(self._place(body, anything))
+                return self._both([self._negated(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
+            case Assertion(kind):
+                return self._both([self._asserted(kind, behind), then(rest)])  # type: ignore[arg-type]
+        raise AssertionError(node)
+
+    def _asserted(self, kind: str, behind: int) -> int:
+        if kind == "^":
+            return _TRUE if behind == _START else _FALSE
+        if kind == "$":
+            return self._id(("end",))
+        anything = self._place(Repeat(Chars(((0, LAST),)), 0, None), None)
+        word_follows = self._id(("chars", WORD, anything))
+        is_edge = self._negated(word_follows) if behind == _BEHIND_WORD else word_follows
+        return is_edge if kind == "b" else self._negated(is_edge)
+
+    def ends(self, expanded: int) -> bool:
+        """Whether the text may end here."""
+        return self._map(expanded, lambda leaf: _TRUE if self._formulas[leaf][0] == "end" else _FALSE) == _TRUE
+
+    def behind(self, expanded: int, point: int) -> int:
+        """The formula behind a character."""
+        key = expanded, point
+        if key not in self._derived:
+            self._derived[key] = self._map(expanded, lambda leaf: self._behind_leaf(leaf, point))
+        return self._derived[key]
+
+    def _behind_leaf(self, leaf: int, point: int) -> int:
+        formula = self._formulas[leaf]
+        if formula[0] != "chars" or not any(first <= point <= last for first, last in formula[1]):  # type: ignore[attr-defined]
+            return _FALSE
+        return self._id(("end",)) if formula[2] is None else formula[2]  # type: ignore[return-value]
+
+    def edges(self, expanded: int) -> set[int]:
+        """The first code points of ranges that behave alike."""
+        found = {0}
+        left = [expanded]
+        while left:
+            self._spend()
+            formula = self._formulas[left.pop()]
+            if formula[0] == "chars":
+                for first, last in formula[1]:  # type: ignore[attr-defined]
+                    found |= {first, last + 1}
+            elif formula[0] in ("and", "or"):
+                left += formula[1]  # type: ignore[arg-type]
+            elif formula[0] == "not":
+                left.append(formula[1])  # type: ignore[arg-type]
+        return found
+
+
+def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | None:
+    """Return an expression for the texts that a pattern matches as a whole; None where there are none.
+
+    write: a class of characters, in the dialect wanted; "" where none of them can be written. Raises TooLargeError.
+    """
+    states, accepting = _states(root)
+    names = {state: number for number, state in enumerate(states)}
+    moves: list[dict[int, list[tuple[int, int]]]] = [{} for _ in names]
+    for state, out in states.items():
+        for first, last, target in out:
+            moves[names[state]].setdefault(names[target], []).append((first, last))
+    live = _live(moves, {names[state] for state in accepting})
+    if 0 not in live:
+        return None
+    classes = _alike(moves, {names[state] for state in accepting}, live)
+    return _expression(moves, {names[state] for state in accepting}, live, classes, write)
+
+
+def shortest_text(root: Node) -> str | None:
+    """Return a shortest text that a pattern matches as a whole, of printable characters that JSON need not escape; None
+    if there is none. Raises TooLargeError."""
+    automaton = _Automaton(root)
+    start = automaton.start, _START
+    texts = {start: ""}
+    left = deque([start])
+    while left:
+        state = left.popleft()
+        if len(texts) > MAX_SEARCHED:
+            raise TooLargeError
+        expanded = automaton.expand(*state)
+        if automaton.ends(expanded):
+            return texts[state]
+        borders = sorted(
+            edge for edge in automaton.edges(expanded) | {0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B} if edge <= LAST
+        )
+        for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
+            point = next((each for each in range(first, min(following, first + 40)) if _is_plain(each)), None)
+            if point is None:
+                continue
+            is_word = any(low <= point <= high for low, high in WORD)
+            target = automaton.behind(expanded, point), _BEHIND_WORD if is_word else _BEHIND_OTHER
+            if target[0] != _FALSE and target not in texts:
+                texts[target] = texts[state] + chr(point)
+                left.append(target)
+    return None
+
+
+def _is_plain(point: int) -> bool:
+    return chr(point).isprintable() and chr(point) not in '"\\'
+
+
+_State: TypeAlias = tuple[int, int]
+
+
+def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], set[_State]]:
+    """For each state what leads on, and the states in which a text may end."""
+    automaton = _Automaton(root)
+    has_edges = _has_edges(root)
+    start = automaton.start, _START
+    states: dict[_State, list[tuple[int, int, _State]]] = {}
+    accepting: set[_State] = set()
+    left = [start]
+    seen = {start}
+    while left:
+        state = left.pop(0)
+        if len(states) >= MAX_STATES:
+            raise TooLargeError
+        expanded = automaton.expand(*state)
+        if automaton.ends(expanded):
+            accepting.add(state)
+        edges = automaton.edges(expanded)
+        if has_edges:
+            edges |= {edge for first, last in WORD for edge in (first, last + 1)}
+        borders = sorted(edge for edge in edges if edge <= LAST)
+        out: list[tuple[int, int, _State]] = []
+        for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
+            formula = automaton.behind(expanded, first)
+            if formula == _FALSE:
+                continue
+            is_word = has_edges and any(low <= first <= high for low, high in WORD)
+            target = formula, _BEHIND_WORD if is_word else _BEHIND_OTHER
+            if target not in seen:
+                seen.add(target)
+                left.append(target)
+            out.append((first, following - 1, target))
+        states[state] = out
+    return states, accepting
+
+
+def _has_edges(node: Node) -> bool:
+    left, count = [node], 0
+    while left:
+        each = left.pop()
+        count += 1
+        if count > MAX_NODES:
+            raise TooLargeError
+        match each:
+            case Assertion("b" | "B"):
+                return True
+            case Sequence(parts):
+                left += parts
+            case Choice(options):
+                left += options
+            case Repeat(body) | Look(body):
+                left.append(body)
+    return False
+
+
+def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) -> set[int]:
+    """The states from which an end can be reached."""
+    sources: dict[int, set[int]] = {}
+    for state, out in enumerate(moves):
+        for target in out:
+            sources.setdefault(target, set()).add(state)
+    live, left = set(accepting), list(accepting)
+    while left:
+        for source in sources.get(left.pop(), ()):
+            if source not in live:
+                live.add(source)
+                left.append(source)
+    return live
+
+
+def _alike(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], live: set[int]) -> dict[int, int]:
+    """For each live state the first that takes the same texts."""
+    group = {state: int(state in accepting) for state in live}
+    while True:
+        kinds: dict[tuple[object, ...], int] = {}
+        refined = {}
+        for state in sorted(live):
+            reached: dict[int, list[tuple[int, int]]] = {}
+            for target, ranges in moves[state].items():
+                if target in live:
+                    reached.setdefault(group[target], []).extend(ranges)
+            key = group[state], frozenset((target, _merged(ranges)) for target, ranges in reached.items())
+            refined[state] = kinds.setdefault(key, len(kinds))
+        if len(kinds) == len(set(group.values())):
+            firsts: dict[int, int] = {}
+            return {state: firsts.setdefault(refined[state], state) for state in sorted(live)}
+        group = refined
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def _expression(
+    moves: list[dict[int, list[tuple[int, int]]]],
+    accepting: set[int],
+    live: set[int],
+    classes: dict[int, int],
+    write: Callable[[Ranges], str],
+) -> str | None:
+    """Take one state after the other away, the one first that costs least."""
+    start, end = -1, -2
+    paths: dict[int, dict[int, str]] = {start: {classes[0]: ""}, end: {}}
+    for state in sorted(set(classes.values())):
+        reached: dict[int, list[tuple[int, int]]] = {}
+        for target, ranges in moves[state].items():
+            if target in live:
+                reached.setdefault(classes[target], []).extend(ranges)
+        written = {target: write(_merged(ranges)) for target, ranges in reached.items()}
+        paths[state] = {target: text for target, text in written.items() if text}
+        if state in accepting:
+            paths[state][end] = ""
+    into: dict[int, set[int]] = {}
+    for source, out in paths.items():
+        for target in out:
+            into.setdefault(target, set()).add(source)
+    inner = set(paths) - {start, end}
+    written_in_all = 0
+    while inner:
+        state = min(inner, key=lambda each: (_cost(paths, into, each), each))
+        inner.discard(state)
+        out = paths.pop(state)
+        loop = out.pop(state, None)
+        again = "" if loop is None else f"(?:{loop})*"
+        sources = into.pop(state, set()) - {state}
+        for source in sources:
+            before = _grouped(paths[source].pop(state))
+            for target, after in out.items():
+                path = before + again + _grouped(after)
+                known = paths[source].get(target)
+                paths[source][target] = path if known is None else _or(known, path)
+                written_in_all += len(paths[source][target])
+                if len(paths[source][target]) > MAX_WRITTEN or written_in_all > MAX_WORK * MAX_WRITTEN:
+                    raise TooLargeError
+                into.setdefault(target, set()).add(source)
+        for target in out:
+            into.get(target, set()).discard(state)
+    return paths[start].get(end)
+
+
+def _cost(paths: dict[int, dict[int, str]], into: dict[int, set[int]], state: int) -> int:
+    sources = into.get(state, set()) - {state}
+    out = {target: text for target, text in paths[state].items() if target != state}
+    loop = len(paths[state].get(state, ""))
+    size_in = sum(len(paths[source][state]) for source in sources)
+    size_out = sum(map(len, out.values()))
+    return size_in * max(len(out) - 1, 0) + size_out * max(len(sources) - 1, 0) + loop * (len(sources) * len(out) - 1)
+
+
+def _or(one: str, other: str) -> str:
+    if not one or not other:
+        return f"(?:{one or other})?"
+    return f"{one}|{other}"
+
+
+def _grouped(text: str) -> str:
+    return f"(?:{text})" if _has_choice(text) else text
+
+
+def _has_choice(text: str) -> bool:
+    """Whether there is a choice outside of all groups and classes."""
+    depth, in_class, at = 0, False, 0
+    while at < len(text):
+        character = text[at]
+        if character == "\\":
+            at += 1
+        elif in_class:
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+        elif character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        elif character == "|" and not depth:
+            return True
+        at += 1
+    return False

@@ -1,0 +1,325 @@
+"""Find the fewest tokens that finish an answer by its grammar, so that it can end within its token limit."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from notso.smollm3.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+MAX_PIECE_BYTES = 32
+"""Longer tokens are not considered: hardly any text needs them, and each position would be compared with them."""
+
+FEW_OTHERS = 3
+"""Ways to go on that are tried where a value could end."""
+
+LAST_BYTES = 2
+"""Texts that are at the same place are only compared where they end alike."""
+
+MAX_RESTS, NEAR = 8, 32
+"""Of a known text: later parts that are tried, behind so many texts of the search."""
+
+DEPTH_WEIGHT, MEMBER_WEIGHT = 40.0, 12.0
+"""Make the search finish a value that it has begun before it looks for a shorter one."""
+
+_UNREACHABLE = 1 << 30
+_TAG = 0xFF
+"""The byte that begins a control token in a text of the search; UTF-8 does not have it."""
+_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_NAME_BEGINS = re.compile(rb'(?<=[{,])(?=")')
+_STRUCTURE = re.compile(rb'[",\]}]')
+_OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
+
+
+class Place(NamedTuple):
+    """Position in a JSON text, relative to where the search began. Texts of other grammars have one too, which says
+    less about them."""
+
+    in_string: bool = False
+    escaped: bool = False
+    string_start: int = 0
+    closed: int = 0  # containers that were open when the search began
+    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # for each container: members so far, and the last name
+    members: int = 0  # all commas so far
+    run: int = 0  # bytes since the last quotation mark, bracket or separator
+
+    def behind(self, text: bytes, start: int) -> Place:
+        """The place at the end of `text`, where this one is at `start`."""
+        in_string, escaped, string_start, closed, opened, all_members, run = self
+        for at in range(start, len(text)):
+            byte = text[at]
+            run += 1
+            if in_string:
+                if escaped:
+                    escaped = False
+                elif byte == _BACKSLASH:
+                    escaped = True
+                elif byte == _QUOTE:
+                    in_string, run = False, 0
+            elif byte == _QUOTE:
+                in_string, string_start, run = True, at, 0
+            elif byte in _OPENING:
+                opened, run = (*opened, (0, b"")), 0
+            elif byte in _CLOSING:
+                closed, opened, run = (closed, opened[:-1], 0) if opened[1:] else (closed + 1, ((0, b""),), 0)
+            elif byte in (_COMMA, _COLON):
+                members, name = opened[-1]
+                entry = (members + 1, name) if byte == _COMMA else (members, text[string_start:at])
+                opened, run = (*opened[:-1], entry), 0
+                all_members += byte == _COMMA
+        return Place(in_string, escaped, string_start, closed, opened, all_members, run)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchMemory:
+    """What searches in one grammar have found, by the tokens that may follow. kinds: one byte of each kind that leads
+    on alike; ends: what finishes a string."""
+
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ends: dict[int, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A text behind the answer. costs: for each length of it, the fewest tokens that spell it so far."""
+
+    matcher: llguidance.LLMatcher
+    text: bytes
+    costs: list[int]
+    place: Place
+    detours: int
+
+
+class ShortestEnd:
+    """Searches the grammar for the end. Knows one vocabulary; safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        barred = tokenizer.special_ids | tokenizer.unused_ids
+        self._ids: dict[bytes, int] = {}
+        for token in range(tokenizer.vocab_size):
+            if token not in barred:
+                self._ids.setdefault(tokenizer.token_bytes(token), token)
+        self._ids.pop(b"", None)
+        self._longest = min(max(map(len, self._ids), default=1), MAX_PIECE_BYTES)
+        singles = ((byte, self._ids.get(bytes([byte]))) for byte in sorted(range(256), key=self._preference))
+        known = [(byte, token) for byte, token in singles if token is not None]
+        self._bytes = [byte for byte, _ in known]
+        self._byte_ids = np.array([token for _, token in known], np.intp)
+        self._single = dict(known)
+
+    def _preference(self, byte: int) -> tuple[bool, int, int]:
+        """Sort key: ASCII first, and what repeats within one token."""
+        longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
+        return byte >= 0x80, -longest, byte
+
+    def tokens(
+        self,
+        matcher: llguidance.LLMatcher,
+        most: int,
+        steps: int,
+        *,
+        in_string: bool = False,
+        escaped: bool = False,
+        tags: Sequence[int] = (),
+        names: Sequence[bytes] = (),
+        texts: Sequence[bytes] = (),
+        memory: SearchMemory | None = None,
+        known: bytes = b"",
+    ) -> tuple[list[int] | None, int]:
+        """Return at most `most` tokens that finish what `matcher` has read, or None if `steps` do not find any; and how
+        many steps it took.
+
+        in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that
+        the grammar has. names: texts that often lead on, `"NAME":` of required members. texts: ends of strings, the
+        shortest first. memory: of earlier searches in this grammar. known: a text that led to the end a little earlier;
+        its later parts are tried first.
+        """
+        memory = SearchMemory() if memory is None else memory
+        ticket = itertools.count()
+        start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
+        queue: list[tuple[int, float, int, int, _Node]] = [(0, 0.0, 0, next(ticket), start)]
+        seen: dict[tuple[object, ...], float] = {}
+        rests = self._rests(known)
+        taken = 0
+        while queue and taken < steps:
+            taken += 1
+            node = heapq.heappop(queue)[-1]
+            if node.matcher.is_accepting():
+                if node.costs[-1] <= most:
+                    return self._spelled(node.text, node.costs), taken
+                continue
+            for rest in rests if taken <= NEAR else ():
+                if (end := self._rest(node, rest)) is not None and end.costs[-1] <= most:
+                    return self._spelled(end.text, end.costs), taken
+            for each in self._following(node, tags, names, texts, memory, seen):
+                if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
+                    heapq.heappush(queue, (each.detours, _estimate(each), -len(each.text), next(ticket), each))
+        return None, taken
+
+    def _rests(self, known: bytes) -> list[tuple[bytes, list[int]]]:
+        """What follows the structure of a text in it, and as tokens of one byte each."""
+        found = []
+        for place in itertools.islice(_STRUCTURE.finditer(known), MAX_RESTS):
+            rest = known[place.start() :]
+            tokens = [self._single.get(byte, -1) for byte in rest]
+            if -1 not in tokens:
+                found.append((rest, tokens))
+        return found
+
+    def _rest(self, node: _Node, rest: tuple[bytes, list[int]]) -> _Node | None:
+        text, tokens = rest
+        matcher = node.matcher.deep_copy()
+        if matcher.try_consume_tokens(tokens) != len(tokens) or not matcher.is_accepting():
+            return None
+        whole = node.text + text
+        return _Node(matcher, whole, self._extended(node.costs, whole), node.place, node.detours)
+
+    def cost(self, text: bytes) -> int:
+        """Return the fewest tokens that spell a text without control tokens."""
+        return self._extended([0], text)[-1]
+
+    def spell(self, text: bytes) -> list[int]:
+        """Return the fewest tokens that spell a text without control tokens."""
+        return self._spelled(text, self._extended([0], text))
+
+    def _following(
+        self,
+        node: _Node,
+        tags: Sequence[int],
+        names: Sequence[bytes],
+        texts: Sequence[bytes],
+        memory: SearchMemory,
+        seen: dict[tuple[object, ...], float],
+    ) -> Iterator[_Node]:
+        place = node.place
+        is_name = not place.in_string and not place.run
+        named = [each for name in names if (each := self._behind(node, name)) is not None] if is_name else []
+        forced = bytes(node.matcher.compute_ff_bytes()).partition(b"\xff")[0]
+        if forced:
+            behind = self._behind(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
+            yield from named or ([] if behind is None else [behind])
+            return
+        bits = bytes(node.matcher.compute_bitmask())
+        if node.matcher.is_error():
+            return
+        kind = hash(bits)
+        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may begin with them
+        key = kind, place.in_string, place.closed, place.open, place.run, last
+        worth = node.costs[-1] + node.detours
+        if seen.get(key, math.inf) <= worth:
+            return
+        seen[key] = worth
+        yield from named
+        for tag in tags:
+            if bits[tag >> 3] >> (tag & 7) & 1:
+                yield from self._child(node, b"\xff[%d]" % tag, [tag])
+        allowed = (np.frombuffer(bits, np.uint8)[self._byte_ids >> 3] >> (self._byte_ids & 7)) & 1
+        listed = [self._bytes[index] for index in np.flatnonzero(allowed)]
+        ends = [byte for byte in listed if byte == _QUOTE or (byte in _CLOSING and not place.in_string)]
+        if place.in_string and _QUOTE not in listed:
+            ends = []
+        elif not place.in_string:
+            ends = [byte for byte in ends if byte != _QUOTE]
+        if ends:
+            others = [byte for byte in listed if byte not in ends][:FEW_OTHERS]
+        elif not place.in_string and place.run and _COMMA in listed:
+            ends, others = [_COMMA], [byte for byte in listed if byte != _COMMA][:FEW_OTHERS]
+        else:
+            if place.in_string:
+                named += self._finished(node, kind, texts, memory)
+                yield from named
+            if kind not in memory.kinds or not place.in_string:  # numbers of one mask may differ in their remainders
+                memory.kinds[kind] = self._kinds(node, listed)
+            ends, others = list(memory.kinds[kind]), []
+            if named:
+                ends, others = [], ends
+        for byte in ends:
+            yield from self._child(node, bytes([byte]), [self._single[byte]])
+        for byte in others:
+            yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
+
+    def _finished(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
+        """The node behind the shortest of `texts` that finishes the string."""
+        known = memory.ends.get(kind, b"")
+        if known and (behind := self._behind(node, known)) is not None:
+            return [behind]
+        if known is not None:
+            memory.ends[kind] = next((text for text in texts if self._behind(node, text) is not None), None)
+        found = memory.ends[kind]
+        behind = None if found is None else self._behind(node, found)
+        return [] if behind is None else [behind]
+
+    def _kinds(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
+        """Of the bytes that may follow, one of each kind: behind those of a kind the same tokens may follow."""
+        found: dict[tuple[bool, int], int] = {}
+        ascii_only = [byte for byte in listed if byte < 0x80] or listed
+        for byte in ascii_only:
+            matcher = node.matcher.deep_copy()
+            if matcher.consume_token(self._single[byte]):
+                found.setdefault((matcher.is_accepting(), hash(bytes(matcher.compute_bitmask()))), byte)
+        return tuple(found.values())
+
+    def _child(self, node: _Node, text: bytes, tokens: list[int], detours: int = 0) -> Iterator[_Node]:
+        matcher = node.matcher.deep_copy()
+        if matcher.try_consume_tokens(tokens) != len(tokens):
+            return
+        if text[0] == _TAG:
+            costs = [*node.costs, *[_UNREACHABLE] * (len(text) - 1), node.costs[-1] + 1]
+            yield _Node(matcher, node.text + text, costs, node.place, node.detours)
+        else:
+            yield self._made(node, matcher, text, node.detours + detours)
+
+    def _behind(self, node: _Node, text: bytes) -> _Node | None:
+        matcher, tokens = node.matcher.deep_copy(), [self._single.get(byte, -1) for byte in text]
+        if -1 in tokens or matcher.try_consume_tokens(tokens) != len(tokens):
+            return None
+        return self._made(node, matcher, text, node.detours)
+
+    def _made(self, node: _Node, matcher: llguidance.LLMatcher, text: bytes, detours: int) -> _Node:
+        whole = node.text + text
+        place = node.place.behind(whole, len(node.text))
+        return _Node(matcher, whole, self._extended(node.costs, whole), place, detours)
+
+    def _extended(self, costs: list[int], text: bytes) -> list[int]:
+        """`costs`, of a beginning of `text`, for all of it."""
+        costs = list(costs)
+        for end in range(len(costs), len(text) + 1):
+            best = _UNREACHABLE
+            for start in range(max(0, end - self._longest), end):
+                if costs[start] + 1 < best and text[start:end] in self._ids:
+                    best = costs[start] + 1
+            costs.append(best)
+        return costs
+
+    def _spelled(self, text: bytes, costs: list[int]) -> list[int]:
+        found: list[int] = []
+        end = len(text)
+        while end:
+            if costs[end - 1] >= _UNREACHABLE and text[end - 1 : end] == b"]":
+                start = text.rfind(b"\xff[", 0, end)
+                found.append(int(text[start + 2 : end - 1]))
+            else:
+                start = next(
+                    start
+                    for start in range(max(0, end - self._longest), end)
+                    if costs[start] + 1 == costs[end] and text[start:end] in self._ids
+                )
+                found.append(self._ids[text[start:end]])
+            end = start
+        return found[::-1]
+
+
+def _estimate(node: _Node) -> float:
+    """Sort key of the search: the cost so far, less what is behind it, and more for each container that is to close."""
+    place = node.place
+    return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

@@ -1,0 +1,63 @@
+"""The access log: a record per request, with its id (one per generation: engine/running.py)."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, request_id_of
+
+log = logging.getLogger("notso.access")
+
+# Frequent and uninteresting while they succeed.
+_QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
+
+
+class AccessLog:
+    """ASGI layer that assigns the request id and logs the request when it ends.
+
+    Records name the route, not the path: they contain no chat ids, search terms or user text.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        name = request_id_of(next((value for key, value in scope["headers"] if key == HEADER.encode()), None))
+        token = request_id.set(name)
+        scope[SCOPE_KEY] = name
+        began = time.monotonic()
+        status, sent, ended, left = 0, 0, False, False
+
+        async def receive_noted() -> Message:
+            nonlocal left
+            message = await receive()
+            if message["type"] == "http.disconnect" and not ended:
+                left = True
+            return message
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status, sent, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = name
+            elif message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+                ended = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive_noted, send_noted)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            if log.isEnabledFor(logging.INFO) and (route not in _QUIET or status >= 400):
+                how = "" if ended else ", client disconnected" if left else ", incomplete"
+                took = round((time.monotonic() - began) * 1000)
+                log.info("%s %s %s, %d bytes in %d ms%s", scope["method"], route, status or "-", sent, took, how)
+            request_id.reset(token)

@@ -1,0 +1,516 @@
+"""Structured answers end: within their token limit where they can, and by themselves where nothing limits them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from notso.smollm3 import Engine
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.grammar import Grammars, answer_part
+from notso.smollm3.sampling.structured_output import StructuredOutput, structured_output_for
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.request_options import Grammar, RequestOptions, ToolName
+from notso.smollm3.values.sampling_params import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def grammars(small_tokenizer: Tokenizer) -> Grammars:
+    return Grammars(small_tokenizer)
+
+
+def draw(output: StructuredOutput, tokenizer: Tokenizer, limit: int, seed: int) -> tuple[str, bool]:
+    """An answer of uniformly drawn tokens, and whether it ended within its limit."""
+    chance, tokens = np.random.default_rng(seed), []
+    while len(tokens) < limit and not output.is_over:
+        logits = output.restrict(chance.standard_normal(tokenizer.vocab_size).astype(np.float32), False)
+        left = limit - len(tokens) - 1
+        token = int(logits.argmax())
+        while not output.permits(token, False, left):
+            logits = output.narrow(logits, token, left)
+            token = int(logits.argmax())
+        tokens.append(token)
+        output.take(token, False, left)
+        if token in tokenizer.end_ids:
+            return tokenizer.decode(tokens), True
+    return tokenizer.decode(tokens), output.is_over or output.is_whole
+
+
+def structured(grammars: Grammars, tokenizer: Tokenizer, options: RequestOptions) -> StructuredOutput:
+    found = structured_output_for(options, tokenizer, grammars, may_think=False, started="")
+    assert found is not None
+    return found
+
+
+def of_schema(schema: Any) -> RequestOptions:
+    return RequestOptions(grammar=Grammar("json_schema", json.dumps(schema)), thinking=False)
+
+
+def takes(grammars: Grammars, tokenizer: Tokenizer, schema: Any, text: str) -> bool:
+    matcher = grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+    return matcher.takes_all(tokenizer.encode(text)) and matcher.may_end
+
+
+# ---------------------------------------------------------------- within the limit
+
+
+def record(required: Sequence[str] = (), /, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": record(
+            ["value", "next", "children"],
+            value=INTEGER,
+            next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            children={"type": "array", "items": {"$ref": "#/$defs/node"}},
+        )
+    },
+}
+LIMITED: dict[str, tuple[dict[str, Any], str]] = {
+    "any value": ({}, "0"),
+    "any object": ({"type": "object"}, "{}"),
+    "any array": ({"type": "array"}, "[]"),
+    "a string": (STRING, '""'),
+    "an integer": (INTEGER, "0"),
+    "open members": ({**record(["a"], a=STRING), "additionalProperties": True}, '{"a":""}'),
+    "members of a kind": ({**record(["a"], a=STRING), "additionalProperties": INTEGER}, '{"a":""}'),
+    "pydantic's default": (
+        record(["name", "age"], name=STRING, age=INTEGER, tags={"type": "array", "items": STRING}),
+        '{"name":"","age":0}',
+    ),
+    "nested": (record(["a"], a=record(["b"], b=record(["c"], c=STRING))), '{"a":{"b":{"c":""}}}'),
+    "many members": (
+        record([f"p{n}" for n in range(9)], **{f"p{n}": INTEGER for n in range(9)}),
+        json.dumps({f"p{n}": 0 for n in range(9)}, separators=(",", ":")),
+    ),
+    "optional members": (record(["p7"], **{f"p{n}": record(["x"], x=STRING) for n in range(12)}), '{"p7":{"x":""}}'),
+    "a tree": (TREE, '{"value":0,"next":null,"children":[]}'),
+    "a long string": (record(["a"], a={"type": "string", "minLength": 30}), json.dumps({"a": "a" * 30})),
+    "many items": ({"type": "array", "items": INTEGER, "minItems": 12}, "[0,0,0,0,0,0,0,0,0,0,0,0]"),
+    "items of objects": (
+        {"type": "array", "items": record(["x", "y"], x=NUMBER, y=NUMBER), "minItems": 2},
+        '[{"x":0,"y":0},{"x":0,"y":0}]',
+    ),
+    "a long branch": (
+        {"anyOf": [record([f"p{n}" for n in range(30)], **{f"p{n}": STRING for n in range(30)}), {"type": "null"}]},
+        "null",
+    ),
+    "a long value": ({"enum": ["a" * 100, "b"]}, '"b"'),
+    "a tagged union": (
+        {
+            "anyOf": [
+                record(["kind", "radius"], kind={"const": "circle"}, radius=NUMBER),
+                record(
+                    ["kind", "points"],
+                    kind={"const": "polygon"},
+                    points={"type": "array", "items": NUMBER, "minItems": 20},
+                ),
+            ]
+        },
+        '{"kind":"circle","radius":0}',
+    ),
+    "a date": (record(["a"], a={"type": "string", "format": "date-time"}), '{"a":"2024-01-01T00:00:00Z"}'),
+    "an address": (record(["a"], a={"type": "string", "format": "email"}), '{"a":"a@b"}'),
+    "a pattern": (record(["a"], a={"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}), '{"a":"AAA-0000"}'),
+    "a pattern somewhere": (record(["a"], a={"type": "string", "pattern": "needle"}), '{"a":"needle"}'),
+    "a lookahead": (
+        record(["a"], a={"type": "string", "pattern": r"^(?=.*\d)(?=.*[a-z]).{8,}$"}),
+        '{"a":"1aaaaaaa"}',
+    ),
+    "a multiple": ({"type": "integer", "minimum": 100_000, "multipleOf": 7}, "100002"),
+}
+"""By name: a schema, and a short text of it. With so many tokens as that takes, and more, an answer can end."""
+
+
+@pytest.mark.parametrize("more", [0, 1, 4, 30])
+@pytest.mark.parametrize("name", LIMITED)
+def test_what_can_end_within_its_limit_does(
+    grammars: Grammars, small_tokenizer: Tokenizer, name: str, more: int
+) -> None:
+    schema, short = LIMITED[name]
+    jsonschema.validate(json.loads(short), schema)
+    limit = len(small_tokenizer.encode(short)) + more
+    for seed in range(2):
+        text, ended = draw(structured(grammars, small_tokenizer, of_schema(schema)), small_tokenizer, limit, seed)
+        assert ended, text
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "[a-z]{5,}[0-9]{2}"),
+        ("gbnf", 'root ::= "(" root ")" | "x"'),
+        ("lark", 'start: "a" start "b" | "c"'),
+        ("choice", '["a very long choice of many words", "b"]'),
+    ],
+)
+def test_other_grammars_end_too(grammars: Grammars, small_tokenizer: Tokenizer, kind: Any, source: str) -> None:
+    options = RequestOptions(grammar=Grammar(kind, source), thinking=False)
+    for seed in range(4):
+        output = structured(grammars, small_tokenizer, options)
+        text, ended = draw(output, small_tokenizer, 20, seed)
+        assert ended or output._matcher is None or output._matcher.may_end, text
+
+
+WEATHER = {"function": {"name": "weather", "parameters": record(["city", "days"], city=STRING, days=INTEGER)}}
+
+
+@pytest.mark.parametrize("choice", ["required", ToolName("weather")])
+def test_a_call_ends_within_its_limit(grammars: Grammars, small_tokenizer: Tokenizer, choice: Any) -> None:
+    options = RequestOptions(tools=[WEATHER], tool_choice=choice, thinking=False)
+    for seed in range(4):
+        text, ended = draw(structured(grammars, small_tokenizer, options), small_tokenizer, 60, seed)
+        assert ended, text
+
+
+def test_what_cannot_end_within_its_limit_is_cut(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    """And its tokens are those that it would have without a limit."""
+    options = of_schema({"type": "array", "items": INTEGER, "minItems": 200})
+    cut, ended = draw(structured(grammars, small_tokenizer, options), small_tokenizer, 20, 1)
+    assert not ended
+    assert draw(structured(grammars, small_tokenizer, options), small_tokenizer, 2_000, 1)[0].startswith(cut)
+
+
+def test_far_from_the_limit_nothing_is_looked_for(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    output = structured(grammars, small_tokenizer, of_schema(record(["a"], a=STRING)))
+    draw(output, small_tokenizer, 100_000, 1)
+    assert output._matcher is not None and output._matcher._limit is not None
+    assert output._matcher._limit._spent == 0
+
+
+def test_the_work_near_the_limit_is_bounded(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    wide = {f"p{n}": {"type": "string", "minLength": n} for n in range(12)}
+    schema = record(list(wide), **wide)
+    for limit in (50, 300):
+        output = structured(grammars, small_tokenizer, of_schema(schema))
+        draw(output, small_tokenizer, limit, 1)
+        assert output._matcher is not None and output._matcher._limit is not None
+        assert output._matcher._limit._spent <= 30_000
+
+
+# ---------------------------------------------------------------- with a model
+
+
+def answers(engine: Engine, schema: Any, limit: int, **options: Any) -> list[tuple[str, str | None]]:
+    found = []
+    for seed in range(20):
+        messages = [Message("user", f"What is {20 + seed} + 48?")]
+        params = SamplingParams(max_tokens=limit, seed=seed)
+        grammar = Grammar("json_schema", json.dumps(schema))
+        events = list(engine.generate(messages, params, RequestOptions(grammar=grammar, **options)))
+        found.append(("".join(each.text for each in events if each.kind == "text"), events[-1].finish_reason))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schema", "limit"),
+    [
+        (
+            record(
+                ["answer", "kind"], answer={**INTEGER, "minimum": 0, "maximum": 999}, kind={"enum": ["sum", "product"]}
+            ),
+            300,
+        ),
+        (record(["a"], a=INTEGER), 400),
+        (INTEGER, 400),
+        ({"type": "object"}, 60),
+    ],
+    ids=["pydantic's default object", "an unbounded integer", "an integer alone", "any object"],
+)
+def test_a_model_ends_twenty_of_twenty(demo_engine: Engine, schema: Any, limit: int) -> None:
+    for text, reason in answers(demo_engine, schema, limit, thinking=False):
+        assert reason == "stop", text
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_thought_leaves_room_for_the_answer(demo_engine: Engine) -> None:
+    schema = record(["a", "b"], a=INTEGER, b=STRING)
+    for text, reason in answers(demo_engine, schema, 22):
+        assert reason == "stop", text
+        jsonschema.validate(json.loads(text), schema)
+
+
+# ---------------------------------------------------------------- closed objects and short numbers
+
+CLOSED: dict[str, tuple[Any, str, bool]] = {
+    "declared": (record(["a"], a=INTEGER), '{"a":1}', True),
+    "another": (record(["a"], a=INTEGER), '{"a":1,"b":2}', False),
+    "said open": ({**record(["a"], a=INTEGER), "additionalProperties": True}, '{"a":1,"b":2}', True),
+    "said of a kind": ({**record(["a"], a=INTEGER), "additionalProperties": INTEGER}, '{"a":1,"b":2}', True),
+    "unevaluated": ({**record(["a"], a=INTEGER), "unevaluatedProperties": True}, '{"a":1,"b":2}', True),
+    "nothing declared": ({"type": "object"}, '{"a":1,"b":2}', True),
+    "a required name": (record(["a", "b"], a=INTEGER), '{"a":1,"b":2}', True),
+    "too few names": ({**record(["a"], a=INTEGER), "minProperties": 1}, '{"a":1}', True),
+    "inside": (record(["x"], x=record(["a"], a=INTEGER)), '{"x":{"a":1,"b":2}}', False),
+    "items": ({"type": "array", "items": record(["a"], a=INTEGER)}, '[{"a":1,"b":2}]', False),
+    "prefix items": ({"type": "array", "prefixItems": [record(["a"], a=INTEGER)]}, '[{"a":1,"b":2}]', False),
+    "together": ({"allOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]}, '{"a":1,"b":2}', True),
+    "together, another": (
+        {"allOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]},
+        '{"a":1,"b":2,"c":3}',
+        False,
+    ),
+    "together, one open": (
+        {"allOf": [record(["a"], a=INTEGER), {**record(["b"], b=INTEGER), "additionalProperties": True}]},
+        '{"a":1,"b":2,"c":3}',
+        True,
+    ),
+    "either": ({"anyOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]}, '{"b":2}', True),
+    "either, another": ({"anyOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]}, '{"a":1,"c":3}', False),
+    "base and branch": (
+        {**record(["k"], k=INTEGER), "anyOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]},
+        '{"k":1,"b":2}',
+        True,
+    ),
+    "base and branch, another": (
+        {**record(["k"], k=INTEGER), "anyOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]},
+        '{"k":1,"b":2,"c":3}',
+        False,
+    ),
+    "one of": ({"oneOf": [record(["a"], a=INTEGER), record(["b"], b=INTEGER)]}, '{"a":1}', True),
+    "a reference": ({"$ref": "#/$defs/x", "$defs": {"x": record(["a"], a=INTEGER)}}, '{"a":1,"b":2}', False),
+    "a base by reference": (
+        {"allOf": [{"$ref": "#/$defs/x"}], **record(["b"], b=INTEGER), "$defs": {"x": record(["a"], a=INTEGER)}},
+        '{"a":1,"b":2}',
+        True,
+    ),
+    "a reference twice": (
+        {
+            **record(
+                ["alone", "both"],
+                alone={"$ref": "#/$defs/x"},
+                both={"allOf": [{"$ref": "#/$defs/x"}, record(["b"], b=INTEGER)]},
+            ),
+            "$defs": {"x": record(["a"], a=INTEGER)},
+        },
+        '{"alone":{"a":1},"both":{"a":1,"b":2}}',
+        True,
+    ),
+    "a reference twice, another": (
+        {
+            **record(
+                ["alone", "both"],
+                alone={"$ref": "#/$defs/x"},
+                both={"allOf": [{"$ref": "#/$defs/x"}, record(["b"], b=INTEGER)]},
+            ),
+            "$defs": {"x": record(["a"], a=INTEGER)},
+        },
+        '{"alone":{"a":1,"b":2},"both":{"a":1,"b":2}}',
+        False,
+    ),
+    "a condition": ({"if": record([], a={"const": 1}), "then": {"required": ["b"]}}, '{"a":1,"b":2,"c":3}', True),
+    "sixteen digits": (INTEGER, "1234567890123456", True),
+    "white space is optional": (record(["a"], a=INTEGER), '{"a": 1}', True),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_objects_are_closed_unless_said_otherwise(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+    schema, text, is_taken = CLOSED[name]
+    assert takes(grammars, small_tokenizer, schema, text) == is_taken
+    if is_taken:
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        INTEGER,
+        NUMBER,
+        {"type": "number", "minimum": 0},
+        record(["a"], a=NUMBER),
+        {"type": "array", "items": NUMBER, "maxItems": 3},
+    ],
+    ids=json.dumps,
+)
+def test_numbers_have_sixteen_digits_at_most(grammars: Grammars, small_tokenizer: Tokenizer, schema: Any) -> None:
+    """However much a model likes digits."""
+    tokenizer = small_tokenizer
+    likes = np.array([tokenizer.token_bytes(token)[:1].isdigit() for token in range(tokenizer.vocab_size)])
+    for likes_points in (False, True):
+        output, text = structured(grammars, tokenizer, of_schema(schema)), ""
+        for _ in range(60):
+            logits = output.restrict(likes.astype(np.float32), False)
+            points = [tokenizer.encode("."), tokenizer.encode("e")][len(text) % 2]
+            logits[points] += 2 * likes_points
+            token = int(logits.argmax())
+            if output.is_over or token in tokenizer.end_ids:
+                break
+            output.take(token, False)
+            text += tokenizer.decode([token])
+        numbers = "".join(letter if letter in "0123456789.eE+-" else " " for letter in text).split()
+        assert numbers and all(sum(map(str.isdigit, number)) <= 16 for number in numbers), text
+
+
+def test_a_bound_may_ask_for_more_digits(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    text, ended = draw(
+        structured(grammars, small_tokenizer, of_schema({**INTEGER, "minimum": 10**17})), small_tokenizer, 60, 1
+    )
+    assert ended and int(text) >= 10**17
+
+
+# ---------------------------------------------------------------- patterns that look around
+
+PATTERNS: dict[str, tuple[str, list[str], list[str]]] = {
+    "pydantic's Decimal": (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", ["1", "-0.3", "+5.", ".5"], ["-", "+.", "", "1.2.3"]),
+    "zod's email": (
+        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+        ["a@b.co", "a.b@c-d.org"],
+        [".a@b.co", "a..b@c.de", "a.@b.co", "a@b", "a@-b.co"],
+    ),
+    "zod's duration": (
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
+        ["P1W", "P1Y2M", "PT5S", "P1DT1.5S"],
+        ["P", "P1W2D", "PT", "P1Y1W"],
+    ),
+    "zod's extended duration": (
+        r"^[-+]?P(?!$)(?:(?:[-+]?\d+Y)|(?:[-+]?\d+[.,]\d+Y$))?(?:(?:[-+]?\d+M)|(?:[-+]?\d+[.,]\d+M$))?"
+        r"(?:(?:[-+]?\d+W)|(?:[-+]?\d+[.,]\d+W$))?(?:(?:[-+]?\d+D)|(?:[-+]?\d+[.,]\d+D$))?(?:T(?=[\d+-])"
+        r"(?:(?:[-+]?\d+H)|(?:[-+]?\d+[.,]\d+H$))?(?:(?:[-+]?\d+M)|(?:[-+]?\d+[.,]\d+M$))?(?:[-+]?\d+(?:[.,]\d+)?S)?)??$",
+        ["P1Y", "P1.5Y", "-P1DT1H", "PT1,5M"],
+        ["P", "PT", "P1.5Y1M", "1Y"],
+    ),
+    "zod's hostname": (
+        r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+        r"(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$",
+        ["a", "a.b.c", "ex-1.org.", "a" * 63],
+        ["-a", "a..b", "", "a" * 64, ".".join(["a" * 60] * 5)],
+    ),
+    "zod's emoji": (r"^(\p{Extended_Pictographic}|\p{Emoji_Component})+$", ["😀", "😀👍"], ["a", ""]),
+    "zod's base64": (
+        r"^$|^(?:[0-9a-zA-Z+/]{4})*(?:(?:[0-9a-zA-Z+/]{2}==)|(?:[0-9a-zA-Z+/]{3}=))?$",
+        ["", "abcd", "ab==", "abcdabc="],
+        ["a", "abc", "=ab="],
+    ),
+    "zod's guid": (r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})$", ["12345678-1234-123456789012"], ["x"]),
+    "zod's date": (
+        r"^(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|\d{4}-(?:(?:0[13578]|1[02])-"
+        r"(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|(?:02)-(?:0[1-9]|1\d|2[0-8])))$",
+        ["2024-02-29", "2023-12-31"],
+        ["2023-02-29", "2023-13-01"],
+    ),
+    "zod's cuid": (r"^[cC][^\s-]{8,}$", ["cabcdefgh"], ["c", "cabc defgh"]),
+    "zod's nanoid": (r"^[a-zA-Z0-9_-]{21}$", ["a" * 21], ["a" * 20]),
+    "zod's jwt": (r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*$", ["a.b.c", "a.b."], ["a.b"]),
+    "a word": (r"\bfoo\b", ["foo", "a foo b", "-foo-"], ["food", "afoo", ""]),
+    "within a word": (r"^\w\B\w+$", ["ab", "abc"], ["a", "a-b"]),
+    "a password": (r"^(?=.*\d)(?=.*[a-z]).{8,}$", ["abcdefg1", "1aaaaaaa"], ["abcdefgh", "12345678", "a1"]),
+    "a strong password": (
+        r"^(?=.*[A-Z])(?=.*[a-z])(?=.*\d)(?=.*[^A-Za-z0-9]).{8,64}$",
+        ["aA1!aaaa"],
+        ["aA1aaaaa", "aA1!", "AAAA111!"],
+    ),
+    "no two hyphens": (r"^(?:(?!--).)*$", ["a-b", "", "-"], ["a--b", "--"]),
+    "trimmed": (r"^(?!\s)(?!.*\s$).+$", ["a", "a b"], [" a", "a ", ""]),
+    "not reserved": (r"^(?!(?:admin|root)$)[a-z]+$", ["adm", "admins", "rooty"], ["admin", "root"]),
+    "anchors in the middle": (r"(^a|b$)", ["ab", "xb", "axx"], ["xax", "x"]),
+    "an anchor in a group": (r"(?:^|,)a(?:,|$)", ["a", "b,a", "a,b"], ["ba", "ab"]),
+    "a lookahead in the middle": (r"^a(?=b|c)[a-z]{2}$", ["abz", "acz"], ["adz", "ab"]),
+    "a lookahead in a lookahead": (r"^(?!(?!a)).b?$", ["a", "ab"], ["b", "x"]),
+    "a name": (r"^(?!-)(?!.*--)[a-z0-9-]+$", ["a-b", "a"], ["-a", "a--b"]),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_that_look_around_are_held(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+    pattern, texts, others = PATTERNS[name]
+    for text in (*texts, *others):
+        written = json.dumps(text, ensure_ascii=False)
+        assert takes(grammars, small_tokenizer, {"type": "string", "pattern": pattern}, written) == (text in texts), (
+            text
+        )
+
+
+def test_a_name_may_look_around(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    schema = {"type": "object", "patternProperties": {"^(?!_)[a-z_]+$": INTEGER}, "additionalProperties": False}
+    assert takes(grammars, small_tokenizer, schema, '{"a":1}')
+    assert not takes(grammars, small_tokenizer, schema, '{"_a":1}')
+
+
+# ---------------------------------------------------------------- one of, unique, refusals
+
+EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "one of two patterns": (
+        {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "z$"}]},
+        ["ab", "bz"],
+        ["az", "b"],
+    ),
+    "not of a pattern": ({"type": "string", "not": {"pattern": "^[0-9]+$"}}, ["a", "1a", ""], ["1", "12"]),
+    "if of a pattern": (
+        {"type": "string", "if": {"pattern": "^a"}, "then": {"maxLength": 2}, "else": {"minLength": 3}},
+        ["a", "ab", "bcd"],
+        ["abc", "b"],
+    ),
+    "one of a date and others": (
+        {"oneOf": [{"type": "string", "format": "date"}, {"type": "string", "pattern": "^[a-z]+$"}]},
+        ["2024-02-29", "abc"],
+        ["2023-02-29", "A"],
+    ),
+    "unique integers": (
+        {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3}, "uniqueItems": True},
+        [[1], [3, 1], []],
+        [[1, 1], [4]],
+    ),
+    "unique, exclusive bounds": (
+        {
+            "type": "array",
+            "items": {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3},
+            "uniqueItems": True,
+        },
+        [[1], [2, 1]],
+        [[2, 2], [3], [0]],
+    ),
+    "unique by their kinds": (
+        {"type": "array", "prefixItems": [STRING, INTEGER], "items": False, "uniqueItems": True},
+        [["a", 1], ["a"], []],
+        [["a", 1, 2]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_patterns_and_bounds_make_decidable(grammars: Grammars, small_tokenizer: Tokenizer, name: str) -> None:
+    schema, values, others = EXACT[name]
+    judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    for value in (*values, *others):
+        assert judge.is_valid(value) == (value in values), value
+        assert takes(grammars, small_tokenizer, schema, json.dumps(value)) == (value in values), value
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ({"pattern": r"^(a)\1$"}, [r"/properties/mail/pattern", r"^(a)\1$", "a backreference"]),
+        ({"pattern": "(?<=a)b"}, ["/properties/mail/pattern", "(?<=a)b", "a lookbehind"]),
+        ({"pattern": "(a"}, ["/properties/mail/pattern", "(a", "a group is not closed"]),
+        ({"items": {"pattern": "^a(?=b)$"}}, ["/properties/mail/items/pattern", "^a(?=b)$", "matches no text"]),
+        ({"patternProperties": {r"(a)\1": {}}}, ["/properties/mail/patternProperties", r"(a)\1", "a backreference"]),
+        ({"type": "array", "uniqueItems": True}, ["/properties/mail/uniqueItems"]),
+        ({"type": "array", "contains": {}, "maxContains": 3}, ["/properties/mail/maxContains"]),
+        ({"not": {"multipleOf": 3}}, ["/properties/mail/not"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_tool", [False, True])
+def test_a_refusal_names_tool_pointer_and_pattern(
+    grammars: Grammars, small_tokenizer: Tokenizer, member: Any, said: list[str], is_tool: bool
+) -> None:
+    schema = {"type": "object", "properties": {"name": STRING, "mail": member}}
+    options = of_schema(schema)
+    if is_tool:
+        tool = {"function": {"name": "send_email", "parameters": schema}}
+        options, said = RequestOptions(tools=[WEATHER, tool], tool_choice="required"), [*said, "send_email"]
+    with pytest.raises(InvalidRequestError) as refused:
+        structured(grammars, small_tokenizer, options)
+    assert all(each in str(refused.value) for each in said), str(refused.value)

@@ -1,0 +1,117 @@
+"""Why a stream ended can be read from the log, by the request's id."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.smollm3 import EngineError, Event, Message
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.request_id import request_id
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+class Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[tuple[str | None, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((request_id.get(), record.getMessage()))
+
+    def of(self, name: str) -> str:
+        return "\n".join(line for of, line in list(self.lines) if of == name)
+
+
+@pytest.fixture
+def records() -> Iterator[Records]:
+    handler, log = Records(), logging.getLogger("notso.access")
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.removeHandler(handler)
+    log.setLevel(before)
+
+
+def endless(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+    while True:
+        yield from say("word " * 200, piece=1000)
+
+
+def begun(server: Any, name: str, **more: Any) -> Any:
+    """A stream of which the first piece was read."""
+    stream = server.client.stream("POST", "/v1/chat/completions", json=HELLO | more, headers={"X-Request-Id": name})
+    response = stream.__enter__()
+    next(response.iter_raw())
+    return stream
+
+
+def test_each_request_has_an_id(start: Callable[..., Any], records: Records) -> None:
+    server = start(ScriptedEngine()).ready()
+    made = server.client.get("/v1/models").headers["x-request-id"]
+    assert re.fullmatch("req_[0-9a-f]{24}", made)
+    assert server.client.get("/v1/models", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    for odd in ("x" * 65, "a b", "<b>", ""):
+        assert server.client.get("/", headers={"X-Request-Id": odd}).headers["x-request-id"].startswith("req_")
+    server.wait(lambda: "GET /v1/models 200" in records.of("mine-1"))
+    assert "GET /v1/models 200" in records.of(made)
+    server.client.get("/livez", headers={"X-Request-Id": "quiet"})
+    server.client.get("/chats/no-such-chat?secret", headers={"X-Request-Id": "path"})
+    server.wait(lambda: "404" in records.of("path"))
+    assert not records.of("quiet") and "secret" not in records.of("path") and "no-such" not in records.of("path")
+
+
+@pytest.mark.parametrize(("limit", "said"), [(None, "generation ended: stop;"), (3, "generation ended: length;")])
+def test_an_end_is_named(start: Callable[..., Any], records: Records, limit: int | None, said: str) -> None:
+    server = start(ScriptedEngine(ends_at_limit=True)).ready()
+    asked = HELLO | ({"max_tokens": limit} if limit else {})
+    server.client.post("/v1/chat/completions", json=asked, headers={"X-Request-Id": "one"})
+    server.wait(lambda: said in records.of("one") and "POST /v1/chat/completions 200" in records.of("one"))
+    assert "disconnected" not in records.of("one")
+
+
+def test_a_client_that_leaves_is_named(start: Callable[..., Any], records: Records) -> None:
+    server = start(ScriptedEngine(endless, pace_seconds=0.001)).ready()
+    begun(server, "left").__exit__(None, None, None)
+    server.wait(lambda: "client disconnected" in records.of("left") and "ended: cancelled" in records.of("left"))
+
+
+def test_a_client_that_reads_nothing_is_named(start: Callable[..., Any], records: Records) -> None:
+    server = start(ScriptedEngine(endless), send_timeout_seconds=0.2).ready()
+    address = httpx.URL(server.address)
+    body = json.dumps(HELLO).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nX-Request-Id: slow\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((address.host, address.port or 80)) as reader:
+        reader.sendall(head.encode() + body)
+        server.wait(lambda: "read nothing for 0.2 s; connection dropped" in records.of("slow"))
+    server.wait(lambda: "client disconnected" in records.of("slow") and "ended: cancelled" in records.of("slow"))
+
+
+def test_an_engine_that_fails_is_named(start: Callable[..., Any], records: Records) -> None:
+    server = start(ScriptedEngine(failure=EngineError("a logit was not finite"))).ready()
+    server.client.post("/v1/chat/completions", json=HELLO, headers={"X-Request-Id": "failed"})
+    server.wait(lambda: "generation ended: failed" in records.of("failed"))
+
+
+def test_a_turn_that_was_stopped_is_named_by_the_request_that_began_it(
+    start: Callable[..., Any], records: Records
+) -> None:
+    server = start(ScriptedEngine(endless, pace_seconds=0.001)).ready()
+    server.client.headers["X-Request-Id"] = "asked"
+    asked = server.ask("hello")
+    server.client.headers["X-Request-Id"] = "stopped"
+    server.wait(lambda: server.client.post(f"/generations/{asked.generation_id}/stop").status_code < 400)
+    server.finished(asked)
+    server.wait(lambda: "generation ended: " in records.of("asked"))
+    assert re.search("ended: (stopped by the client|cancelled)", records.of("asked"))
+    assert "POST /generations/{generation_id}/stop" in records.of("stopped")
