@@ -177,7 +177,7 @@ class McpServer:
                     await self._connect(process, up, over)
                     return
                 except Exception as error:
-                    self.failure = process.fault or _reason(error)
+                    self.failure = process.fault or _reason(error, "reached" if self.entry.url else "started")
                     if self._client is not None or not _may_speak_sse(self.entry, process):
                         break
             if not up.done():
@@ -347,16 +347,16 @@ def _part_of(content: ContentBlock) -> str:
     return f"[{content.type} left out]"
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, step: str) -> str:
     """One line about why a server did not come up, without paths or secrets."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):
         return "there is no such program"
     if isinstance(error, OSError):
-        return error.strerror or "it could not be started"
+        return error.strerror or f"it could not be {step}"
     if isinstance(error, MCPError):
         return "it ended at once" if error.code == CONNECTION_CLOSED else NO_MCP
     if isinstance(error, ValidationError):
         return NO_MCP
-    return "it could not be started"
+    return f"it could not be {step}"
