@@ -13,6 +13,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import Engine
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
+from notso.web.engine.port import AdapterSource, InvalidRequestError
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_id
 
@@ -153,3 +154,27 @@ def test_the_page_loads_nothing_else(served: Any, file: str) -> None:
     for file, words in (("bad.gguf", "bad.gguf"), ("absent.gguf", "absent.gguf: there is no such file")):
         refused = served.client.post("/models/adapters/load", data={"file": file, "name": "new"})
         assert refused.status_code == 400 and words in refused.text
+
+
+@pytest.mark.parametrize(("in_between", "status"), [(True, 404), (False, 400)])
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("/models/adapters/unload", {"data": {"name": "one"}}),
+        ("/v1/unload_lora_adapter", {"json": {"lora_name": "one"}}),
+    ],
+)
+def test_an_adapter_that_cannot_be_removed_is_no_fault_inside(
+    start: Callable[..., Any], tmp_path: Path, path: str, sent: dict[str, Any], in_between: bool, status: int
+) -> None:
+    engine = ScriptedEngine()
+    engine.adapters.add(AdapterSource("one", "one.gguf"))
+    server = start(engine, adapter_dir=tmp_path).ready()
+
+    def refuse(name: str) -> None:
+        if in_between:
+            del engine.adapters.infos[name]
+        raise InvalidRequestError("it is not removed", param="adapter")
+
+    engine.adapters.remove = refuse  # type: ignore[method-assign]
+    assert server.client.post(path, **sent).status_code == status

@@ -169,3 +169,21 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], setting:
     with pytest.raises(SettingsError) as caught:
         Settings(**wrong)
     assert caught.value.setting == setting
+
+
+def test_the_engines_changes_are_followed_once_however_often_sessions_come_and_go(engine: Any) -> None:
+    ends, host = engine.app.state.front_ends, engine.shared.engine
+
+    async def come_and_go() -> tuple[int, int]:
+        for number in range(5):
+            ends.remove(ends.session(f"session {number}"))
+        last = ends.session("last")
+        before = host._when_changed.count(ends._changed)
+        host._tell()
+        after = host._when_changed.count(ends._changed)
+        woken = last._stream.news.is_set()
+        ends.remove(last)
+        assert woken
+        return before, after
+
+    assert engine.on_loop(come_and_go) == (1, 1)

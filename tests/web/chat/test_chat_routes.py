@@ -188,6 +188,22 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     assert server.client.get(url).status_code == 204, "its page still asked while the chat was deleted"
 
 
+def test_an_answer_that_was_edited_has_suggestions_of_its_own(start: Start) -> None:
+    engine = ScriptedEngine(suggesting)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    url = f"/chats/{asked.chat_id}"
+    server.client.get(f"{url}/suggestions")
+    answer = server.stored(asked)
+    assert server.client.post(f"{url}/messages/{answer.id}/edit", data={"text": "Another."}).status_code == 303
+    for _ in range(2):
+        server.client.get(f"{url}/suggestions")
+    prompts = [[message.content for message in request.messages] for request in engine.requests[1:]]
+    assert prompts == [["Hello", "An answer.", REQUEST], ["Hello", "Another.", REQUEST]]
+
+
 def test_a_page_asks_for_suggestions_only_right_after_an_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine()).ready()
     assert "/suggestions" not in server.client.get("/").text

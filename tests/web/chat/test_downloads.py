@@ -160,6 +160,72 @@ def _kept(file: registry.KnownFile) -> int:
     return download.part_path(file).stat().st_size
 
 
+class Held:
+    """A transfer that reports progress once for each `go`, and ends at its `last` run."""
+
+    def __init__(self, last: int) -> None:
+        self.runs = 0
+        self.began, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self._last = last
+
+    def __call__(self, file: registry.KnownFile, progress: Callable[[str, int, int], None], **_: Any) -> None:
+        self.runs += 1
+        run = self.runs
+        self.began.release()
+        assert self.go.acquire(timeout=60)
+        if run < self._last:
+            progress("downloading", 1, file.size_bytes)
+            raise AssertionError("it was not stopped")
+
+
+def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFile) -> None:
+    held, arrived = Held(last=2), []
+    downloads = Downloads(held)
+    assert downloads.start(official_file, lambda: arrived.append("first"))
+    assert held.began.acquire(timeout=60)
+    downloads.stop()
+    assert downloads.start(official_file, lambda: arrived.append("second"))
+    other = dataclasses.replace(official_file, filename="other.gguf")
+    assert not downloads.start(other)
+    assert downloads.current is not None and downloads.current.phase == "checking"
+    held.go.release()
+    assert held.began.acquire(timeout=60), "it goes on by itself"
+    held.go.release()
+    downloads._thread.join(60)  # type: ignore[union-attr]
+    assert (downloads.current.phase, arrived, held.runs) == ("done", ["second"], 2)
+
+
+def test_the_last_of_stop_resume_and_stop_counts(official_file: registry.KnownFile) -> None:
+    held = Held(last=2)
+    downloads = Downloads(held)
+    downloads.start(official_file)
+    assert held.began.acquire(timeout=60)
+    downloads.stop()
+    assert downloads.start(official_file)
+    downloads.stop()
+    held.go.release()
+    downloads.close(60)
+    assert downloads.current is not None and downloads.current.phase == "stopped" and held.runs == 1
+
+
+def test_a_download_without_a_thread_leaves_the_next_one_free(
+    official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    held = Held(last=1)
+    downloads = Downloads(held)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(threading.Thread, "start", refuse)
+        downloads.start(official_file)
+    assert downloads.current is None
+    assert downloads.start(official_file)
+    held.go.release()
+    downloads._thread.join(60)  # type: ignore[union-attr]
+    assert downloads.current is not None and downloads.current.phase == "done"
+
+
 def test_a_closing_server_keeps_what_has_arrived(
     start: Start, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,3 +92,59 @@ def test_by_default_nothing_is_asked(start: Start) -> None:
 )
 def test_only_a_title_counts(said: str, title: str) -> None:
     assert title_in(said) == title
+
+
+class Stoppable:
+    """Counts the stops of a generation that does not end by itself."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def test_a_turn_stops_every_title_that_is_being_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[Stoppable] = []
+    ended = threading.Event()
+
+    async def endless(requests: Any, request: Any, seconds: float, started: Callable[[Any], None]) -> str | None:
+        running.append(Stoppable())
+        started(running[-1])
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+        return None
+
+    monkeypatch.setattr(titles, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(titles, "whole_text", endless)
+    server = start(ScriptedEngine(script)).ready()
+    server.client.post("/settings", data={"titles": "on"})
+    asked = server.ask("Tell me about cats")
+    server.finished(asked)
+    server.wait(lambda: len(running) == 1)
+    server.finished(server.ask("Tell me about dogs"))
+    server.wait(lambda: len(running) == 2)
+    assert [each.stops for each in running] == [1, 0]
+    server.finished(server.ask("And birds?", asked.chat_id))
+    assert [each.stops for each in running] == [2, 1]
+    ended.set()
+
+
+def test_a_titles_prompt_is_not_built_on_the_event_loop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loop: list[bool] = []
+    build = titles.prompt_messages
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            on_loop.append(True)
+            return build(*arguments, **options)
+        on_loop.append(False)
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(titles, "prompt_messages", recorded)
+    server = start(ScriptedEngine(script)).ready()
+    server.client.post("/settings", data={"titles": "on"})
+    asked = server.ask("Tell me about cats")
+    server.wait(lambda: name_of(server, asked.chat_id) == "A Chat About Cats")
+    assert on_loop == [False]

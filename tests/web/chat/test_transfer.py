@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,3 +283,24 @@ def test_a_chat_from_a_far_future_counts_as_one_of_today(server: Any) -> None:
 def test_a_file_switches_no_tools_on(server: Any) -> None:
     assert send(server, file(chats=[chat(settings={"tools": "calculator", "seed": "7"})])).status_code == 303
     assert "tools" not in chats(server)[0].settings and chats(server)[0].settings["seed"] == 7
+
+
+def test_only_one_backup_takes_the_place_of_a_stalled_one(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    dropped: list[str] = []
+    server.chat.backup_reader = SimpleNamespace(unread_since=-1e9, drop=lambda: dropped.append("reader"))
+    server.on_loop(server.chat.backing_up.acquire)
+    statuses: list[int] = []
+
+    def back_up() -> None:
+        statuses.append(server.client.get("/backup").status_code)
+
+    threads = [threading.Thread(target=back_up) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    server.wait(lambda: len(statuses) == 2)
+    assert (statuses, dropped) == ([429, 429], ["reader"])
+    server.on_loop(server.chat.backing_up.release)
+    for thread in threads:
+        thread.join(60)
+    assert statuses == [429, 429, 200]

@@ -12,11 +12,14 @@ from typing import Any
 import httpx
 import pytest
 from valkey_server import ValkeyServer
+from web.turns.test_tool_questions import answer, curious, result, script, tool, waiting
+from web.turns.test_tool_turns import Others, permit
 
 from notso.smollm3 import Event
 from notso.web.rendering.markdown import render_markdown
 from notso.web.store.protocol import Orphan
 from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.tools.toolbox import Toolbox
 
 ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
 KEY = "correct horse battery staple"
@@ -95,6 +98,20 @@ def test_a_stop_reaches_the_replica_that_computes(replica: Replica) -> None:
         assert '"state": "stopped"' in "".join(stream.iter_text()), "the reader there is told of the end"
     stored = here.finished(asked)
     assert stored.state == "stopped" and stored.content.startswith("word")
+
+
+def test_a_reply_to_a_tools_question_reaches_the_replica_that_computes(replica: Replica) -> None:
+    here, there = replica(ScriptedEngine(script)), replica(ScriptedEngine(script))
+    joined(here, there)
+    here.chat.toolbox = Toolbox(Others(tool(curious)))
+    assert here.client.post("/tools", data={"tool-odd": "on"}).status_code == 303
+    turn = here.ask("Go", thinking=False)
+    assert permit(here, turn).status_code == 200
+    question = waiting(here, turn)
+    assert answer(there, turn, question, **{"value-0": "", "value-1": "1"}).status_code == 200
+    assert answer(there, turn, question, **{"value-0": "Ada", "value-1": "36"}).status_code == 200
+    assert result(here, turn) == ["accept", {"name": "Ada", "age": 36}]
+    assert answer(there, turn, question, **{"value-0": "Ada"}).status_code == 409
 
 
 def test_what_is_done_at_one_replica_is_heard_at_the_other(replica: Replica, event_reader: Any) -> None:

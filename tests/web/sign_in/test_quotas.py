@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
-from notso.smollm3 import InvalidRequestError
+from notso.smollm3 import InvalidRequestError, Usage
+from notso.web.edge.rate_limit import OwnCounters
 from notso.web.sign_in import accounts as accounts_module
 from notso.web.sign_in.given_keys import owner_of_key
 from notso.web.sign_in.key_book import KeyBook
-from notso.web.store.access import ApiKey
+from notso.web.store.access import ApiKey, UsageRow
 from notso.web.store.opening import access_store_at
 from notso.web.testing.scripted_engine import TEMPLATE_TOKENS, ScriptedEngine, say
 from notso.web.values.ids import new_id
-from notso.web.values.quotas import Wanted, granted
+from notso.web.values.quotas import Reservation, Wanted, granted
 from notso.web.values.sign_in import SignInSettings
 
 Start = Callable[..., Any]
@@ -176,3 +178,40 @@ def test_a_page_that_comes_second_is_refused_before_it_is_stored(one: Servers, m
     assert (first.status_code, second.status_code) == (303, 429)
     assert "Two" in second.text and second.headers["retry-after"] == "5"
     assert len(server.on_loop(lambda: server.shared.store.chats(owner_of_key(key.id)))) == 1
+
+
+class SlowStore:
+    """Records usage once `go` is set."""
+
+    def __init__(self) -> None:
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+        self.rows: list[UsageRow] = []
+        self.settled: list[str] = []
+        self.closed_after = -1
+
+    async def open(self) -> None: ...
+
+    async def add_usage(self, rows: list[UsageRow], ended: list[Reservation]) -> None:
+        self.began.set()
+        await self.go.wait()
+        self.rows += rows
+        self.settled += [each.id for each in ended]
+
+    async def close(self) -> None:
+        self.closed_after = len(self.rows)
+
+
+def test_closing_waits_for_the_usage_that_is_being_written() -> None:
+    async def close_while_writing() -> Any:
+        store: Any = SlowStore()
+        accounts = accounts_module.Accounts(store, OwnCounters())
+        await accounts.start()
+        accounts.ended("ann", Usage(3, 4), Reservation("r", accounts.today(), "ann", 3, 4))
+        await store.began.wait()
+        closing = asyncio.create_task(accounts.close())
+        asyncio.get_running_loop().call_soon(store.go.set)
+        await closing
+        return store
+
+    store = asyncio.run(close_while_writing())
+    assert (len(store.rows), store.settled, store.closed_after) == (1, ["r"], 1)

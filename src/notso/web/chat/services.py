@@ -50,6 +50,7 @@ class ChatServices:
     toolbox: Toolbox = field(default_factory=Toolbox)
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
+    backup_waits: bool = False  # whether a request waits for a dropped download to end
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
     previews: WorkLine = field(
         default_factory=lambda: WorkLine("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)

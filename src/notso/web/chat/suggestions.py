@@ -35,7 +35,7 @@ class Suggestions:
         self._requests = requests
         self._turns = turns
         self._running: RunningRequest | None = None
-        self._made: OrderedDict[str, list[str]] = OrderedDict()
+        self._made: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
         turns.at_start.append(lambda turn: self.cancel())
 
     @property
@@ -60,9 +60,10 @@ class Suggestions:
         choice: ModelChoice = DEFAULT_MODEL,
     ) -> list[str]:
         """Return questions to follow `line`; none while the engine is busy."""
-        answer_id = line[-1].id
-        if answer_id in self._made:
-            return self._made[answer_id]
+        # The text is part of the key, as an answer that was edited or continued keeps its id.
+        key = line[-1].id, hash(line[-1].content)
+        if key in self._made:
+            return self._made[key]
         if not settings.suggestions or not self.idle:
             return []
         messages = await asyncio.to_thread(
@@ -72,10 +73,10 @@ class Suggestions:
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice)
         if text is None:
             return []
-        self._made[answer_id] = questions_in(text)
+        self._made[key] = questions_in(text)
         if len(self._made) > MAX_REMEMBERED:
             self._made.popitem(last=False)
-        return self._made[answer_id]
+        return self._made[key]
 
     async def _generate(
         self,

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from notso.web.chat.submit import title_of
@@ -14,7 +13,7 @@ from notso.web.chat.suggestions import Suggestions
 from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.engine.short_text import whole_text
-from notso.web.store.protocol import Chat, ChatStore, StoredMessage
+from notso.web.store.protocol import Chat, ChatStore
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, settings_from
 from notso.web.turns.prompt import conversation_of, prompt_messages
@@ -53,14 +52,14 @@ class Titles:
         self._suggestions = suggestions
         self._store = store
         self._feed = feed
-        self._running: RunningRequest | None = None
+        self._running: set[RunningRequest] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         turns.at_start.append(lambda turn: self.cancel())
 
     def cancel(self) -> None:
-        """Stop the current generation."""
-        if self._running is not None:
-            self._running.stop()
+        """Stop all current generations."""
+        for running in list(self._running):
+            running.stop()
 
     def consider(self, turn: Turn) -> None:
         """Name the chat of an ended turn if it has no name."""
@@ -80,9 +79,13 @@ class Titles:
             is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
             if not settings.titles or not is_first or chat.title != title_of(line[0].content):
                 return  # named already, or past its first answer
+            messages = await asyncio.to_thread(
+                prompt_messages, line, settings.system_prompt, keep_thinking=settings.keep_thinking
+            )
             if not await self._idle():
                 return
-            title = title_in(await self._ask(owner, chat, line, settings, turn.request) or "")
+            text = await self._ask(owner, chat, messages, conversation_of(line), settings, turn.request)
+            title = title_in(text or "")
             now = await self._store.chat(owner, chat_id)
             if title and now is not None and now.title == chat.title:  # not renamed meanwhile
                 await self._store.set_title(owner, chat_id, title)
@@ -98,9 +101,14 @@ class Titles:
         return False
 
     async def _ask(
-        self, owner: str, chat: Chat, line: Sequence[StoredMessage], settings: ChatSettings, asked: Request
+        self,
+        owner: str,
+        chat: Chat,
+        messages: tuple[Message, ...],
+        conversation: str | None,
+        settings: ChatSettings,
+        asked: Request,
     ) -> str | None:
-        messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
         request = Request(
             (*messages, Message("user", REQUEST)),
             replace(settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0),
@@ -111,16 +119,22 @@ class Titles:
                 date=chat.prompt_date,
                 priority="background",
                 owner=owner,
-                conversation=conversation_of(line),
+                conversation=conversation,
                 adapter=asked.options.adapter,
             ),
             asked.model,
         )
 
-        def started(running: RunningRequest) -> None:
-            self._running = running
+        begun: list[RunningRequest] = []
 
-        return await whole_text(self._requests, request, PATIENCE_SECONDS, started)
+        def started(running: RunningRequest) -> None:
+            begun.append(running)
+            self._running.add(running)
+
+        try:
+            return await whole_text(self._requests, request, PATIENCE_SECONDS, started)
+        finally:
+            self._running.difference_update(begun)
 
 
 def title_in(text: str) -> str:

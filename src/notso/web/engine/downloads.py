@@ -60,6 +60,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
+        self._again: Callable[[], None] | None = None  # of a resumption that waits for the stop
 
     @property
     def current(self) -> Download | None:
@@ -71,19 +72,36 @@ class Downloads:
         with self._lock:
             # `arrived` runs in the download's thread, before the phase becomes "done".
             if self._current is not None and self._current.active:
+                if self._current.file == file and self._current.phase == "stopping":
+                    self._again = arrived
+                    self._current = replace(self._current, phase="checking")
                 return self._current.file == file
-            self._current = Download(file, "checking")
-            self._stop_requested = threading.Event()
-            run = _Run(self, file, self._stop_requested, arrived)
-            self._thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
-            self._thread.start()
+            self._begin(file, arrived)
             return True
+
+    def _begin(self, file: KnownFile, arrived: Callable[[], None]) -> None:
+        stop_requested = threading.Event()
+        run = _Run(self, file, stop_requested, arrived)
+        thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
+        thread.start()  # raises RuntimeError without a thread, before anything has changed
+        self._thread, self._stop_requested, self._current = thread, stop_requested, Download(file, "checking")
+
+    def _ended(self, end: Download) -> None:
+        with self._lock:
+            self._current = end
+            again, self._again = self._again, None
+            if again is not None and end.phase == "stopped":
+                try:
+                    self._begin(end.file, again)
+                except RuntimeError as error:
+                    self._current = replace(end, phase="failed", failure=str(error))
 
     def stop(self) -> None:
         """Request a stop; received data is kept."""
         with self._lock:
             if self._current is not None and self._current.active:
                 self._stop_requested.set()
+                self._again = None
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
@@ -121,8 +139,7 @@ class _Run:
             logger.exception("a download failed")
             failure = "something went wrong inside; the server's log says more"
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=failure)
-        with self._downloads._lock:
-            self._downloads._current = end
+        self._downloads._ended(end)
 
     @property
     def _done_bytes(self) -> int:

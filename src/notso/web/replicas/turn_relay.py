@@ -15,6 +15,7 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import TurnLog
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
+from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 FIRST_SECONDS = 0.5
@@ -60,7 +61,7 @@ class TurnRelay:
         self._tasks: set[asyncio.Task[None]] = set()
         if exchange.is_shared:
             turns.at_start.append(self._publish)
-            turns.not_here = lambda method, *arguments: exchange.tell("turn", method=method, arguments=arguments)
+            turns.not_here = self._forward
             feed.at_announce = lambda *announced: exchange.tell("feed", announced=announced)
             exchange.hear("turn", self._do)
             exchange.hear("feed", lambda body: feed.take(*body["announced"]))
@@ -95,6 +96,10 @@ class TurnRelay:
     def _publish(self, turn: Turn) -> None:
         self._exchange.publish(turn.id, turn.log)
 
+    def _forward(self, method: str, *arguments: object) -> bool:
+        self._exchange.tell("turn", method=method, arguments=arguments)
+        return True
+
     def _do(self, body: Body) -> None:
         # Another replica's user action. If the turn does not run here, it is ignored.
         method, (name, *more) = body["method"], body["arguments"]
@@ -107,6 +112,9 @@ class TurnRelay:
                 self._turns.answer_now(name)
             elif method == "permit" and more[1] in PERMISSIONS:
                 self._turns.permit(name, more[0], cast(Permission, more[1]))
+            elif method == "reply":
+                with contextlib.suppress(Problem):  # the question stays
+                    self._turns.reply(name, more[0], more[1])
 
     def _look(self, generation_id: str) -> None:
         if (copy := self._copies.get(generation_id)) is not None:

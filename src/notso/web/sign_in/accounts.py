@@ -76,6 +76,7 @@ class Accounts:
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         self._audited: dict[tuple[str, str], tuple[float, int]] = {}  # time of the written entry, repetitions since
         self._unwritten: list[AuditEntry] = []
 
@@ -86,7 +87,7 @@ class Accounts:
         self._task = asyncio.create_task(self._write_now_and_then())
 
     async def _write_now_and_then(self) -> None:
-        while True:
+        while not self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
                     await self._due.wait()
@@ -210,8 +211,10 @@ class Accounts:
 
     async def close(self) -> None:
         """Write pending entries and close the store."""
-        if self._task is not None:
-            self._task.cancel()
+        self._closing = True
+        self._due.set()
+        if self._task is not None:  # not canceled: what it is writing would be lost
+            await asyncio.wait({self._task})
         await self._write_audit(all_of_it=True)
         await self.flush()
         await self.store.close()

@@ -12,13 +12,14 @@ from typing import Literal
 from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
 from notso.web.store.protocol import ChatStore, ToolUse
-from notso.web.tools.elicitation import Elicitation, Reply
+from notso.web.tools.elicitation import DECLINED, Elicitation, Reply, values_of
 from notso.web.turns.tool_calls import Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.turns.turn_log import Card
 from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.fair_queue import FairQueue
+from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")
@@ -49,8 +50,8 @@ class Turns:
         # finish reason: None if failed
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
-        # Forwards a request for a turn that runs elsewhere: method name and arguments.
-        self.not_here: Callable[..., None] = lambda method, *arguments: None
+        # Forwards a request for a turn that runs elsewhere: method name and arguments. False: there are no others.
+        self.not_here: Callable[..., bool] = lambda method, *arguments: False
         self._marks: dict[str, Mark] = {}
         self._store = store
         self._requests = requests
@@ -160,9 +161,18 @@ class Turns:
         consumer = self._consumers.get(generation_id)
         return consumer.calls.question if consumer is not None and not consumer.turn.cancelled else None
 
-    def reply(self, generation_id: str, question_id: str, reply: Reply) -> bool:
+    def reply(self, generation_id: str, question_id: str, form: Mapping[str, str]) -> bool:
+        """Answer a tool's question; False if it does not wait, here or elsewhere. Raise Problem (400)."""
         consumer = self._consumers.get(generation_id)
-        return consumer is not None and consumer.calls.reply(question_id, reply)
+        if consumer is None:  # the question, and so the form's values, are known only where the turn runs
+            return self.not_here("reply", generation_id, question_id, dict(form))
+        question = self.question(generation_id)
+        if question is None or question.id != question_id:
+            return False
+        if form.get("answer") not in ("accept", "decline"):
+            raise Problem(400, words["error_form"])
+        accepted = form["answer"] == "accept"
+        return consumer.calls.reply(question_id, Reply("accept", values_of(question, form)) if accepted else DECLINED)
 
     def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
         consumer = self._consumers.get(generation_id)

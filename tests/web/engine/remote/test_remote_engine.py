@@ -367,6 +367,8 @@ class FalseEngine:
         self.result: bytes = b'{"result": {"prompt_tokens": 5, "cached_tokens": 0, "seconds": 1.0}}'
         self.endless = False
         self.sent = 0
+        self.calls = 0
+        self.at_call: Callable[[Any], bool] = lambda handler: True
         engine = self
         lines: list[Callable[[bytes], None]] = []
 
@@ -394,10 +396,15 @@ class FalseEngine:
                     with contextlib.suppress(OSError):
                         while not engine.closed.wait(0.5):
                             line(b"{}")
-                elif name == "submit":
+                    return
+                if name == "submit":
                     self.say(b'{"result": true}')
                     with contextlib.suppress(OSError):
                         lines[-1](json.dumps({"answers": {str(body["number"]): [0, engine.events]}}).encode())
+                    return
+                engine.calls += name == "call"
+                if not engine.at_call(self):
+                    self.close_connection = True
                 elif engine.endless:
                     self.end_headers()
                     with contextlib.suppress(OSError):
@@ -466,6 +473,54 @@ def test_what_no_engine_says_ends_the_answer_and_the_next_one_comes(
     engine.events = right
     wait(lambda: source._link.is_up)
     assert text(source().submit(HELLO).events()) == "fine"
+
+
+def test_calls_on_a_reused_connection_are_sent_once(false: tuple[FalseEngine, RemoteSource]) -> None:
+    engine, source = false
+    remote, used = source(), set()
+    for _ in range(3):
+        remote.estimate(HELLO)
+        used |= {connection for connection, _ in source._link._spare}
+    assert (engine.calls, len(used)) == (3, 1)
+
+
+def test_a_slow_call_on_a_reused_connection_is_sent_once(
+    false: tuple[FalseEngine, RemoteSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, source = false
+    remote = source()
+    monkeypatch.setattr(engine_link, "CALL_SECONDS", 0.2)
+    remote.estimate(HELLO)
+    engine.at_call = lambda handler: bool(engine.closed.wait(30)) and False
+    with pytest.raises(EngineError, match="takes too long"):
+        remote.estimate(HELLO)
+    assert engine.calls == 2
+
+
+def test_a_call_whose_connection_breaks_is_not_sent_again(false: tuple[FalseEngine, RemoteSource]) -> None:
+    engine, source = false
+    remote = source()
+    remote.estimate(HELLO)
+    engine.at_call = lambda handler: False
+    with pytest.raises(EngineError, match="has closed the connection"):
+        remote.estimate(HELLO)
+    assert engine.calls == 2
+
+
+def test_an_idle_connection_that_was_closed_is_replaced(false: tuple[FalseEngine, RemoteSource]) -> None:
+    engine, source = false
+    remote = source()
+
+    def close_afterwards(handler: Any) -> bool:
+        handler.close_connection = True
+        return True
+
+    engine.at_call = close_afterwards
+    for _ in range(2):
+        remote.estimate(HELLO)
+        ((connection, _),) = source._link._spare
+        assert select.select([connection.sock], [], [], 30)[0]  # the end has arrived
+    assert engine.calls == 2
 
 
 def test_a_body_without_end_is_read_to_its_limit(false: tuple[FalseEngine, RemoteSource]) -> None:

@@ -218,6 +218,7 @@ class FrontEnds:
         self._sessions: dict[str, Session] = {}
         self._prepared: dict[str, _Prepared] = {}
         self._adapters: Mapping[str, AdapterInfo] = {}
+        self._watching = False
 
     def about(self) -> About:
         """Return the engine's status."""
@@ -233,9 +234,8 @@ class FrontEnds:
         if name not in self._sessions:
             if len(self._sessions) >= MOST_SESSIONS:
                 raise EngineError("too many front ends")
-            if not self._sessions:
-                self.services.shared.engine.when_changed(self._changed)
             self._sessions[name] = Session(self)
+            self._watch()
         return self._sessions[name]
 
     def known(self, name: str) -> Session:
@@ -277,7 +277,13 @@ class FrontEnds:
         return self._prepared.pop(name, None) if name is not None else None
 
     def _changed(self) -> None:
+        self._watching = False
         for session in self._sessions.values():
             session.wake()
         if self._sessions:
+            self._watch()
+
+    def _watch(self) -> None:
+        if not self._watching:  # the registration of an earlier session may still be there
+            self._watching = True
             self.services.shared.engine.when_changed(self._changed)

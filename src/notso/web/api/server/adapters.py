@@ -80,8 +80,13 @@ async def unload(request: Request, services: Services) -> Response:
         names = {name.lower(): name for name in adapters_of(served)}
         name = names.get(fields.lora_name.lower())  # names are case-insensitive
         if name is not None:
-            if served.engine is not None:
-                await asyncio.to_thread(served.engine.adapters.remove, name)
+            try:
+                if served.engine is not None:
+                    await asyncio.to_thread(served.engine.adapters.remove, name)
+            except NotsoError as error:
+                if name not in adapters_of(served):  # removed in between
+                    break
+                raise known(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
             return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
     raise ApiError(404, "model_not_found", "that adapter is not loaded", param="lora_name")

@@ -43,5 +43,10 @@ async def unload_adapter(request: Request, services: Services) -> Response:
     name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine
     if engine is None or name not in engine.adapters.infos:
         raise Problem(404, words["error_unknown_adapter"])
-    await asyncio.to_thread(engine.adapters.remove, name)
+    try:
+        await asyncio.to_thread(engine.adapters.remove, name)
+    except NotsoError as error:
+        if name not in engine.adapters.infos:  # removed in between
+            raise Problem(404, words["error_unknown_adapter"]) from error
+        raise Problem(400, words["error_adapter"].format(reason=error)) from error
     return await shown(request, services)

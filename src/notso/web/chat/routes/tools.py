@@ -20,7 +20,6 @@ from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
-from notso.web.tools.elicitation import DECLINED, Reply, values_of
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -56,15 +55,9 @@ async def answer_question(request: Request, services: Services, owner: Owner, ge
     """Answer a tool server's question, or decline."""
     message = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
-    question = services.turns.question(generation_id)
-    if question is None or question.id != fields.get("question"):
+    form = {name: value for name, value in fields.items() if name == "answer" or name.startswith("value-")}
+    if not message.active or not services.turns.reply(generation_id, fields.get("question", ""), form):
         raise Problem(409, words["error_question"])
-    if fields.get("answer") not in ("accept", "decline"):
-        raise Problem(400, words["error_form"])
-    accepted = fields["answer"] == "accept"
-    services.turns.reply(
-        generation_id, question.id, Reply("accept", values_of(question, fields)) if accepted else DECLINED
-    )
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{message.chat_id}", 303)
     return await _permission(request, services, message)

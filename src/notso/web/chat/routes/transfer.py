@@ -78,12 +78,17 @@ async def backup(services: Services) -> Response:
     if services.shared.store.is_shared:
         raise Problem(501, BACKUP_ELSEWHERE)
     # One at a time: each copy is as large as the database. A stalled download is dropped for the next.
-    if services.backing_up.locked():
-        reader = services.backup_reader
-        if reader is None or reader.unread_since is None or time.monotonic() - reader.unread_since < GIVE_WAY_SECONDS:
+    if services.backup_waits or services.backing_up.locked():
+        unread_since = services.backup_reader.unread_since if services.backup_reader is not None else None
+        has_stalled = unread_since is not None and time.monotonic() - unread_since >= GIVE_WAY_SECONDS
+        if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
-        reader.drop()
-    await services.backing_up.acquire()
+        services.backup_reader.drop()
+    services.backup_waits = True  # others would wait for the whole download of this one
+    try:
+        await services.backing_up.acquire()
+    finally:
+        services.backup_waits = False
     copy = services.shared.settings.directory / f"backup-{new_id()}.db"
     try:
         await services.shared.store.backup(copy)

@@ -11,6 +11,7 @@ import json
 import logging
 import queue
 import secrets
+import selectors
 import ssl
 import threading
 import time
@@ -190,14 +191,16 @@ class EngineLink:
         connection, is_fresh = self._connection()
         try:
             try:
-                told = self._ask(connection, name, data)
-            except FAILURES:
+                self._send(connection, name, data)
+            except ConnectionError:
+                # Only an incomplete request is sent again: the engine cannot have executed it.
                 if is_fresh or self._closed:
                     raise
-                connection.close()  # probably an idle connection closed by the server; every call may be repeated
+                connection.close()
                 self._in_use.discard(connection)
                 connection = self._connect(CALL_SECONDS)
-                told = self._ask(connection, name, data)
+                self._send(connection, name, data)
+            told = self._answer(connection)
             self._spare.append((connection, time.monotonic()))
         except FAILURES as error:
             connection.close()
@@ -216,8 +219,10 @@ class EngineLink:
             raise failure
         return answer.get("result")
 
-    def _ask(self, connection: http.client.HTTPConnection, name: str, data: bytes) -> bytes:
+    def _send(self, connection: http.client.HTTPConnection, name: str, data: bytes) -> None:
         connection.request("POST", f"{WIRE_PATH}/{name}", data, self._headers)
+
+    def _answer(self, connection: http.client.HTTPConnection) -> bytes:
         response = connection.getresponse()
         told, ends = bytearray(), time.monotonic() + CALL_SECONDS
         while data := response.read1(READ_BYTES):
@@ -226,6 +231,7 @@ class EngineLink:
                 raise EngineError(f"{self.name} says more than is read")
             if time.monotonic() > ends:
                 raise TimeoutError
+        response.close()  # read1 does not: the next answer on this connection would be refused
         self._require_taken(response)
         return bytes(told)
 
@@ -235,7 +241,7 @@ class EngineLink:
                 connection, used = self._spare.pop()
             except IndexError:  # another thread took it
                 break
-            if time.monotonic() - used < SPARE_SECONDS:
+            if time.monotonic() - used < SPARE_SECONDS and not _was_closed(connection):
                 self._in_use.add(connection)
                 return connection, False
             connection.close()
@@ -385,6 +391,16 @@ class EngineLink:
         for number in list(self._open):
             if (entry := self._open.pop(number, None)) is not None:
                 _end(entry, why)
+
+
+def _was_closed(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server has closed an idle connection."""
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.sock, selectors.EVENT_READ)
+            return bool(selector.select(0))  # between calls there is nothing to read but the end
+    except (OSError, ValueError):  # closed here already
+        return True
 
 
 def _end(entry: _Open, why: str) -> None:
