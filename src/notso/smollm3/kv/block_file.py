@@ -168,7 +168,8 @@ def announce(path: Path) -> None:
     """Have the system begin to fetch a block's file, which is wanted in a moment: in requests of its own size, and many
     at a time, a disk is several times faster than one read after another finds it. Raises OSError."""
     with _opened(path) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _opened(path: Path) -> BinaryIO:
