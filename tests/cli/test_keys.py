@@ -12,7 +12,6 @@ Notso = Callable[..., Any]
 
 def test_a_key_is_added_listed_and_revoked(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
-    assert "No keys" in notso("keys", *where).out
     limits = ("--tokens-per-day", "1000", "--requests-per-minute", "5", "--requests-per-day", "40", "--operator")
     added = notso("keys", "add", "ann", *limits, *where)
     assert added.code == 0 and added.out.startswith("notso-") and "not shown again" in added.err
@@ -29,6 +28,21 @@ def test_a_key_is_added_listed_and_revoked(notso: Notso, tmp_path: Path) -> None
     assert notso("keys", "revoke", "ann", *where).code == 0
     assert "revoked" in notso("keys", *where).out
     assert json.loads(notso("keys", "revoke", "bob", "--json", *where).out)["revoked_ms"] > 0
+
+
+def test_reading_creates_nothing(notso: Notso, tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.mkdir()
+    for arguments in ((), ("list", "--json")):
+        refused = notso("keys", *arguments, "--data-dir", str(missing))
+        assert (refused.code, refused.out) == (1, "") and len(refused.err.splitlines()) == 1
+        assert str(missing) in refused.err and "does not exist" in refused.err
+    assert notso("keys", "revoke", "ann", "--data-dir", str(missing)).code == 2
+    listed = notso("keys", "--data-dir", str(empty))
+    assert listed.code == 0 and "No keys" in listed.out
+    assert json.loads(notso("keys", "list", "--json", "--data-dir", str(empty)).out) == []
+    assert notso("keys", "revoke", "ann", "--data-dir", str(empty)).code == 2
+    assert not missing.exists() and not list(empty.iterdir())
 
 
 def test_what_is_none_is_refused(notso: Notso, tmp_path: Path) -> None:

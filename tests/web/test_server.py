@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -257,3 +258,43 @@ def test_addresses_for_a_browser() -> None:
     if socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and Path("/proc/net/if_inet6").read_text():
         with listen(Settings(host="[::1]", port=0)) as listener:
             assert address_of(listener, Settings(host="[::1]")).startswith("http://[::1]:")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent"),
+    [
+        ("GET", "/", {}),
+        ("GET", "/export", {}),
+        ("POST", "/settings", {"data": {"titles": "on"}}),
+        ("POST", "/v1/chat/completions", {"json": {"messages": [{"role": "user", "content": "Hi"}]}}),
+        ("POST", "/v1/responses", {"json": {"input": "Hi"}}),
+        ("POST", "/tokenize", {"json": {"content": "Hi"}}),
+        ("GET", "/metrics", {}),
+    ],
+)
+def test_a_request_that_finds_no_thread_may_be_tried_again(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str, path: str, sent: dict[str, Any]
+) -> None:
+    server = start(ScriptedEngine()).ready()
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.BaseEventLoop, "run_in_executor", refuse)
+        refused = server.client.request(method, path, **sent)
+    assert (refused.status_code, refused.headers.get("retry-after")) == (503, "5")
+    if path.startswith("/v1/"):
+        assert refused.json()["error"]["code"] == "overloaded"
+    assert server.client.request(method, path, **sent).status_code in (200, 303)
+
+
+def test_another_runtime_error_is_a_fault_inside(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.BaseEventLoop, "run_in_executor", fail)
+        assert server.client.get("/").status_code == 500

@@ -126,7 +126,7 @@ def _cpu() -> Iterator[Finding]:
     from notso.smollm3.diagnostics.machine import cpu_name
 
     features = ", ".join(kernel_choice.cpu_features()) or "no relevant features"
-    yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")
+    yield Finding("ok", "cpu", f"{cpu_name()}, {len(kernel_choice.usable_cpus())} cores usable; {features}")
 
 
 def _kernels() -> Iterator[Finding]:

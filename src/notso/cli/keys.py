@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,9 +52,21 @@ def keys(
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
     from notso.web.sign_in.key_book import KeyBook
     from notso.web.store.opening import access_store_at
+    from notso.web.store.sqlite.access import SQLiteAccessStore
+    from notso.web.values.errors import SettingsError
     from notso.web.values.settings import Settings
 
     settings = Settings(data_dir=data_dir, database_url=database_url or None)
+    if settings.database_url is None and action != "add" and not SQLiteAccessStore.exists(settings.directory):
+        # Only `add` creates the file.
+        if action == "revoke":
+            raise SettingsError(f"no key of {name} counts", setting="name")
+        if not settings.directory.is_dir():
+            raise FileNotFoundError(
+                errno.ENOENT, "the data directory does not exist; nothing was created", str(settings.directory)
+            )
+        _show([], as_json)
+        return
     book = KeyBook(lambda: access_store_at(settings.directory, settings.database_url))
     if name is None or action == "list":
         _show(book.all(), as_json)

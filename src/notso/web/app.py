@@ -80,7 +80,14 @@ from notso.web.tools.plugin_tools import PluginTools
 from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
-from notso.web.values.errors import NotsoError, QuotaError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import (
+    NotsoError,
+    QuotaError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+    lacks_threads,
+)
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
@@ -287,6 +294,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _show_problem)
     app.add_exception_handler(RequestValidationError, _show_problem)
     app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_exception_handler(RuntimeError, _show_lack)
     app.add_exception_handler(Exception, _show_fault)
     return app
 
@@ -446,7 +454,17 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
     return JSONResponse(failure.body_for(request.scope["path"]), failure.status, headers)
 
 
+async def _show_lack(request: Request, error: Exception) -> Response:
+    if not lacks_threads(error):
+        raise error
+    logger.warning("a %s request found no thread: %s", request.method, error)
+    # Plain text, as a page would need a thread too; ApiEdge converts it.
+    return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
+
+
 async def _show_fault(request: Request, error: Exception) -> Response:
+    if lacks_threads(error):  # in a layer outside of the routes
+        return await _show_lack(request, error)
     logger.error("unexpected %s on a %s request", type(error).__name__, request.method)
     return PlainTextResponse(words["error_inside"] + "\n", 500)
 

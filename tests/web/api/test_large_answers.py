@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from notso.smollm3 import EngineError
 from notso.web.api.chat_completions.stream import ChatSerializer
 from notso.web.api.completions.fields import TextSerializer
 from notso.web.api.llama_cpp.request import NativeSerializer
 from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.ollama.stream import OllamaSerializer
+from notso.web.api.responses import stream
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values import json_steps
@@ -61,6 +63,32 @@ def test_an_answer_is_built_off_the_loop(
     assert answer.status_code == 200, answer.text
     assert threads["closing"] if stream else threads["body"]
     assert server.on_loop(_ident) not in threads["body"] | threads["closing"]
+
+
+@pytest.mark.parametrize("more", [{}, {"background": True}], ids=["one reader", "resumable"])
+def test_a_failed_response_is_built_off_the_loop_and_encoded_in_steps(
+    start: Start, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    threads: list[int] = []
+    steps: dict[str, bool] = {}
+    failure, named_event = ResponseSerializer.failure, stream.named_event
+
+    def noted(self: Any, error: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return failure(self, error)
+
+    def noted_event(name: str, value: Any, *, is_whole: bool = False) -> bytes:
+        steps[name] = is_whole
+        return named_event(name, value, is_whole=is_whole)
+
+    monkeypatch.setattr(ResponseSerializer, "failure", noted)
+    monkeypatch.setattr(stream, "named_event", noted_event)
+    broken = ScriptedEngine(lambda messages, thinking: say("one two"), failure=EngineError("it broke"))
+    server = start(broken).ready()
+    answer = server.client.post("/v1/responses", json={"input": "x", "stream": True} | more)
+    assert "response.failed" in answer.text
+    assert threads and server.on_loop(_ident) not in threads
+    assert steps["response.failed"]
 
 
 async def _ident() -> int:

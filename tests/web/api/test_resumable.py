@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -14,6 +16,8 @@ import pytest
 
 from notso.smollm3 import EngineError
 from notso.web.api.shared import resumable
+from notso.web.api.shared.resumable import AnswersElsewhere
+from notso.web.replicas.exchange import Alone
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -234,3 +238,40 @@ def test_a_stopping_server_ends_them(start: Start) -> None:
     server.wait(lambda: not server.shared.requests._open)
     found = events(server.client.get("/v1/stream?conv_id=c1").text)
     assert json.loads(found[-1][1])["error"]["code"] == "shutting_down"
+
+
+class Following(Alone):
+    """An exchange on which nothing is published; counts the logs that are followed."""
+
+    is_shared = True  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    @contextlib.contextmanager
+    def following(self, name: str, take: Any) -> Iterator[None]:
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    async def is_held(self, name: str) -> bool:
+        return True
+
+
+def test_a_search_that_is_canceled_follows_nothing_any_more() -> None:
+    async def search() -> tuple[int, int, int]:
+        exchange = Following()
+        elsewhere = AnswersElsewhere(exchange)
+        finding = asyncio.create_task(elsewhere.find("ann", "c1"))
+        while not exchange.open:
+            await asyncio.sleep(0)
+        before = exchange.open
+        finding.cancel()
+        await asyncio.wait({finding})
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return before, exchange.open, len(elsewhere._tasks)
+
+    assert asyncio.run(search()) == (1, 0, 0)

@@ -271,7 +271,21 @@ def test_numbers_for_people() -> None:
 
 
 def test_pages_are_compressed_where_the_browser_can(shared: Any) -> None:
-    for accepted, packed in (("gzip, br", "gzip"), ("identity", None)):
+    page = shared.client.get("/")
+    (style, *_) = re.findall(r'"(/static/[^"]+\.css)"', page.text)
+    for accepted, packed in (
+        ("gzip, br", "gzip"),
+        ("br;q=1.0, GZIP;q=0.5", "gzip"),
+        ("br, *;q=0.1", "gzip"),
+        ("identity", None),
+        ("gzip;q=0", None),
+        ("gzip; q=0.000, *", None),
+        ("gzip;q=x", None),
+        ("gzipped", None),
+        ("*;q=0", None),
+    ):
+        file = shared.client.get(style, headers={"Accept-Encoding": accepted})
         answer = shared.client.get("/", headers={"Accept-Encoding": accepted})
+        assert file.headers.get("content-encoding") == packed, accepted
         assert answer.headers.get("content-encoding") == packed and answer.headers["vary"] == "Accept-Encoding"
         assert answer.text.rstrip().endswith("</html>")

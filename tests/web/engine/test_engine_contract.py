@@ -13,7 +13,7 @@ import pytest
 from smollm3.held_engine import held
 
 from notso.smollm3 import ContextLengthError, Engine, NotsoError, RequestOptions
-from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams
+from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams, Tool
 from notso.web.engine.remote.remote_engine import RemoteEngine
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
@@ -239,6 +239,15 @@ def test_counting_and_estimating(engine: ChatEngine) -> None:
     estimate = engine.estimate(QUESTION, RequestOptions(date=date(2025, 7, 8)))
     assert 0 <= estimate.cached_tokens <= estimate.prompt_tokens
     assert estimate.seconds is None or estimate.seconds >= 0
+
+
+def test_what_is_counted_is_what_is_used(engine: ChatEngine) -> None:
+    parameters: Any = {"type": "object", "properties": {}}
+    tools: list[Tool] = [{"name": "clock", "description": "Say the time", "parameters": parameters}]
+    options = RequestOptions(tools=tools, date=date(2025, 7, 8))
+    events = ended(engine.submit(QUESTION, GREEDY, options))
+    (usage,) = (event.usage for event in events if event.usage is not None)
+    assert usage.prompt_tokens == engine.count_tokens(QUESTION, options) > engine.count_tokens(QUESTION)
 
 
 def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:

@@ -189,6 +189,18 @@ def test_a_browser_stays_logged_in_and_out_everywhere(replica: Replica) -> None:
         assert elsewhere.get("/").status_code in (303, 401)
 
 
+def test_a_browser_behind_a_proxy_is_signed_in_at_every_replica(replica: Replica) -> None:
+    """The cookie is named after the port in Host: that of the proxy, whatever port a replica listens on."""
+    here, there = replica(ScriptedEngine(), api_key=KEY), replica(ScriptedEngine(), api_key=KEY)
+    joined(here, there)
+    for host in ("localhost", "localhost:8443"):
+        with httpx.Client(headers={"Host": host}, timeout=60) as browser:
+            assert browser.get(f"{there.address}/").status_code in (303, 401)
+            assert browser.post(f"{here.address}/login", data={"api_key": KEY}).status_code == 303
+            assert [browser.get(f"{server.address}/").status_code for server in (there, here, there)] == [200] * 3
+            assert len(browser.cookies) == 1
+
+
 def test_a_limit_is_one_over_replicas(replica: Replica) -> None:
     here, there = (replica(ScriptedEngine(), requests_per_minute=5) for _ in range(2))
     body = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -22,7 +22,7 @@ def describe_machine() -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
         "features": kernel_choice.cpu_features(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(kernel_choice.usable_cpus()),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -159,7 +159,8 @@ def announce(path: Path) -> None:
     """Start reading ahead. Raises OSError."""
     # The kernel reads in requests of its own size, many in parallel, which is several times faster than serial reads.
     with _opened(path) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _opened(path: Path) -> BinaryIO:

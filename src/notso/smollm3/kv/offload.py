@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from notso.qtensor import kernel_choice
 from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
@@ -109,7 +109,7 @@ class KVOffload:
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; False for each unavailable one."""
         # Checksums and page faults cost more CPU time than a disk needs.
-        at_once = min(MOST_READERS, len(os.sched_getaffinity(0)), len(loads))
+        at_once = min(MOST_READERS, len(kernel_choice.usable_cpus()), len(loads))
         if at_once < 2:
             return [self._load_or_note(load) for load in loads]
         with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-offload") as readers:

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse
 
 from notso.web.chat.services import Services
 from notso.web.edge.access import public
-from notso.web.edge.assets import FOREVER
+from notso.web.edge.assets import FOREVER, accepts_gzip
 
 router = APIRouter(dependencies=[Depends(public)])
 
@@ -20,6 +20,6 @@ async def static_file(request: Request, services: Services, path: str) -> Respon
         return PlainTextResponse("Not found.\n", 404)
     # The address holds the digest, so an asset never changes.
     headers = {"Cache-Control": FOREVER, "Vary": "Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request.headers):
         return Response(asset.packed, media_type=asset.media_type, headers=headers | {"Content-Encoding": "gzip"})
     return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse
 from notso.plugins.plugin_set import Plugins
 from notso.web.chat.chat_list import by_day
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
-from notso.web.edge.assets import Assets
+from notso.web.edge.assets import Assets, accepts_gzip
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
@@ -85,7 +85,7 @@ class Pages:
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         def render() -> tuple[bytes, dict[str, str]]:
             html = self._render(request, template, context)
-            if len(html) < MIN_PACKED_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
+            if len(html) < MIN_PACKED_BYTES or not accepts_gzip(request.headers):
                 return html, {"Vary": "Accept-Encoding"}
             packed = gzip.compress(html, PACKING_LEVEL, mtime=0)
             return packed, {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}

@@ -12,7 +12,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.web.values.errors import QuotaError, StorageError, StorageFullError
+from notso.web.values.errors import QuotaError, StorageError, StorageFullError, lacks_threads
 from notso.web.values.problems import Problem
 
 OLLAMA_PREFIX = "/api/"
@@ -112,6 +112,8 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(507, "disk_full", str(error))
         case StorageError():
             return ApiError(503, "storage_failed", str(error), retry_after_seconds=5)
+        case RuntimeError() if lacks_threads(error):
+            return ApiError(503, "overloaded", "no thread can be started just now", retry_after_seconds=5)
         case NotsoError():
             return ApiError(500, "engine_error", str(error))
         case _:

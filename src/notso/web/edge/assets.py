@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,9 @@ _REFERENCES = {
 }
 
 
+_WEIGHT = re.compile(r"[01](\.[0-9]{0,3})?")
+
+
 @dataclass(frozen=True, slots=True)
 class Asset:
     """A static file and its gzip form."""
@@ -34,6 +38,16 @@ class Asset:
     body: bytes
     packed: bytes
     media_type: str
+
+
+def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    """Whether Accept-Encoding allows gzip, by name or by `*`, with a weight above 0."""
+    weights: dict[str, float] = {}
+    for each in headers.get("accept-encoding", "").split(","):
+        coding, *parameters = (part.strip().lower() for part in each.split(";"))
+        weight = next((value for name, _, value in (each.partition("=") for each in parameters) if name == "q"), "1")
+        weights[coding] = float(weight) if _WEIGHT.fullmatch(weight) else 0.0
+    return weights.get("gzip", weights.get("*", 0.0)) > 0
 
 
 class Assets:

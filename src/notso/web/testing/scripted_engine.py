@@ -329,7 +329,7 @@ class ScriptedEngine:
         counts = {"reasoning": 0, "text": 0}
         budget = params.thinking_budget
         stopped = called = full = False
-        length = self.count_tokens(request.messages)
+        length = self.count_tokens(request.messages, RequestOptions(tools=request.options.tools))
         generation.put(Event("progress", progress=Progress(0, length, 0)))
         for event in self.script(request.messages, request.options.thinking):
             cut_short = generation.hurried.is_set() or (budget is not None and counts["reasoning"] >= budget)

@@ -83,3 +83,8 @@ class StorageDamagedError(StorageError):
 
 class StorageFullError(StorageError):
     """The disk or the owner's quota is full."""
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """Whether the system refused to start a thread, as a busy one does."""
+    return type(error) is RuntimeError and str(error).startswith("can't start new thread")

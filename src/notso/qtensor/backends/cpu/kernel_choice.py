@@ -110,10 +110,14 @@ def end_on_bus_errors(exit_code: int, line: str) -> None:
 
 def default_threads() -> int:
     """Physical cores within our affinity, but no more than a container's CPU quota allows."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_core_of(cpu) for cpu in allowed}
+    cores = {_core_of(cpu) for cpu in usable_cpus()}
     quota = _cpu_quota()
     return max(1, min(len(cores), int(quota) if quota is not None else len(cores)))
+
+
+def usable_cpus() -> set[int]:
+    """Return the CPUs within our affinity, or all where the system has none (macOS)."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _core_of(cpu: int) -> tuple[str, str] | int:

@@ -208,7 +208,7 @@ class ResponseSerializer:
 
     def _sse_event(self, event: str, **fields: Any) -> bytes:
         self._sequence += 1
-        is_whole = event.endswith((".done", ".completed", ".incomplete"))
+        is_whole = event.endswith((".done", ".completed", ".incomplete", ".failed"))
         return named_event(event, {"type": event, "sequence_number": self._sequence, **fields}, is_whole=is_whole)
 
     def _usage_body(self) -> dict[str, Any] | None:

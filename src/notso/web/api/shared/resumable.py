@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from notso.smollm3 import NotsoError
-from notso.web.api.shared.serializer import Serializer, closing_events_of, data_event, generation_events, sse_events_of
+from notso.web.api.shared.serializer import (
+    Serializer,
+    closing_events_of,
+    data_event,
+    failure_event_of,
+    generation_events,
+    sse_events_of,
+)
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
@@ -149,11 +156,14 @@ class AnswersElsewhere:
         task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, found.log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-            return found
-        task.cancel()
-        return None
+        except BaseException as error:  # nobody reads the copy, also where the caller was canceled
+            task.cancel()
+            if isinstance(error, TimeoutError):
+                return None
+            raise
+        return found
 
     async def _keep(self, name: str, take: Callable[[Body], bool], log: AnswerLog) -> None:
         with self._exchange.following(name, take):
@@ -200,7 +210,7 @@ class ResumableStream:
             await serializer.finalise()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
         except (ApiError, NotsoError) as error:  # every reader receives it
-            self._tell((serializer.failure(api_error_of(error)),))
+            self._tell((await failure_event_of(serializer, api_error_of(error)),))
         finally:
             self.running.close()
             if self.log is not None:

@@ -66,6 +66,10 @@ async def closing_events_of(serializer: Serializer) -> Iterable[bytes]:
     return await asyncio.to_thread(lambda: list(serializer.closing()))
 
 
+async def failure_event_of(serializer: Serializer, error: ApiError) -> bytes:
+    return await asyncio.to_thread(serializer.failure, error)
+
+
 async def whole_response(serializer: Serializer) -> JSONResponse:
     """Return the response of a finished serializer."""
     return await asyncio.to_thread(lambda: LargeJSONResponse(serializer.body()))

@@ -24,6 +24,7 @@ from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import (
     Serializer,
     closing_events_of,
+    failure_event_of,
     generation_events,
     sse_events_of,
     whole_response,
@@ -261,7 +262,7 @@ async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIt
         for sse_event in await closing_events_of(serializer):
             yield sse_event
     except Exception as error:
-        yield serializer.failure(known(error))
+        yield await failure_event_of(serializer, known(error))
 
 
 async def whole(running: RunningRequest, serializer: Serializer) -> Response:
