@@ -17,7 +17,7 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
-MAX_STRINGS = 64
+MAX_STRINGS = 16
 FORMAT_TOKENS = 40
 FREE_JUMP = 16
 """A token may open several containers of free JSON."""
@@ -175,7 +175,10 @@ class _Schemas:
         return self._sizes[pattern]
 
     def _note_text(self, schema: dict[str, Any]) -> None:
-        parts = [schema, *(each for each in schema.get("allOf", ()) if isinstance(each, dict))]
+        parts, left = [], [schema]
+        while left:
+            parts.append(left.pop())
+            left += (each for each in parts[-1].get("allOf", ()) if isinstance(each, dict))
         patterns = tuple(str(each["pattern"]) for each in parts if "pattern" in each)
         if (patterns or schema.get("minLength")) and len(self._strings) < MAX_STRINGS:
             self._strings.setdefault((patterns, schema.get("minLength", 0)))

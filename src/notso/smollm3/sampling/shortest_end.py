@@ -20,6 +20,9 @@ MAX_PIECE_BYTES = 32
 FEW_OTHERS = 3
 """Ways to go on that are tried where a value could end."""
 
+USUAL_NUMBER = 16
+"""Bytes outside of strings that belong together: each further one is a detour."""
+
 LAST_BYTES = 2
 """Texts that are at the same place are only compared where they end alike."""
 
@@ -185,7 +188,7 @@ class ShortestEnd:
                     return self._spelled(end.text, end.costs), taken
             for each in self._following(node, tags, names, texts, memory, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
-                    heapq.heappush(queue, (each.detours, _estimate(each), -len(each.text), next(ticket), each))
+                    heapq.heappush(queue, (_detours(each), _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
 
     def _rests(self, known: bytes) -> list[tuple[bytes, list[int]]]:
@@ -339,6 +342,10 @@ class ShortestEnd:
                 found.append(self._ids[text[start:end]])
             end = start
         return found[::-1]
+
+
+def _detours(node: _Node) -> int:
+    return node.detours + (0 if node.place.in_string else max(0, node.place.run - USUAL_NUMBER))
 
 
 def _estimate(node: _Node) -> float:
