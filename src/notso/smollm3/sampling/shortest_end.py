@@ -244,7 +244,6 @@ class ShortestEnd:
         if seen.get(key, math.inf) <= worth:
             return
         seen[key] = worth
-        yield from named
         for tag in tags:
             if bits[tag >> 3] >> (tag & 7) & 1:
                 yield from self._child(node, b"\xff[%d]" % tag, [tag])
@@ -262,7 +261,7 @@ class ShortestEnd:
         else:
             if place.in_string:
                 named += self._finished(node, kind, texts, memory)
-                yield from named
+            yield from named
             if kind not in memory.kinds or not place.in_string:  # numbers of one mask may differ in their remainders
                 memory.kinds[kind] = self._kinds(node, listed)
             ends, others = list(memory.kinds[kind]), []
