@@ -176,6 +176,7 @@ class TokenLimit:
             escaped=state.escaped,
             tags=self._tags,
             names=self._extent.names,
+            orders=self._extent.orders,
             texts=self._string_ends,
             memory=self._memory,
             known=b"" if before is None or self._has_tags(before) else before.text,
