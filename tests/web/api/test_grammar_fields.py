@@ -181,7 +181,7 @@ def test_what_is_wrong_is_told_by_the_name_it_was_given(served: Any, fields: dic
 
 
 def test_strict_tools_that_cannot_be_held_are_refused(served: Any) -> None:
-    odd = {"type": "object", "properties": {"a": {"not": {"pattern": "b"}}}}
+    odd = {"type": "object", "properties": {"a": {"not": {"multipleOf": 2}}}}
     function = {"name": "paint", "parameters": odd}
     free = {"messages": HELLO, "tools": [{"type": "function", "function": function}], "max_tokens": 3}
     assert served.client.post(CHAT, json=free).status_code == 200

@@ -17,7 +17,8 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
-MAX_STRINGS = 64
+MAX_ORDERS = 256
+MAX_STRINGS = 16
 FORMAT_TOKENS = 40
 FREE_JUMP = 16
 """A token may open several containers of free JSON."""
@@ -49,12 +50,14 @@ class Extent(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
     """What is known of a grammar beforehand. names: `"NAME":` of the members that its schemas require. strings: the
-    patterns and the least length of its strings; formats: theirs."""
+    patterns and the least length of its strings; formats: theirs; orders: of the
+    members of objects."""
 
     extent: Extent
     names: tuple[bytes, ...]
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()
     formats: tuple[str, ...] = ()
+    orders: tuple[dict[bytes, int], ...] = ()
 
     def texts(self) -> list[str]:
         """Return short texts of the strings that must follow a pattern, have a length or a format."""
@@ -73,14 +76,15 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
     names: dict[bytes, None] = {}
     strings: dict[tuple[tuple[str, ...], int], None] = {}
     formats: dict[str, None] = {}
+    orders: list[dict[bytes, int]] = []
     total = Extent()
     for part in parts:
         if "json_schema" in part:
-            each = _Schemas(part["json_schema"], names, strings, formats).extent
+            each = _Schemas(part["json_schema"], names, strings, formats, orders).extent
         else:
             each = _of_text(str(part.get("lark_grammar", "")), is_call=len(parts) > 1)
         total = Extent(*(one + other for one, other in zip(total, each, strict=True)))
-    return GrammarExtent(total, tuple(names), tuple(strings), tuple(formats))
+    return GrammarExtent(total, tuple(names), tuple(strings), tuple(formats), tuple(orders))
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
@@ -99,6 +103,10 @@ def _repeats(pattern: str) -> int:
     return product
 
 
+def _member(name: object) -> bytes:
+    return json.dumps(name, ensure_ascii=False).encode() + b":"
+
+
 def _text(value: object) -> float:
     return len(json.dumps(value)) / BYTES_PER_TOKEN + 2
 
@@ -112,8 +120,10 @@ class _Schemas:
         names: dict[bytes, None],
         strings: dict[tuple[tuple[str, ...], int], None],
         formats: dict[str, None],
+        orders: list[dict[bytes, int]],
     ) -> None:
         self._strings, self._formats = strings, formats
+        self._orders = orders
         self._sizes: dict[str, float] = {}
         self._definitions = document.get("$defs", {})
         self._known: dict[int, Extent | None] = {}
@@ -175,7 +185,10 @@ class _Schemas:
         return self._sizes[pattern]
 
     def _note_text(self, schema: dict[str, Any]) -> None:
-        parts = [schema, *(each for each in schema.get("allOf", ()) if isinstance(each, dict))]
+        parts, left = [], [schema]
+        while left:
+            parts.append(left.pop())
+            left += (each for each in parts[-1].get("allOf", ()) if isinstance(each, dict))
         patterns = tuple(str(each["pattern"]) for each in parts if "pattern" in each)
         if (patterns or schema.get("minLength")) and len(self._strings) < MAX_STRINGS:
             self._strings.setdefault((patterns, schema.get("minLength", 0)))
@@ -184,9 +197,12 @@ class _Schemas:
 
     def _object(self, schema: dict[str, Any]) -> Extent:
         required = set(schema.get("required", ()))
-        for name in required:
+        written = [_member(name) for name in (*schema.get("properties", ()), *schema.get("required", ()))]
+        if required and len(self._orders) < MAX_ORDERS:
+            self._orders.append({name: number for number, name in reversed(list(enumerate(written[:MAX_NAMES])))})
+        for name in schema.get("required", ()):
             if len(self._names) < MAX_NAMES:
-                self._names.setdefault(json.dumps(name, ensure_ascii=False).encode() + b":")
+                self._names.setdefault(_member(name))
         least, jump, most = 2.0, 0.0, 0.0
         for name, value in schema.get("properties", {}).items():
             each, own = self._of(value), len(name) / BYTES_PER_TOKEN + 4

@@ -20,6 +20,9 @@ MAX_PIECE_BYTES = 32
 FEW_OTHERS = 3
 """Ways to go on that are tried where a value could end."""
 
+USUAL_NUMBER = 16
+"""Bytes outside of strings that belong together: each further one is a detour."""
+
 LAST_BYTES = 2
 """Texts that are at the same place are only compared where they end alike."""
 
@@ -154,6 +157,7 @@ class ShortestEnd:
         escaped: bool = False,
         tags: Sequence[int] = (),
         names: Sequence[bytes] = (),
+        orders: Sequence[dict[bytes, int]] = (),
         texts: Sequence[bytes] = (),
         memory: SearchMemory | None = None,
         known: bytes = b"",
@@ -162,9 +166,9 @@ class ShortestEnd:
         many steps it took.
 
         in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that
-        the grammar has. names: texts that often lead on, `"NAME":` of required members. texts: ends of strings, the
-        shortest first. memory: of earlier searches in this grammar. known: a text that led to the end a little earlier;
-        its later parts are tried first.
+        the grammar has. names: texts that often lead on, `"NAME":` of required members. orders: of the members of
+        objects. texts: ends of strings, the shortest first. memory: of earlier searches in this grammar. known: a text
+        that led to the end a little earlier; its later parts are tried first.
         """
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
@@ -183,9 +187,9 @@ class ShortestEnd:
             for rest in rests if taken <= NEAR else ():
                 if (end := self._rest(node, rest)) is not None and end.costs[-1] <= most:
                     return self._spelled(end.text, end.costs), taken
-            for each in self._following(node, tags, names, texts, memory, seen):
+            for each in self._following(node, tags, names, orders, texts, memory, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
-                    heapq.heappush(queue, (each.detours, _estimate(each), -len(each.text), next(ticket), each))
+                    heapq.heappush(queue, (_detours(each), _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
 
     def _rests(self, known: bytes) -> list[tuple[bytes, list[int]]]:
@@ -219,13 +223,14 @@ class ShortestEnd:
         node: _Node,
         tags: Sequence[int],
         names: Sequence[bytes],
+        orders: Sequence[dict[bytes, int]],
         texts: Sequence[bytes],
         memory: SearchMemory,
         seen: dict[tuple[object, ...], float],
     ) -> Iterator[_Node]:
         place = node.place
         is_name = not place.in_string and not place.run
-        named = [each for name in names if (each := self._behind(node, name)) is not None] if is_name else []
+        named = self._required(node, names, orders) if is_name else []
         forced = bytes(node.matcher.compute_ff_bytes()).partition(b"\xff")[0]
         if forced:
             behind = self._behind(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
@@ -241,7 +246,6 @@ class ShortestEnd:
         if seen.get(key, math.inf) <= worth:
             return
         seen[key] = worth
-        yield from named
         for tag in tags:
             if bits[tag >> 3] >> (tag & 7) & 1:
                 yield from self._child(node, b"\xff[%d]" % tag, [tag])
@@ -259,7 +263,7 @@ class ShortestEnd:
         else:
             if place.in_string:
                 named += self._finished(node, kind, texts, memory)
-                yield from named
+            yield from named
             if kind not in memory.kinds or not place.in_string:  # numbers of one mask may differ in their remainders
                 memory.kinds[kind] = self._kinds(node, listed)
             ends, others = list(memory.kinds[kind]), []
@@ -269,6 +273,16 @@ class ShortestEnd:
             yield from self._child(node, bytes([byte]), [self._single[byte]])
         for byte in others:
             yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
+
+    def _required(self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]) -> list[_Node]:
+        """The nodes behind names that may follow: of those of one object only the last, since the others can be left
+        out."""
+        found = {name: each for name in names if (each := self._behind(node, name)) is not None}
+        if len(found) > 1:
+            lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}
+            if lasts:
+                return [each for name, each in found.items() if name in lasts]
+        return list(found.values())
 
     def _finished(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
         """The node behind the shortest of `texts` that finishes the string."""
@@ -339,6 +353,10 @@ class ShortestEnd:
                 found.append(self._ids[text[start:end]])
             end = start
         return found[::-1]
+
+
+def _detours(node: _Node) -> int:
+    return node.detours + (0 if node.place.in_string else max(0, node.place.run - USUAL_NUMBER))
 
 
 def _estimate(node: _Node) -> float:

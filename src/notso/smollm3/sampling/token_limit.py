@@ -22,7 +22,7 @@ from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, Shortest
 FIRST_STEPS, STEPS = 3_000, 400
 """Texts that a search looks at: for where an answer begins to be held back, and for each token tried behind that."""
 
-MAX_STEPS = 30_000
+MAX_STEPS = 20_000
 """For one answer. What takes more is no longer kept from being cut."""
 
 TRIES = 4
@@ -176,6 +176,7 @@ class TokenLimit:
             escaped=state.escaped,
             tags=self._tags,
             names=self._extent.names,
+            orders=self._extent.orders,
             texts=self._string_ends,
             memory=self._memory,
             known=b"" if before is None or self._has_tags(before) else before.text,

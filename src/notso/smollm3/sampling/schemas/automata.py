@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 MAX_STATES, MAX_SEARCHED = 400, 3_000
-MAX_STEPS = 60_000
+MAX_STEPS, MAX_SEARCH_STEPS = 40_000, 40_000
 MAX_WRITTEN = 40_000
 """Bounds of the automaton (of one in which only a short text is looked for), of the work that makes it, and of the
 expression that comes of it."""
@@ -118,7 +118,8 @@ _START, _BEHIND_OTHER, _BEHIND_WORD = range(3)
 class _Automaton:
     """Makes the states of a pattern, which must match a whole text."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, steps: int) -> None:
+        self._most = steps
         self._formulas: list[tuple[object, ...]] = [("false",), ("true",)]
         self._ids: dict[tuple[object, ...], int] = {("false",): _FALSE, ("true",): _TRUE}
         self._places: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -129,7 +130,7 @@ class _Automaton:
 
     def _spend(self) -> None:
         self._steps += 1
-        if self._steps > MAX_STEPS:
+        if self._steps > self._most:
             raise TooLargeError
 
     def _id(self, formula: tuple[object, ...]) -> int:
@@ -292,7 +293,7 @@ def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | N
 def shortest_text(root: Node) -> str | None:
     """Return a shortest text that a pattern matches as a whole, of printable characters that JSON need not escape; None
     if there is none. Raises TooLargeError."""
-    automaton = _Automaton(root)
+    automaton = _Automaton(root, MAX_SEARCH_STEPS)
     start = automaton.start, _START
     texts = {start: ""}
     left = deque([start])
@@ -306,16 +307,20 @@ def shortest_text(root: Node) -> str | None:
         borders = sorted(
             edge for edge in automaton.edges(expanded) | {0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B} if edge <= LAST
         )
-        for first, following in zip(borders, [*borders[1:], LAST + 1], strict=True):
-            point = next((each for each in range(first, min(following, first + 40)) if _is_plain(each)), None)
-            if point is None:
-                continue
+        ranges = zip(borders, [*borders[1:], LAST + 1], strict=True)
+        found = (next((p for p in range(first, min(end, first + 40)) if _is_plain(p)), None) for first, end in ranges)
+        for point in sorted((each for each in found if each is not None), key=_preference):
             is_word = any(low <= point <= high for low, high in WORD)
             target = automaton.behind(expanded, point), _BEHIND_WORD if is_word else _BEHIND_OTHER
             if target[0] != _FALSE and target not in texts:
                 texts[target] = texts[state] + chr(point)
                 left.append(target)
     return None
+
+
+def _preference(point: int) -> tuple[bool, bool, int]:
+    """Sort key: letters, then digits, then what else there is."""
+    return not chr(point).isalnum(), not chr(point).islower(), point
 
 
 def _is_plain(point: int) -> bool:
@@ -327,7 +332,7 @@ _State: TypeAlias = tuple[int, int]
 
 def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], set[_State]]:
     """For each state what leads on, and the states in which a text may end."""
-    automaton = _Automaton(root)
+    automaton = _Automaton(root, MAX_STEPS)
     has_edges = _has_edges(root)
     start = automaton.start, _START
     states: dict[_State, list[tuple[int, int, _State]]] = {}

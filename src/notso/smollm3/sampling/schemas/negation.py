@@ -12,6 +12,9 @@ from notso.smollm3.sampling.schemas.texts import has_unwritable
 Schema: TypeAlias = bool | dict[str, Any]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
+AUTOMATON_STEPS = 5_000
+"""What the automaton of a pattern counts for."""
+
 MAX_EXCLUDED_STRINGS = 100
 MAX_EXCLUDED_LENGTH = 100
 """More, or longer ones, would make too large a regular expression of what is left."""
@@ -73,17 +76,18 @@ class Negation:
     """Negates schemas and compares them. resolve: the schema behind a `$ref`, or None where it leads in a circle or
     too far; spend: told of each step, raises where there were too many."""
 
-    def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[], None]) -> None:
+    def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:
         self._resolve = resolve
         self._spend = spend
         self._following: set[str] = set()
+        self._complements: set[str] = set()
 
     def of(self, schema: Schema, names: Iterable[str] | None = None) -> Schema | None:
         """What takes exactly the values that `schema` does not; None where the library's keywords cannot say that.
 
         names: objects are known to have no others.
         """
-        self._spend()
+        self._spend(1)
         if isinstance(schema, bool):
             return not schema
         options: list[Schema] = []
@@ -122,6 +126,9 @@ class Negation:
             case "properties":
                 return self._of_properties(value)
             case "pattern":
+                if value not in self._complements:
+                    self._complements.add(value)
+                    self._spend(AUTOMATON_STEPS)
                 others = complement(value)
                 return None if others is None else {"type": "string", "pattern": others}
             case "maxProperties" if value == 0:
@@ -156,7 +163,7 @@ class Negation:
 
     def closed_names(self, schema: Schema) -> list[str] | None:
         """The only names that its objects can have; None where there may be others."""
-        self._spend()
+        self._spend(1)
         if not isinstance(schema, dict):
             return None
         if schema.get("additionalProperties") is False and "patternProperties" not in schema:
@@ -173,7 +180,7 @@ class Negation:
 
     def are_disjoint(self, one: Schema, other: Schema) -> bool:
         """Whether no value can be of both, as far as that is easily seen."""
-        self._spend()
+        self._spend(1)
         if one is False or other is False:
             return True
         if isinstance(one, bool) or isinstance(other, bool):

@@ -31,6 +31,7 @@ from notso.smollm3.sampling.schemas.automata import (
 )
 
 MAX_NESTED = 64
+FEW_REPEATS = 4
 MAX_SHORTEST = 200
 """Characters of the texts that `shortest_match` looks for."""
 
@@ -86,6 +87,25 @@ def library_pattern(pattern: str) -> str:
     return texts[0] if len(texts) == 1 else _without_looks(_parsed(pattern).found)
 
 
+def _unbounded(node: Node) -> Node:
+    """The node without the upper bounds of its repetitions, which shortest texts seldom reach: of fewer states."""
+    match node:
+        case Sequence(parts):
+            return Sequence(tuple(map(_unbounded, parts)))
+        case Choice(options):
+            return Choice(tuple(map(_unbounded, options)))
+        case Repeat(body, least, most):
+            return Repeat(_unbounded(body), least, most if most is None or most - least <= FEW_REPEATS else None)
+        case Look(body, is_negated) if not is_negated:
+            return Look(_unbounded(body), is_negated)
+    return node
+
+
+def looks_around(pattern: str) -> bool:
+    """Return whether an automaton has to be made of a pattern. Raises PatternError."""
+    return bool(_parsed(pattern).looks)
+
+
 def library_patterns(pattern: str) -> tuple[str, ...]:
     """Return patterns in the library's dialect, all of which a text follows where it follows `pattern`. Raises
     PatternError. Takes time in proportion to the pattern, and bounded time more if that looks around itself."""
@@ -109,7 +129,7 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
             reader.read()
             if reader.is_opaque:
                 return None
-            parts.append(reader.found)
+            parts.append(_unbounded(reader.found))
         looks = (Look(Sequence((part, Assertion("$"))), is_negated=False) for part in parts)
         return shortest_text(Sequence((*looks, ANYTHING)))
     except (PatternError, _NotUnicodeError, TooLargeError):

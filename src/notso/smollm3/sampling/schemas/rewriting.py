@@ -25,8 +25,13 @@ from notso.smollm3.sampling.schemas.keywords import (
     SILENT,
     VALUES,
 )
-from notso.smollm3.sampling.schemas.negation import Negation, Schema, all_of, all_types_but, any_of
-from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
+from notso.smollm3.sampling.schemas.negation import AUTOMATON_STEPS, Negation, Schema, all_of, all_types_but, any_of
+from notso.smollm3.sampling.schemas.patterns import (
+    PatternError,
+    library_pattern,
+    library_patterns,
+    looks_around,
+)
 from notso.smollm3.sampling.schemas.references import References, is_old_draft
 from notso.smollm3.sampling.schemas.texts import has_unwritable
 
@@ -68,6 +73,7 @@ class SchemaRewriter:
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # what `properties` became, but for conditions
         self._conditions = 0
+        self._automata: set[str] = set()  # patterns that took one
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
@@ -162,16 +168,23 @@ class SchemaRewriter:
 
     def _pattern(self, value: Any, path: str) -> str:
         try:
-            return library_pattern(self._checked(value, isinstance(value, str), path))
+            self._spend_on_pattern(self._checked(value, isinstance(value, str), path))
+            return library_pattern(value)
         except PatternError as error:
             raise self._pattern_refusal(value, path, error) from None
 
     def _patterns(self, value: Any, path: str) -> dict[str, Any]:
         try:
-            first, *others = library_patterns(self._checked(value, isinstance(value, str), path))
+            self._spend_on_pattern(self._checked(value, isinstance(value, str), path))
+            first, *others = library_patterns(value)
         except PatternError as error:
             raise self._pattern_refusal(value, path, error) from None
         return {"pattern": first, **({"allOf": [{"pattern": each} for each in others]} if others else {})}
+
+    def _spend_on_pattern(self, pattern: str) -> None:
+        if pattern not in self._automata and looks_around(pattern):
+            self._automata.add(pattern)
+            self._spend(AUTOMATON_STEPS)
 
     def _pattern_refusal(self, pattern: str, path: str, error: PatternError) -> InvalidRequestError:
         shown = pattern if len(pattern) <= SHOWN_PATTERN else f"{pattern[:SHOWN_PATTERN]}..."
