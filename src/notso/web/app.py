@@ -92,6 +92,7 @@ from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
+from notso.web.values.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
@@ -147,7 +148,7 @@ async def purge(shared: Shared, turns: Turns) -> None:
     store, host = shared.store, shared.engine
     unforgotten: dict[Conversation, None] = {}  # caches to clear once an engine is loaded
     while True:
-        with contextlib.suppress(NotsoError):
+        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round tries again
             now = time.monotonic()
             await _throw_away_lapsed(shared, turns)
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
@@ -172,7 +173,8 @@ async def give_back() -> None:
     # The C library keeps an arena per thread, each as large as its largest use. Trimming takes a millisecond.
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
-        await asyncio.to_thread(give_back_freed)
+        with contextlib.suppress(RuntimeError):  # no thread; the next round tries again
+            await asyncio.to_thread(give_back_freed)
 
 
 logger = logging.getLogger("notso.web")
@@ -215,6 +217,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_default_executor(WorkerThreads(thread_name_prefix="asyncio"))
         await asyncio.to_thread(parts.shared.plugins.start)
         await parts.shared.store.open()
         parts.shared.exchange.start()

@@ -215,3 +215,26 @@ def test_closing_waits_for_the_usage_that_is_being_written() -> None:
 
     store = asyncio.run(close_while_writing())
     assert (len(store.rows), store.settled, store.closed_after) == (1, ["r"], 1)
+
+
+def test_usage_that_finds_no_thread_is_written_later() -> None:
+    class Refusing(SlowStore):
+        refusals = 1
+
+        async def add_usage(self, rows: list[UsageRow], ended: list[Reservation]) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise RuntimeError("can't start new thread")
+            self.go.set()
+            await super().add_usage(rows, ended)
+
+    async def write_twice() -> Any:
+        store: Any = Refusing()
+        accounts = accounts_module.Accounts(store, OwnCounters())
+        accounts.ended("ann", Usage(3, 4), Reservation("r", accounts.today(), "ann", 3, 4))
+        await accounts.flush()
+        before = len(store.rows)
+        await accounts.flush()
+        return before, len(store.rows), store.settled
+
+    assert asyncio.run(write_twice()) == (0, 1, ["r"])

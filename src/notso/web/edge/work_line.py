@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ from notso.smollm3 import give_back_freed
 from notso.web.values.fair_queue import FairQueue, has_room
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
+from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class WorkLine:
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
         self._queue = FairQueue(name, at_once)
-        self._small = ThreadPoolExecutor(SMALL_THREADS, thread_name_prefix=f"{name}-small")
+        self._small = WorkerThreads(SMALL_THREADS, thread_name_prefix=f"{name}-small")
         self._most_waiting = most_waiting
 
     @property

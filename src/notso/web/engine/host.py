@@ -7,7 +7,6 @@ import gc
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
@@ -16,6 +15,7 @@ from notso.smollm3 import OutOfMemoryError, give_back_freed
 from notso.web.engine.port import ChatEngine, EngineSource, EngineStats, ModelError, ModelInfo, ReturningSource
 from notso.web.engine.served_model import BesideSource, EngineState, ServedModel
 from notso.web.values.errors import NotsoError
+from notso.web.values.worker_threads import WorkerThreads
 
 logger = logging.getLogger("notso.web.engine")
 
@@ -40,7 +40,7 @@ class EngineHost:
         self._models = {"": self.default}
         self._keep_alive_s = keep_alive_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._submitters = ThreadPoolExecutor(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
+        self._submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_changed: list[Callable[[], None]] = []
         # Loads and unloads run one after another in the order requested. A model is loaded beside others if memory was
         # planned for that, otherwise after the requests of another one have ended.

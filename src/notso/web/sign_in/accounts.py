@@ -188,7 +188,7 @@ class Accounts:
             rows = [UsageRow(day, owner, used) for (day, owner), used in taken.items()]
             try:
                 await self.store.add_usage(rows, list(ended.values()))
-            except StorageError as error:
+            except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
                 _log.warning("usage cannot be written yet: %s", error)
                 for key, used in taken.items():
                     self._pending[key] = self._pending.get(key, Used()) + used
@@ -206,7 +206,7 @@ class Accounts:
         self._renewed = now
         try:
             await self.store.renew(list(self._reserved.values()))
-        except StorageError as error:
+        except (StorageError, RuntimeError) as error:
             _log.warning("what is reserved of quotas cannot be renewed: %s", error)
 
     async def close(self) -> None:
@@ -290,7 +290,7 @@ class Accounts:
             return
         try:
             await self.store.add_audit(*entries)
-        except StorageError as error:
+        except (StorageError, RuntimeError) as error:
             _log.warning("the audit log cannot be written: %s", error)
 
     def _until_tomorrow(self) -> int:

@@ -52,7 +52,7 @@ class Leases:
         """Send one heartbeat."""
         try:
             found = await self._store.heartbeat(self._turns.generations)
-        except StorageError as error:
+        except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
             if not self.failing:
                 logger.warning("no lease was renewed: %s", error)
             self.failing = True

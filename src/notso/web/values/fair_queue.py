@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
+
+from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class FairQueue:
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = WorkerThreads(threads, thread_name_prefix=name)
         self._most = threads
         self._most_of_one = max(1, threads - 1)
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()

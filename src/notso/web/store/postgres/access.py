@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from notso.web.store.postgres.connection import AWAY, MOST_SECONDS, Connections
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Statements
 from notso.web.values.errors import StorageError
+from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class PostgresAccessStore(SQLAccessStore):
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         # Threads of its own, so that key lookups do not queue behind conversations.
-        self._threads = ThreadPoolExecutor(ACCESS_THREADS, thread_name_prefix="notso-access")
+        self._threads = WorkerThreads(ACCESS_THREADS, thread_name_prefix="notso-access")
         self._is_open = False
 
     async def open(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from notso.web.store.sql.database import Database
 from notso.web.store.sql.store import SQLStore
 from notso.web.values.errors import DataDirectoryBusyError, StorageError
 from notso.web.values.fair_queue import FairQueue
+from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class PostgresStore(SQLStore):
         self._connections = Connections(url, most, uuid.uuid4().hex)
         self._writes = FairQueue("notso-db-write", WRITE_THREADS)
         self._reads = FairQueue("notso-db-read", READ_THREADS)
-        self._lease_thread = ThreadPoolExecutor(LEASE_THREADS, thread_name_prefix="notso-db-lease")
+        self._lease_thread = WorkerThreads(LEASE_THREADS, thread_name_prefix="notso-db-lease")
         self._forgotten: set[int] = set()
         self._is_open = False
 
@@ -108,5 +108,5 @@ class PostgresStore(SQLStore):
             self._connections.cut_off()
             raise StorageError(AWAY) from None
 
-    async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _in(self, threads: WorkerThreads, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, work)

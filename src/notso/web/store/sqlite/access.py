@@ -10,7 +10,6 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +18,7 @@ from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Rows, Statements, Value
 from notso.web.store.sqlite.connection import BUSY_MS, snapshot, storage_errors, transaction
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
+from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 ACCESS_FILE = "access.db"
@@ -138,7 +138,7 @@ class _Lane:
     """One thread with one connection."""
 
     def __init__(self, path: Path, name: str, patience_ms: int) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"notso-access-{name}")
+        self.thread = WorkerThreads(1, thread_name_prefix=f"notso-access-{name}")
         self._path = path
         self._patience_ms = patience_ms
         self._waited = False
