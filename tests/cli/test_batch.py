@@ -131,7 +131,7 @@ def test_every_request_is_answered_once(many: ManyAnswers, notso: Run, tmp_path:
     assert body["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "You said question 7", "reasoning_content": "Hm."},
+            "message": {"role": "assistant", "content": "You said question 7", "refusal": None, "reasoning_content": "Hm."},
             "logprobs": None,
             "finish_reason": "stop",
         }

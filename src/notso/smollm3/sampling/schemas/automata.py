@@ -8,7 +8,8 @@ that they are the states of a finite automaton. Its expression is made by taking
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +21,8 @@ expression that comes of it."""
 
 MAX_WORK = 50
 """How many expressions of the largest size may be written on the way to one."""
+
+MAX_DEPTH = 150  # of nested places and formulas; each takes two or three of the interpreter's frames
 
 MAX_NODES = 4_000
 """Of a pattern whose counted repetitions are written out."""
@@ -123,7 +126,7 @@ class _Automaton:
         self._formulas: list[tuple[object, ...]] = [("false",), ("true",)]
         self._ids: dict[tuple[object, ...], int] = {("false",): _FALSE, ("true",): _TRUE}
         self._places: dict[tuple[object, ...], tuple[object, ...]] = {}
-        self._steps = 0
+        self._steps = self._depth = 0
         self._derived: dict[tuple[int, int], int] = {}
         self._expanded: dict[tuple[int, int], int] = {}
         self.start = self._place(root, None)
@@ -182,8 +185,22 @@ class _Automaton:
             self._expanded[key] = self._map(formula, lambda place: self._expand_place(place, behind, frozenset()))
         return self._expanded[key]
 
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        if self._depth >= MAX_DEPTH:
+            raise TooLargeError
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
     def _map(self, formula: int, change: Callable[[int], int]) -> int:
         self._spend()
+        with self._deeper():
+            return self._map_parts(formula, change)
+
+    def _map_parts(self, formula: int, change: Callable[[int], int]) -> int:
         kind = self._formulas[formula][0]
         if kind == "and":
             return self._both([self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
@@ -203,7 +220,10 @@ class _Automaton:
         node, rest = formula[1], formula[2]
 
         def then(following: int | None, seen: frozenset[int] = entered) -> int:
-            return self._id(("end",)) if following is None else self._expand_place(following, behind, seen)
+            if following is None:
+                return self._id(("end",))
+            with self._deeper():
+                return self._expand_place(following, behind, seen)
 
         match node:
             case Chars(ranges):
