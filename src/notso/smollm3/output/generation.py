@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from uuid import uuid4
 
+from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.events import Event
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class Generation:
             return self._condition.wait_for(lambda: len(self._events) > after or self._finished, timeout_s)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Yield events from index `after`, blocking in between."""
+        """Yield events from index `after`, blocking in between. A failed answer ends with an `error` event; `result`
+        raises it."""
         while True:
             self.wait(after)
             events = self.read(after)
@@ -56,6 +58,10 @@ class Generation:
             after += len(events)
             if not events and self._finished:
                 return
+
+    def result(self) -> Completion:
+        """Wait for the end, and return the whole answer. Raises the error of a failed answer."""
+        return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
         """Call `notify` on new events, at once if there are any. It runs on the engine's thread and must not block."""
@@ -97,7 +103,7 @@ class Generation:
                 _log.exception("a reader's notification failed")
 
 
-def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Iterator[Event]:
+def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
     """Yield events until `cancelled()`; closing stops the answer. Raises the error of an `error` event."""
     after = 0
     try:

@@ -39,6 +39,11 @@ class Usage:
     drafted_tokens: int = 0  # speculative tokens, of which `accepted_tokens` were right
     accepted_tokens: int = 0
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt_tokens + self.completion_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
