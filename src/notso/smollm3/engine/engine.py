@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,12 +21,12 @@ from notso.smollm3.engine.device_choice import give_up, on_device, require_same_
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
+from notso.smollm3.engine.model_choice import is_demo, model_path, path_in_errors
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, TemplateError
-from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.kv.offload import KVOffload
@@ -45,7 +46,7 @@ from notso.smollm3.values.adapter import AdapterSource
 from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
 from notso.smollm3.values.completion import Completion
-from notso.smollm3.values.engine_config import EngineConfig
+from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate
@@ -154,17 +155,27 @@ class Engine:
         model: str | Path | EngineConfig | None = None,
         *,
         find_processor: FindProcessor | None = None,
-        **settings: Any,
+        **settings: Unpack[EngineSettings],
     ) -> Engine:
-        """Load a GGUF file (None: the demo); keywords are fields of EngineConfig.
+        """Load a model: a GGUF file, a name of `notso list`, a Hugging Face folder (converted once and cached), or
+        "demo" or None for the bundled one. Keywords are fields of EngineConfig.
 
-        find_processor: name -> logits processor. Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
-        InvalidRequestError, KernelChoiceError or DeviceError.
+        find_processor: name -> logits processor. Raises UnknownOptionError for a keyword that is none, GGUFError,
+        ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError, KernelChoiceError or DeviceError.
         """
-        given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
-        config = EngineConfig.from_dict(given | settings)
-        path = demo_path() if config.model is None else config.model
-        return on_device(config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor))
+        given: dict[str, Any] = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
+        config = EngineConfig.from_dict({**given, **settings})
+        if is_demo(config.model):
+            config = replace(config, model=None)
+        path = model_path(config.model)
+        with path_in_errors(path):
+            return on_device(
+                config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor)
+            )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.info.device}"
+        return f"<Engine {self.info.name!r}: {self.info.context_tokens:,} tokens of context, {state}>"
 
     @property
     def weight_placement(self) -> str:

@@ -40,4 +40,4 @@ class AnswerStream(Iterator[Event]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"AnswerStream({self.generation!r})"
+        return f"<AnswerStream of {self.generation!r}>"

@@ -33,6 +33,10 @@ class Generation:
         self._condition = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
+    def __repr__(self) -> str:
+        state = "finished" if self._finished else "running"
+        return f"<Generation {self.id[:8]}: {state}, {len(self._events)} events>"
+
     # Readers
 
     @property
