@@ -437,6 +437,7 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
+        self._core.require_process()
 
 
 def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
@@ -472,6 +473,10 @@ def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLo
 
 
 def _end(core: EngineCore, placement: WeightPlacement, file: GGUFFile) -> None:
+    try:
+        core.require_process()
+    except EngineError:  # a forked child has neither the threads nor a copy of the cache folder's lock to give back
+        return
     placement.stop()
     core.close()
     file.close()

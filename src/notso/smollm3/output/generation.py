@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from uuid import uuid4
 
+from notso.smollm3.errors import EngineError
 from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.events import Event
 
 _log = logging.getLogger(__name__)
+
+
+def require_process(process: int) -> None:
+    """Raise EngineError in a child that was forked from `process`."""
+    # A fork copies no threads: nothing would ever answer, and locks held elsewhere stay locked.
+    if os.getpid() != process:
+        raise EngineError(
+            "this engine was loaded before a fork, and its threads are not in the forked process; "
+            "load an engine there, or start processes by spawn"
+        )
 
 
 def _nothing() -> None:
@@ -28,6 +40,7 @@ class Generation:
         self.stop_requested = False
         self.answer_requested = False
         self._engine_changed = changed
+        self._process = os.getpid()
         self._events: list[Event] = []
         self._finished = False
         self._condition = threading.Condition()
@@ -48,7 +61,8 @@ class Generation:
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Wait for events after `after`, or the end; False on timeout."""
+        """Wait for events after `after`, or the end; False on timeout. Raises EngineError in a forked child."""
+        require_process(self._process)
         with self._condition:
             return self._condition.wait_for(lambda: len(self._events) > after or self._finished, timeout_s)
 
@@ -80,7 +94,8 @@ class Generation:
     def stop(self) -> None:
         """Cancel within a step."""
         self.stop_requested = True
-        self._engine_changed()
+        if os.getpid() == self._process:
+            self._engine_changed()
 
     def answer_now(self) -> None:
         """End the reasoning."""
