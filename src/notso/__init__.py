@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from notso.async_engine import AsyncAnswerStream, AsyncEngine
     from notso.smollm3 import (
         AnswerSettings,
         AnswerStream,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AnswerSettings",
     "AnswerStream",
+    "AsyncAnswerStream",
+    "AsyncEngine",
     "Completion",
     "ContextLengthError",
     "Engine",
@@ -74,6 +77,10 @@ def __getattr__(name: str) -> Any:
 
         return version("notso-smollm3-bot")
     # Loaded when first asked for, so that `notso --help` need not wait for numpy and the kernels.
+    if name in ("AsyncAnswerStream", "AsyncEngine"):
+        import notso.async_engine
+
+        return getattr(notso.async_engine, name)
     if name in __all__:
         import notso.smollm3
 
