@@ -5,7 +5,8 @@ NotsoError
     ├── ModelFileError           the GGUF file is not a supported SmolLM3
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
-    │   └── ContextLengthError   prompt and first token exceed the context
+    │   ├── ContextLengthError   prompt and first token exceed the context
+    │   └── UnknownOptionError   no setting has this name; also a TypeError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
     └── DownloadError            a download failed or does not match its published hash
@@ -50,6 +51,10 @@ class ContextLengthError(InvalidRequestError):
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens
         self.at_least = at_least
+
+
+class UnknownOptionError(InvalidRequestError, TypeError):
+    """A keyword names no setting; `param` is the keyword."""
 
 
 class OutOfMemoryError(ModelError):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +21,19 @@ from notso.smollm3.engine.device_choice import give_up, on_device, require_same_
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
+from notso.smollm3.engine.model_choice import is_demo, model_path, path_in_errors
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, TemplateError
-from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.output.answer_stream import AnswerStream
 from notso.smollm3.output.generation import Generation, events_until
 from notso.smollm3.sampling.logits_processor import FindProcessor
 from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
@@ -39,7 +43,10 @@ from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTempla
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.adapter import AdapterSource
-from notso.smollm3.values.engine_config import EngineConfig
+from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
+from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
+from notso.smollm3.values.completion import Completion
+from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate
@@ -51,6 +58,8 @@ Floats = npt.NDArray[np.float32]
 
 # Waiting requests beyond this are refused.
 MAX_WAITING = 4096
+
+MAX_BATCHED = 256  # requests of one `batch` in the engine at a time, so that other callers are not refused
 
 
 class Engine:
@@ -146,17 +155,27 @@ class Engine:
         model: str | Path | EngineConfig | None = None,
         *,
         find_processor: FindProcessor | None = None,
-        **settings: Any,
+        **settings: Unpack[EngineSettings],
     ) -> Engine:
-        """Load a GGUF file (None: the demo); keywords are fields of EngineConfig.
+        """Load a model: a GGUF file, a name of `notso list`, a Hugging Face folder (converted once and cached), or
+        "demo" or None for the bundled one. Keywords are fields of EngineConfig.
 
-        find_processor: name -> logits processor. Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
-        InvalidRequestError, KernelChoiceError or DeviceError.
+        find_processor: name -> logits processor. Raises UnknownOptionError for a keyword that is none, GGUFError,
+        ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError, KernelChoiceError or DeviceError.
         """
-        given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
-        config = EngineConfig.from_dict(given | settings)
-        path = demo_path() if config.model is None else config.model
-        return on_device(config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor))
+        given: dict[str, Any] = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
+        config = EngineConfig.from_dict({**given, **settings})
+        if is_demo(config.model):
+            config = replace(config, model=None)
+        path = model_path(config.model)
+        with path_in_errors(path):
+            return on_device(
+                config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor)
+            )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.info.device}"
+        return f"<Engine {self.info.name!r}: {self.info.context_tokens:,} tokens of context, {state}>"
 
     @property
     def weight_placement(self) -> str:
@@ -257,6 +276,84 @@ class Engine:
             raise ContextLengthError(len(tokens), self._context_tokens)
         return self._context_logits.compute(tokens, self.adapters.of(adapter))
 
+    # Answers
+
+    def chat(
+        self,
+        messages: ChatInput,
+        *more: Turn,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> Completion:
+        """Answer a conversation and return the whole answer: a text (one user message), messages, or mappings in
+        OpenAI's form.
+
+        Keywords are fields of SamplingParams and RequestOptions, and go before `params` and `options`. A cut answer has
+        `is_cut` set. Raises EngineError for a failed answer, InvalidRequestError, ContextLengthError, TemplateError,
+        and UnknownOptionError for a keyword that is none.
+        """
+        with self.stream(messages, *more, params=params, options=options, **settings) as answer:
+            return answer.result()
+
+    def stream(
+        self,
+        messages: ChatInput,
+        *more: Turn,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> AnswerStream:
+        """Begin what `chat` returns, and return an iterator of its events. Raises as `chat`; a failed answer while
+        iterating."""
+        sampling, asked = settings_of(params, options, settings)
+        return AnswerStream(self.submit(conversation(messages, *more), sampling, asked))
+
+    def batch(
+        self,
+        conversations: Iterable[ChatInput],
+        *,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> list[Completion]:
+        """Answer conversations together, and return the answers in their order.
+
+        All are validated before the first begins. Raises as `chat`; a failed answer stops the others.
+        """
+        if isinstance(conversations, str | Mapping | Message):
+            raise InvalidRequestError("a batch is a list of conversations; chat answers one", param="conversations")
+        sampling, asked = settings_of(params, options, settings)
+        begins = [self.prepare(conversation(each), sampling, asked) for each in conversations]
+        begun: list[Generation] = []
+        try:
+            begun += [begin() for begin in begins[:MAX_BATCHED]]
+            answers = []
+            for place in range(len(begins)):
+                answers.append(begun[place].result())
+                begun += [begin() for begin in begins[place + MAX_BATCHED : place + MAX_BATCHED + 1]]
+            return answers
+        finally:
+            for generation in begun:
+                generation.stop()
+
+    def continue_text(
+        self,
+        text: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> Completion:
+        """Continue text or token ids as they are, without chat template, roles or reasoning.
+
+        A model trained for conversations may end a text at once: its continuation is then empty. `chat` answers.
+        Raises as `chat`.
+        """
+        sampling, asked = settings_of(params, options, settings)
+        with AnswerStream(self.submit(text, sampling, asked)) as answer:
+            return answer.result()
+
     # Generation
 
     def submit(
@@ -305,12 +402,22 @@ class Engine:
     ) -> Iterator[Event]:
         """Submit at the first iteration, and yield events.
 
-        Closing the iterator, or `cancelled()` (polled fifty times a second), stops the answer.
+        Closing the iterator, or `cancelled()` (polled fifty times a second), stops the answer. A text is continued as
+        it is, with a FutureWarning: `chat` and `stream` answer it, `continue_text` continues it. Raises
+        InvalidRequestError if the model ends such a text at once.
         """
         request = self._request(messages, params, options)
-        return self._events(request, cancelled or (lambda: False))
+        events = self._events(request, cancelled or (lambda: False))
+        if not isinstance(messages, str):
+            return events
+        warnings.warn(
+            "generate continues a text without answering it; use chat or stream for an answer, else continue_text",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return _not_empty(events)
 
-    def _events(self, request: Request, cancelled: Callable[[], bool]) -> Iterator[Event]:
+    def _events(self, request: Request, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
         self._require_open()
         self._core.submit(request)
         yield from events_until(request.generation, cancelled)
@@ -330,6 +437,18 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
+        self._core.require_process()
+
+
+def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
+    # A model trained for conversations often ends a bare text at once: without an error, this looks like an answer.
+    tokens = 0
+    with closing(events):
+        for event in events:
+            tokens = event.usage.completion_tokens if event.usage is not None else tokens
+            if event.kind == "end" and event.finish_reason == "stop" and event.stop is None and tokens <= 1:
+                raise InvalidRequestError("the model ended this text at once; chat answers it", param="messages")
+            yield event
 
 
 def _template_of(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
@@ -354,6 +473,10 @@ def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLo
 
 
 def _end(core: EngineCore, placement: WeightPlacement, file: GGUFFile) -> None:
+    try:
+        core.require_process()
+    except EngineError:  # a forked child has neither the threads nor a copy of the cache folder's lock to give back
+        return
     placement.stop()
     core.close()
     file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from notso.smollm3.errors import EngineError, ModelError, NotsoError
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
+from notso.smollm3.output.generation import require_process
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
@@ -120,6 +122,7 @@ class EngineCore:
         self._inbox: deque[Callable[[], None]] = deque()
         self._door = threading.Lock()  # guards the inbox
         self._closing = self._ended = False
+        self._process = os.getpid()
         self._when_lost = when_lost
         self._is_stuck = False  # waiting requests have no room until something arrives
         self._requests: dict[Sequence, Request] = {}
@@ -169,6 +172,10 @@ class EngineCore:
         if threading.current_thread() is self._thread:
             raise EngineError("a reader's notification must not wait for the engine")
 
+    def require_process(self) -> None:
+        """Raise EngineError in a forked child."""
+        require_process(self._process)
+
     def stats(self, weight_placement: str) -> EngineStats:
         cache = self.scheduler.pool
         return EngineStats(
@@ -183,13 +190,16 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Cancel requests and end the thread."""
+        """Cancel requests and end the thread, which no forked child has."""
+        if os.getpid() != self._process:
+            return
         self._closing = True
         self._signal.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _post(self, work: Callable[[], None]) -> None:
+        self.require_process()
         with self._door:
             if self._ended:
                 raise EngineError("the engine is closed")

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from uuid import uuid4
 
+from notso.smollm3.errors import EngineError
+from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.events import Event
 
 _log = logging.getLogger(__name__)
+
+
+def require_process(process: int) -> None:
+    """Raise EngineError in a child that was forked from `process`."""
+    # A fork copies no threads: nothing would ever answer, and locks held elsewhere stay locked.
+    if os.getpid() != process:
+        raise EngineError(
+            "this engine was loaded before a fork, and its threads are not in the forked process; "
+            "load an engine there, or start processes by spawn"
+        )
 
 
 def _nothing() -> None:
@@ -27,10 +40,15 @@ class Generation:
         self.stop_requested = False
         self.answer_requested = False
         self._engine_changed = changed
+        self._process = os.getpid()
         self._events: list[Event] = []
         self._finished = False
         self._condition = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        state = "finished" if self._finished else "running"
+        return f"<Generation {self.id[:8]}: {state}, {len(self._events)} events>"
 
     # Readers
 
@@ -43,12 +61,14 @@ class Generation:
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Wait for events after `after`, or the end; False on timeout."""
+        """Wait for events after `after`, or the end; False on timeout. Raises EngineError in a forked child."""
+        require_process(self._process)
         with self._condition:
             return self._condition.wait_for(lambda: len(self._events) > after or self._finished, timeout_s)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Yield events from index `after`, blocking in between."""
+        """Yield events from index `after`, blocking in between. A failed answer ends with an `error` event; `result`
+        raises it."""
         while True:
             self.wait(after)
             events = self.read(after)
@@ -56,6 +76,10 @@ class Generation:
             after += len(events)
             if not events and self._finished:
                 return
+
+    def result(self) -> Completion:
+        """Wait for the end, and return the whole answer. Raises the error of a failed answer."""
+        return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
         """Call `notify` on new events, at once if there are any. It runs on the engine's thread and must not block."""
@@ -70,7 +94,8 @@ class Generation:
     def stop(self) -> None:
         """Cancel within a step."""
         self.stop_requested = True
-        self._engine_changed()
+        if os.getpid() == self._process:
+            self._engine_changed()
 
     def answer_now(self) -> None:
         """End the reasoning."""
@@ -97,7 +122,7 @@ class Generation:
                 _log.exception("a reader's notification failed")
 
 
-def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Iterator[Event]:
+def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
     """Yield events until `cancelled()`; closing stops the answer. Raises the error of an `error` event."""
     after = 0
     try:

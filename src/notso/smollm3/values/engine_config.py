@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.values.adapter import AdapterSource
+from notso.smollm3.values.answer_settings import require_known
 
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
@@ -79,17 +80,31 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """Create from JSON or keywords; paths may be path objects. Raises InvalidRequestError."""
-        names = {each.name for each in fields(cls)}
-        for name in settings:
-            if name not in names:
-                raise InvalidRequestError(f"an engine has no setting {name!r}", param=str(name))
+        """Create from JSON or keywords; paths may be path objects. Raises InvalidRequestError, UnknownOptionError."""
+        require_known(settings, (each.name for each in fields(cls)), "an engine")
         paths = {name: fspath(value) for name, value in settings.items() if isinstance(value, PathLike)}
         lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
         return cls(**{**settings, **paths, **lists})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"adapters": list(self.adapters)}
+
+
+class EngineSettings(TypedDict, total=False):
+    """The fields of EngineConfig besides `model`."""
+
+    context_tokens: int | None
+    threads: int | None
+    weights: Placement
+    kv: KVChoice
+    max_num_seqs: int | None
+    speculation: bool
+    cache_dir: str | PathLike[str] | None
+    cache_bytes: int
+    device: str
+    adapters: Sequence[str]
+    chat_template_file: str | PathLike[str] | None
+    beside_bytes: int | None
 
 
 def is_device(name: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from notso.smollm3.errors import NotsoError
@@ -39,6 +39,11 @@ class Usage:
     drafted_tokens: int = 0  # speculative tokens, of which `accepted_tokens` were right
     accepted_tokens: int = 0
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt_tokens + self.completion_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -63,7 +68,7 @@ class TokenLogprob:
     id: int = -1  # -1: unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Event:
     """One event of an answer.
 
@@ -91,3 +96,8 @@ class Event:
     error: NotsoError | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+
+    def __repr__(self) -> str:
+        held = ((each.name, getattr(self, each.name), each.default) for each in fields(self)[1:])
+        shown = [f", {name}={value!r}" for name, value, default in held if value != default]
+        return f"Event({self.kind!r}{''.join(shown)})"

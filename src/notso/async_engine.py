@@ -1,0 +1,195 @@
+"""The engine for programs with an event loop.
+
+Apart from `notso.smollm3`, which knows no event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Unpack
+
+from notso.smollm3.engine.engine import MAX_BATCHED, Engine
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.output.generation import Generation
+from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
+from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
+from notso.smollm3.values.completion import Completion
+from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
+from notso.smollm3.values.events import Event
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.request_options import RequestOptions
+from notso.smollm3.values.sampling_params import SamplingParams
+
+Prepare = Callable[[], Callable[[], Generation]]
+
+
+class AsyncAnswerStream(AsyncIterator[Event]):
+    """Asynchronous iterator over an answer's events, begun when first awaited. Leaving its `async with` stops it.
+
+    Raises the error of a failed answer, and what `Engine.chat` raises for an invalid request.
+    """
+
+    def __init__(self, prepare: Prepare) -> None:
+        self._prepare = prepare
+        self._generation: Generation | None = None
+        self._events = self._run()
+
+    async def __anext__(self) -> Event:
+        return await anext(self._events)
+
+    async def result(self) -> Completion:
+        """Wait for the end, and return the whole answer; a cancelled wait stops it."""
+        generation = await self._begun()
+        try:
+            return Completion.from_events([event async for event in _follow(generation)])
+        finally:
+            generation.stop()
+
+    async def close(self) -> None:
+        """Stop the answer; `result` then returns what was written, as "cancelled"."""
+        await self._events.aclose()
+        if self._generation is not None:
+            self._generation.stop()
+
+    async def __aenter__(self) -> AsyncAnswerStream:
+        await self._begun()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _begun(self) -> Generation:
+        if self._generation is None:
+            begin = await asyncio.to_thread(self._prepare)  # long prompts take a while to tokenize
+            self._generation = begin()
+            weakref.finalize(self, self._generation.stop)
+        return self._generation
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
+        generation = await self._begun()
+        try:
+            async with aclosing(_follow(generation)) as events:
+                async for event in events:
+                    if event.error is not None:
+                        raise event.error
+                    yield event
+        finally:
+            generation.stop()
+
+
+async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def notify() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and its readers with it
+            loop.call_soon_threadsafe(changed.set)
+
+    generation.subscribe(notify)
+    after = 0
+    while True:
+        changed.clear()
+        finished = generation.finished  # before reading: the last events come with it
+        events = generation.read(after)
+        after += len(events)
+        for event in events:
+            yield event
+        if finished:
+            return
+        if not events:
+            await changed.wait()
+
+
+class AsyncEngine:
+    """An engine whose answers are awaited, without a thread for each. `engine` is the one it wraps.
+
+    Parameters and errors are those of `Engine`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    async def load(
+        cls, model: str | Path | EngineConfig | None = None, **settings: Unpack[EngineSettings]
+    ) -> AsyncEngine:
+        """See `Engine.load`."""
+        return cls(await asyncio.to_thread(lambda: Engine.load(model, **settings)))
+
+    def stream(
+        self,
+        messages: ChatInput,
+        *more: Turn,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> AsyncAnswerStream:
+        """Return an asynchronous iterator of an answer's events."""
+        sampling, asked = settings_of(params, options, settings)
+        return AsyncAnswerStream(lambda: self.engine.prepare(conversation(messages, *more), sampling, asked))
+
+    async def chat(
+        self,
+        messages: ChatInput,
+        *more: Turn,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> Completion:
+        """See `Engine.chat`. Cancelling stops the answer."""
+        return await self.stream(messages, *more, params=params, options=options, **settings).result()
+
+    async def batch(
+        self,
+        conversations: Iterable[ChatInput],
+        *,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> list[Completion]:
+        """See `Engine.batch`. Cancelling stops the answers."""
+        if isinstance(conversations, str | Mapping | Message):
+            raise InvalidRequestError("a batch is a list of conversations; chat answers one", param="conversations")
+        sampling, asked = settings_of(params, options, settings)
+        turns = [conversation(each) for each in conversations]
+        begins = await asyncio.to_thread(lambda: [self.engine.prepare(each, sampling, asked) for each in turns])
+        room = asyncio.Semaphore(MAX_BATCHED)
+
+        async def answer(begin: Callable[[], Generation]) -> Completion:
+            async with room:
+                return await AsyncAnswerStream(lambda: begin).result()
+
+        tasks = [asyncio.ensure_future(answer(begin)) for begin in begins]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def continue_text(
+        self,
+        text: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **settings: Unpack[AnswerSettings],
+    ) -> Completion:
+        """See `Engine.continue_text`. Cancelling stops the answer."""
+        sampling, asked = settings_of(params, options, settings)
+        return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, asked)).result()
+
+    async def close(self) -> None:
+        """Release file and cache; running answers end."""
+        await asyncio.to_thread(self.engine.close)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncEngine of {self.engine!r}>"

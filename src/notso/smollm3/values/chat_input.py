@@ -1,0 +1,92 @@
+"""Conversations as programs write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.values.messages import ROLES, Message, Role, ToolCall
+from notso.smollm3.values.request_options import RequestOptions
+from notso.smollm3.values.sampling_params import SamplingParams
+
+# One turn, as a Message or in OpenAI's form.
+Turn: TypeAlias = Message | Mapping[str, Any]
+# A text is one user message.
+ChatInput: TypeAlias = str | Turn | Sequence[Turn]
+
+
+def conversation(asked: ChatInput, *more: Turn) -> list[Message]:
+    """Return messages.
+
+    Mappings are read in OpenAI's form: `role`, `content` (text, text parts or None), `reasoning_content`, `tool_calls`,
+    `tool_call_id`; "developer" is "system", other keys are ignored. Raises InvalidRequestError naming the message.
+    """
+    if isinstance(asked, str):
+        asked = Message("user", asked)
+    turns = [asked] if isinstance(asked, Message | Mapping) else asked
+    if not isinstance(turns, Iterable) or isinstance(turns, bytes | bytearray):
+        raise _invalid("messages", "text, a message, or a list of messages")
+    found = [_message(turn, f"messages[{place}]") for place, turn in enumerate([*turns, *more])]
+    if not found:
+        raise InvalidRequestError("messages are needed: there is nothing to answer", param="messages")
+    return found
+
+
+def _message(turn: object, where: str) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    if isinstance(turn, SamplingParams | RequestOptions):
+        name = "params" if isinstance(turn, SamplingParams) else "options"
+        raise InvalidRequestError(f"{type(turn).__name__} is given as {name}=, not among the messages", param=name)
+    if not isinstance(turn, Mapping):
+        raise _invalid(where, f"a Message, or a mapping with role and content, not {type(turn).__name__}")
+    role = "system" if turn.get("role") == "developer" else turn.get("role")
+    if role not in ROLES:
+        raise _invalid(f"{where}.role", f"one of {', '.join(ROLES)}")
+    calls = turn.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple):
+        raise _invalid(f"{where}.tool_calls", "a list")
+    parsed = tuple(_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls))
+    content = turn.get("content")
+    if content is None and not parsed:
+        raise _invalid(f"{where}.content", "text")
+    text = "" if content is None else _text(content, f"{where}.content")
+    optional = []
+    for name in ("reasoning_content", "tool_call_id"):
+        value = turn.get(name)
+        if value is not None and not isinstance(value, str):
+            raise _invalid(f"{where}.{name}", "text")
+        optional.append(value)
+    return Message(cast(Role, role), text, optional[0], parsed, optional[1])
+
+
+def _text(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise _invalid(where, "text, or a list of text parts")
+    texts = []
+    for place, part in enumerate(content):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+        if not isinstance(text, str):
+            raise _invalid(f"{where}[{place}]", "a text part; this model reads text only")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: object, where: str) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
+        raise _invalid(where, "a ToolCall, or a mapping with id and function (name, arguments)")
+    arguments = function.get("arguments", "{}")
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(str(call.get("id") or ""), name, written)
+
+
+def _invalid(where: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where} must be {what}", param=where)

@@ -1,0 +1,115 @@
+"""The library as programs use it: models by name, settings with types, errors that name the file, short reprs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from golden.random_models import RANDOM
+from smollm3.conversion.hf_folder_of import write_folder
+
+import notso
+from notso import Engine, EngineConfig, InvalidRequestError, NotsoError, UnknownOptionError
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.values.engine_config import EngineSettings
+from notso.smollm3.values.events import Event
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_exported_name_is_there() -> None:
+    assert all(getattr(notso, name) is not None for name in notso.__all__)
+    assert set(notso.__all__) <= set(dir(notso))
+    assert {"NotsoError", "EngineConfig", "Generation", "Completion"} <= set(notso.__all__)
+    assert not hasattr(notso, "no_such_name")
+
+
+@pytest.mark.parametrize("name", [None, "demo", "Demo"])
+def test_the_demo_by_name(own_home: Path, name: str | None) -> None:
+    with Engine.load(name, context_tokens=256) as engine:
+        assert engine.info.is_demo and engine.info.path == str(demo_path())
+
+
+def test_a_listed_model_by_name(own_home: Path) -> None:
+    there = own_home / "hf" / "hub" / "models--a--b" / "snapshots" / ("0" * 40) / "SmolLM3-tiny.gguf"
+    there.parent.mkdir(parents=True)
+    shutil.copy(demo_path(), there)
+    with Engine.load("smollm3-tiny", context_tokens=256) as engine:
+        assert engine.info.path == str(there) and not engine.info.is_demo
+
+
+def test_a_home_is_expanded(own_home: Path) -> None:
+    shutil.copy(demo_path(), own_home / "own.gguf")
+    with Engine.load("~/own.gguf", context_tokens=256) as engine:
+        assert engine.info.path == str(own_home / "own.gguf")
+
+
+def test_a_folder_is_converted_once(own_home: Path) -> None:
+    model = replace(RANDOM, layers=4, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64)
+    folder = write_folder(model, own_home / "folder")
+    paths = []
+    for _ in range(2):
+        with Engine.load(folder, context_tokens=64) as engine:
+            paths.append((engine.info.path, Path(engine.info.path).stat().st_mtime_ns))
+    assert paths[0] == paths[1] and str(own_home) in paths[0][0]
+
+
+def test_errors_of_a_file_name_it(own_home: Path) -> None:
+    cut, text, empty = (own_home / name for name in ("cut.gguf", "text.gguf", "folder"))
+    cut.write_bytes(demo_path().read_bytes()[:100_000])
+    text.write_text("no model")
+    empty.mkdir()
+    for path in (cut, text, empty, own_home / "missing.gguf", Path("/dev/null")):
+        with pytest.raises(NotsoError) as caught:
+            Engine.load(path)
+        assert str(caught.value).count(str(path)) == 1
+    for name in ("", "no-such-model"):
+        with pytest.raises(NotsoError, match=r"no model file at no-such-model|is empty"):
+            Engine.load(name)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(TypeError, match="'contxt'; is 'context_tokens' meant") as caught:
+        Engine.load(contxt=5)  # type: ignore[call-arg]
+    assert isinstance(caught.value, UnknownOptionError) and isinstance(caught.value, InvalidRequestError)
+    assert caught.value.param == "contxt"
+
+
+def test_every_setting_has_a_type() -> None:
+    assert set(EngineSettings.__annotations__) == {each.name for each in fields(EngineConfig)} - {"model"}
+
+
+def test_a_type_checker_finds_unknown_settings(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from notso import Engine\n"
+        "engine = Engine.load('demo', contxt=5)\n"
+        "answer = engine.chat('x', max_tokns=5)\n"
+        "engine.chat([{'role': 'user', 'content': 'x'}], max_tokens='5')\n"
+        "total: int = engine.chat('x', max_tokens=5, stop='.').usage.total_tokens\n"
+    )
+    line = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", str(program)]
+    done = subprocess.run(line, cwd=ROOT / "src", capture_output=True, text=True, timeout=600)
+    assert [each.split(":")[1] for each in done.stdout.splitlines() if "program.py" in each and "error" in each] == [
+        "2",
+        "3",
+        "4",
+    ], done.stdout + done.stderr
+    assert '"contxt"' in done.stdout and '"max_tokns"' in done.stdout
+
+
+def test_reprs_are_short() -> None:
+    engine = Engine.load(context_tokens=256)
+    with engine:
+        assert repr(engine) == "<Engine 'notso demo': 256 tokens of context, on cpu>" or "on cuda" in repr(engine)
+        stream = engine.stream("hello", max_tokens=1)
+        stream.result()
+        generation = stream.generation
+        assert repr(generation).startswith(f"<Generation {generation.id[:8]}: finished, ")
+        assert repr(stream) == f"<AnswerStream of {generation!r}>"
+    assert repr(engine).endswith("closed>")
+    assert repr(Event("text", "a", tokens=3)) == "Event('text', text='a', tokens=3)"

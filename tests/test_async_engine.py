@@ -1,0 +1,94 @@
+"""The engine in an event loop: the same answers, awaited, streamed, batched, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from notso import AsyncEngine, Engine, EngineError, Generation, InvalidRequestError
+
+SUM = "What is 27 + 48?"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load() as loaded:
+        yield loaded
+
+
+def test_the_same_answers(engine: Engine) -> None:
+    async def ask() -> tuple[list[str], str, str]:
+        aware = AsyncEngine(engine)
+        answers = await asyncio.gather(*(aware.chat(f"What is {n} + 1?", temperature=0, max_tokens=99) for n in (1, 2)))
+        async with aware.stream(SUM, temperature=0, max_tokens=300) as stream:
+            text = "".join([event.text async for event in stream if event.kind == "text"])
+            assert (await stream.result()).text == text
+        return [each.text for each in answers], text, (await aware.continue_text("text", seed=1, max_tokens=5)).text
+
+    answers, text, more = asyncio.run(ask())
+    assert answers == [engine.chat(f"What is {n} + 1?", temperature=0, max_tokens=99).text for n in (1, 2)]
+    assert text == engine.chat(SUM, temperature=0, max_tokens=300).text and "75" in text
+    assert more == engine.continue_text("text", seed=1, max_tokens=5).text
+
+
+def test_it_loads_and_closes() -> None:
+    async def ask() -> None:
+        async with await AsyncEngine.load("demo", context_tokens=256) as aware:
+            assert (await aware.chat("hello", max_tokens=2)).finish_reason == "length"
+            assert "AsyncEngine" in repr(aware)
+        with pytest.raises(InvalidRequestError, match="closed"):
+            await aware.chat("hello")
+
+    asyncio.run(ask())
+
+
+def test_a_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notso.async_engine.MAX_BATCHED", 2)
+
+    async def ask() -> list[str]:
+        aware = AsyncEngine(engine)
+        with pytest.raises(InvalidRequestError):
+            await aware.batch(["x", []])
+        answers = await aware.batch([f"What is {n} + 2?" for n in range(5)], temperature=0, thinking=False)
+        return [each.text for each in answers]
+
+    expected = [engine.chat(f"What is {n} + 2?", temperature=0, thinking=False).text for n in range(5)]
+    assert asyncio.run(ask()) == expected
+
+
+def test_a_cancelled_wait_stops_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Generation] = []
+    submit = engine._core.submit
+    monkeypatch.setattr(engine._core, "submit", lambda request: (begun.append(request.generation), submit(request)))
+
+    async def ask() -> None:
+        aware = AsyncEngine(engine)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(aware.chat(SUM, seed=1, ignore_eos=True, min_tokens=3000), 0.2)
+        async with aware.stream(SUM, seed=1, ignore_eos=True) as stream:
+            await anext(stream)
+        cut = await stream.result()
+        assert cut.finish_reason == "cancelled"
+
+    asyncio.run(ask())
+    assert [generation.result().finish_reason for generation in begun] == ["cancelled"] * len(begun) and begun
+
+
+def test_a_failed_answer_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise EngineError("a logit is not finite")
+
+    monkeypatch.setattr("notso.smollm3.engine.request.Request.sample", fail)
+
+    async def ask() -> None:
+        aware = AsyncEngine(engine)
+        with pytest.raises(EngineError, match="not finite"):
+            await aware.chat(SUM)
+        with pytest.raises(EngineError, match="not finite"):
+            [event async for event in aware.stream(SUM)]
+        with pytest.raises(EngineError, match="not finite"):
+            await aware.batch([SUM, SUM])
+
+    asyncio.run(ask())
