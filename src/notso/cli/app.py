@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -147,8 +147,10 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     terminal.prepare_streams()
     _drop_service_links()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
+    command = exit_codes.ANY_COMMAND
     try:
-        group = typer.main.get_command(app)
+        group: Any = typer.main.get_command(app)
+        command = command_of(group, given)
         outcome = group.main(
             args=given or ["serve"],
             prog_name="notso",
@@ -163,11 +165,20 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
             terminal.abandon_stdout()
             code = exit_codes.DONE
     except BaseException as error:
-        code = _tell(error)
+        code = _tell(error, command)
     return _flush(code)
 
 
-def _tell(error: BaseException) -> int:
+def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
+    """Return what the advice of an error may name."""
+    verb = given[0] if given else "serve"
+    if verb not in group.commands:
+        return exit_codes.ANY_COMMAND
+    options = (each.name for each in group.commands[verb].params if each.param_type_name == "option")
+    return exit_codes.Command(verb, frozenset(map(str, options)))
+
+
+def _tell(error: BaseException, command: exit_codes.Command) -> int:
     if isinstance(error, typer.TyperException):
         code, line = error.exit_code, _usage_line(error)
     elif isinstance(error, typer.Abort):
@@ -175,7 +186,7 @@ def _tell(error: BaseException) -> int:
     else:
         if exit_codes.debugging():
             sys.stderr.write(terminal.harmless(exit_codes.details(error)))
-        code, line = exit_codes.explain(error)
+        code, line = exit_codes.explain(error, command)
     if line:
         terminal.complain(line)
     return code

@@ -16,6 +16,7 @@ EXAMPLES = """\
   notso chat
   notso chat --no-think --system "Answer in French.\""""
 
+_COMMAND = exit_codes.Command("chat")
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
 """Shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
@@ -98,7 +99,7 @@ def _handle(conversation: Conversation, text: str) -> None:
     try:
         answer = conversation.ask(question)
     except NotsoError as error:
-        _, line = exit_codes.explain(error)
+        _, line = exit_codes.explain(error, _COMMAND)
         terminal.complain(line)
         return
     if answer.finish_reason == "cancelled":

@@ -3,6 +3,7 @@
 NotsoError
 └── ModelError
     ├── ModelFileError           the GGUF file is not a supported SmolLM3
+    │   └── AdapterFileError     the file is not a supported LoRA adapter
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
     │   └── ContextLengthError   prompt and first token exceed the context
@@ -14,6 +15,7 @@ NotsoError
 from __future__ import annotations
 
 from notso.qtensor import NotsoError as NotsoError
+from notso.qtensor import name_file as name_file
 from notso.qtensor import one_line as one_line
 from notso.qtensor import quoted as quoted
 
@@ -25,9 +27,17 @@ class ModelError(NotsoError):
 class ModelFileError(ModelError):
     """The file is not a supported SmolLM3; the message names the key or tensor."""
 
+    is_about_a_file = True
+
+
+class AdapterFileError(ModelFileError):
+    """The file is not a supported adapter of this model."""
+
 
 class TemplateError(ModelError):
     """The chat template failed, or refused the messages."""
+
+    is_about_a_file = True
 
 
 class InvalidRequestError(ModelError, ValueError):

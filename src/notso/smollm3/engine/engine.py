@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import Backend, DeviceLostError, GGUFFile, give_back_freed
+from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, give_back_freed, name_file
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
@@ -156,7 +156,17 @@ class Engine:
         given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
         config = EngineConfig.from_dict(given | settings)
         path = demo_path() if config.model is None else config.model
-        return on_device(config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor))
+
+        def load(backend: Backend, note: str) -> Engine:
+            file = GGUFFile.open(path)
+            try:
+                return cls(file, config, backend, note, find_processor)
+            except NotsoError as error:
+                template = config.chat_template_file if isinstance(error, TemplateError) else None
+                name_file(error, template or path)
+                raise
+
+        return on_device(config, load)
 
     @property
     def weight_placement(self) -> str:
