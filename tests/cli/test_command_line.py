@@ -155,6 +155,33 @@ def test_every_failure_has_a_code_a_reason_and_a_next_step(error: BaseException,
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ([], {}),
+        (["--model", "x.gguf"], {"model": "x.gguf"}),
+        (["--model=x.gguf", "--port", "8080"], {"model": "x.gguf", "port": "8080"}),
+        (["-mx.gguf"], {"model": "x.gguf"}),
+        (["--port", "8080", "--no-access-log"], {"port": "8080", "access_log": "False"}),
+        (["--context", "512", "--device", "cpu"], {"context": "512", "device": "cpu"}),
+    ],
+)
+def test_without_a_verb_the_options_are_those_of_serve(notso: Run, line: list[str], options: dict[str, str]) -> None:
+    result = notso(*line, "--show-config") if line else notso("serve", "--show-config")
+
+    assert result.code == 0
+    given = [row.split() for row in result.out.splitlines() if row.endswith("command line")]
+    assert {name.replace("-", "_"): value for name, value, *_ in given} == options
+
+
+@pytest.mark.parametrize("line", [["--version"], ["--help"], ["-h"]])
+def test_options_of_the_front_door_stay_its_own(notso: Run, line: list[str]) -> None:
+    result = notso(*line)
+
+    assert result.code == 0
+    assert "notso serve" not in result.out.partition("\n")[0]
+
+
 OUT_OF_MEMORY = model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1)
 
 

@@ -74,7 +74,7 @@ def front_door(
     ] = False,
 ) -> None:
     """Run SmolLM3-3B locally and offline: in the browser, in the terminal, or through an API. Without a command, notso
-    opens the chat in the browser."""
+    opens the chat in the browser and takes the options of `serve`, for example `notso --model FILE --port 8080`."""
     from notso.cli import notices
 
     notices.install()
@@ -150,9 +150,10 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     command = exit_codes.ANY_COMMAND
     try:
         group: Any = typer.main.get_command(app)
+        given = _with_verb(group, given)
         command = command_of(group, given)
         outcome = group.main(
-            args=given or ["serve"],
+            args=given,
             prog_name="notso",
             # Errors are raised, so that they end as one line on stderr with our exit codes.
             standalone_mode=False,
@@ -167,6 +168,17 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         code = _tell(error, command)
     return _flush(code)
+
+
+def _with_verb(group: Any, given: Sequence[str]) -> list[str]:
+    """Put `serve` first, if the line is empty or begins with an option of `serve`."""
+    if not given:
+        return ["serve"]
+    first = given[0]
+    named = {name for each in group.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    # `-mFILE` and `--model=FILE` are one word. `--help` and `--version` are not options of `serve` here.
+    name = first.partition("=")[0] if first.startswith("--") else first[:2]
+    return ["serve", *given] if name.startswith("-") and name in named else [*given]
 
 
 def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
