@@ -136,6 +136,7 @@ FAILURES = [
     (web.AddressInUseError("cannot listen: --port", host="127.0.0.1", port=3000), 6, "--port"),
     (OSError(errno.EADDRINUSE, "Address already in use"), 6, "--port"),
     (PluginError("no plugin x is installed", plugin="x"), 2, "notso plugin list"),
+    (model.NoSpaceError("the disk is full"), 4, "HF_HOME"),
     (model.DownloadError("expected a, got b"), 7, "expected a, got b"),
     (model.ContextLengthError(10, 5), 1, "--context"),
     (model.EngineError("a logit is not finite"), 1, "a logit is not finite"),

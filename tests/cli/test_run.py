@@ -228,11 +228,15 @@ def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:
 def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
     result = notso("run", "x")
-    assert (result.code, result.out) == (0, "half\n")
+    assert (result.code, result.out) == (8, "half\n")
     assert "cut short" in result.err
 
     engine.script = [Event("reasoning", text="hm"), Event("end", finish_reason="length")]
     assert "during thinking" in notso("run", "x").err
+
+    as_json = notso("run", "x", "--json")
+    assert (as_json.code, as_json.err) == (8, "")
+    assert json.loads(as_json.out)["finish_reason"] == "length"
 
     engine.script = [Event("text", text=" "), Event("end", finish_reason="length")]
     assert "cut short" in notso("run", "x", "--no-think").err

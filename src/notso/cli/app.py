@@ -150,7 +150,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     command = exit_codes.ANY_COMMAND
     try:
         group: Any = typer.main.get_command(app)
-        given = _with_verb(group, given)
+        given = [*_with_verb(group, given)]
         command = command_of(group, given)
         outcome = group.main(
             args=given,
@@ -164,13 +164,13 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
         if isinstance(stop.__context__, BrokenPipeError):  # typer exits like this when the reader of a pipe has gone
             terminal.abandon_stdout()
-            code = exit_codes.DONE
+            code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:
         code = _tell(error, command)
     return _flush(code)
 
 
-def _with_verb(group: Any, given: Sequence[str]) -> list[str]:
+def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
     """Put `serve` first, if the line is empty or begins with an option of `serve`."""
     if not given:
         return ["serve"]
@@ -218,8 +218,11 @@ def _usage_line(error: typer.TyperException) -> str:
 def _flush(code: int) -> int:
     try:
         sys.stdout.flush()
+        if isinstance(sys.stdout, terminal.Nowhere) and sys.stdout.lost and code == exit_codes.DONE:
+            code = exit_codes.OUTPUT_CLOSED
     except BrokenPipeError:
         terminal.abandon_stdout()
+        code = exit_codes.OUTPUT_CLOSED
     except OSError as error:
         terminal.abandon_stdout()
         code, line = exit_codes.explain(error)

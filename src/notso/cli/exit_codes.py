@@ -16,7 +16,10 @@ NO_ROOM = 4
 BAD_DATA_DIRECTORY = 5
 BIND_REFUSED = 6
 NETWORK = 7
+CUT = 8
+REQUESTS_FAILED = 9
 INTERRUPTED = 130
+OUTPUT_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
         (model.TemplateError, BAD_MODEL, _other_template),
         (model.ContextLengthError, FAILED, _shorter),
         (model.OutOfMemoryError, NO_ROOM, _less_memory),
+        (model.NoSpaceError, NO_ROOM, "Free disk space, or set HF_HOME to a folder on a larger disk."),
         (model.DownloadError, NETWORK, ""),
         *_plugin_rows(error),
         *_web_rows(error),

@@ -102,9 +102,12 @@ def run(
         terminal.note(f"{speed_line(answer)}; fingerprint {_fingerprint(answer)}")
     if interruption.requested():
         raise typer.Exit(exit_codes.INTERRUPTED)
-    if answer.finish_reason == "length" and not as_json:
+    if answer.finish_reason != "length":
+        return
+    if not as_json:
         where = "during thinking" if not no_think and not answer.text.strip() else "short"
         terminal.note(f"The answer was cut {where}: raise --max-tokens or --context.")
+    raise typer.Exit(exit_codes.CUT)
 
 
 def _answer(

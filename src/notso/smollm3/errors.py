@@ -10,6 +10,7 @@ NotsoError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
     └── DownloadError            a download failed or does not match its published hash
+        └── NoSpaceError         the disk is full, or too small for it
 """
 
 from __future__ import annotations
@@ -77,3 +78,7 @@ class EngineError(ModelError):
 
 class DownloadError(ModelError):
     """A download failed, was truncated, or does not match its published size or SHA-256."""
+
+
+class NoSpaceError(DownloadError):
+    """The disk is too small for a download."""
