@@ -10,6 +10,7 @@ import typer
 
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.conversation import Conversation
+from notso.cli.sampling_options import params_from, takes_sampling
 from notso.cli.slash_commands import COMMANDS, Leave, run_command
 
 EXAMPLES = """\
@@ -22,15 +23,12 @@ ReadLine = Callable[[str], str]
 """Shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
 
 
+@takes_sampling
 def chat(
     model: options.Model = None,
     system: options.System = None,
     no_think: options.NoThink = False,
     hide_thinking: options.HideThinking = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    max_tokens: options.MaxTokens = None,
-    seed: options.Seed = None,
     chat_template_file: options.ChatTemplateFile = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -39,13 +37,10 @@ def chat(
     adapter: options.Adapters = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
+    **sampling: Any,
 ) -> None:
     """Chat in the terminal. Thinking is shown dimmed; `/help` lists the commands."""
-    from notso.smollm3.values.sampling_params import SamplingParams
-
-    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    params = SamplingParams(**given, given=tuple(given))
+    params = params_from(sampling)
     adapters = adapter or []
     used = engines.adapter_to_use(adapters)
     engine = engines.open_engine(
