@@ -38,6 +38,7 @@ class ScriptedEngine:
     params: list[SamplingParams] = field(default_factory=list)
     thinking: list[bool] = field(default_factory=list)
     grammars: list[Grammar | None] = field(default_factory=list)
+    options: list[RequestOptions] = field(default_factory=list)
     opened_with: tuple[Any, ...] = ()
     closed: bool = False
 
@@ -63,6 +64,7 @@ class ScriptedEngine:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[Event]:
         self.grammars.append(options.grammar)
+        self.options.append(options)
         self.asked.append(list(messages))
         self.params.append(params)
         self.thinking.append(options.thinking)

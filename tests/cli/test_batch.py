@@ -131,7 +131,12 @@ def test_every_request_is_answered_once(many: ManyAnswers, notso: Run, tmp_path:
     assert body["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "You said question 7", "refusal": None, "reasoning_content": "Hm."},
+            "message": {
+                "role": "assistant",
+                "content": "You said question 7",
+                "refusal": None,
+                "reasoning_content": "Hm.",
+            },
             "logprobs": None,
             "finish_reason": "stop",
         }
@@ -187,7 +192,7 @@ def test_a_bad_line_gets_its_error_and_the_others_go_on(
 ) -> None:
     source = write(tmp_path / "in.jsonl", [entry(0), line, "", entry(2)])
     result = notso("batch", str(source), str(tmp_path / "out.jsonl"))
-    assert result.code == 0 and "3 requests: 2 answered, 1 failed." in result.err
+    assert result.code == 9 and "3 requests: 2 answered, 1 failed." in result.err
     lines = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
     (bad,) = [each for each in lines if each["error"] is not None]
     assert bad["response"]["status_code"] == status
@@ -213,13 +218,20 @@ def test_the_engine_s_refusals_are_mapped(many: ManyAnswers, notso: Run, tmp_pat
     many.refuses["question 1"] = ContextLengthError(9120, 8192)
     many.fails["question 2"] = EngineError("a logit was not finite")
     source = write(tmp_path / "in.jsonl", [entry(number) for number in range(4)])
-    assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
+    assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 9
     found = answers(tmp_path / "out.jsonl")
     too_long, failed = found["request-1"]["response"], found["request-2"]["response"]
     assert too_long["status_code"] == 400 and too_long["body"]["error"]["code"] == "context_length_exceeded"
     assert "9,120" in too_long["body"]["error"]["message"] and "8,192" in too_long["body"]["error"]["message"]
     assert failed["status_code"] == 500 and failed["body"]["error"]["code"] == "engine_error"
     assert found["request-0"]["error"] is None and found["request-3"]["error"] is None
+
+
+def test_a_repeated_command_still_tells_of_failures(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    many.refuses["question 1"] = ContextLengthError(9120, 8192)
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(2)]), tmp_path / "out.jsonl"
+
+    assert [notso("batch", str(source), str(out)).code for _ in range(2)] == [9, 9]
 
 
 def test_a_custom_id_used_twice_is_refused_the_second_time(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notso.cli import engines
 from notso.cli.slash_commands import COMMANDS
-from notso.smollm3.errors import ContextLengthError
+from notso.smollm3.errors import ContextLengthError, OutOfMemoryError
 from notso.smollm3.values.events import Event
 
 Run = Callable[..., Any]
@@ -167,3 +170,146 @@ def test_what_the_model_says_cannot_steer_the_terminal(engine: Any, notso: Run) 
     engine.says("\x1b[2J")
 
     assert notso("chat", stdin="x\n").out == "␛[2J\n"
+
+
+def test_continue_extends_the_last_answer(engine: Any, notso: Run, tmp_path: Path) -> None:
+    engine.says("One")
+    saved = tmp_path / "chat.json"
+
+    result = notso("chat", stdin=f"/continue\nhi\n/continue\nand\n/save {saved}\n")
+
+    assert "There is no answer to continue." in result.err
+    assert [options.continue_last for options in engine.options] == [False, True, False]
+    assert said(engine, 1) == [("user", "hi"), ("assistant", "One")]
+    assert said(engine, 2) == [("user", "hi"), ("assistant", "OneOne"), ("user", "and")]
+
+
+def test_a_cut_answer_is_continued(engine: Any, notso: Run) -> None:
+    engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
+
+    assert "maximum length; /continue continues it." in notso("chat", "--max-tokens", "1", stdin="x\n").err
+    assert "maximum length; /clear frees the context." in notso("chat", stdin="x\n").err
+
+
+def test_a_chat_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    engine.says("Grün.", thinks=["Hm."])
+
+    first = notso("chat", "--system", "Be brief.", stdin=f"/save {saved}\nx\n/save {saved}\ny\n/save\n")
+    assert "There are no messages to write." in first.err
+    assert [f"Wrote {n} messages to {saved}." in first.err for n in (2, 4)] == [True, True]
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+    second = notso("chat", stdin=f"/load {saved}\nz\n/save {saved}\n")
+    assert f"Loaded 4 messages from {saved}." in second.err
+    turns = [("user", "x"), ("assistant", "Grün."), ("user", "y"), ("assistant", "Grün.")]
+    assert said(engine) == [("system", "Be brief."), *turns, ("user", "z")]
+    assert engine.asked[-1][2].reasoning_content == "Hm."
+    assert f"Not written: {saved} exists already" in second.err
+
+
+def test_the_page_imports_what_was_saved(engine: Any, notso: Run, tmp_path: Path) -> None:
+    from notso.web.chat.files.imports import read_chats
+
+    engine.says("Yes.")
+    notso("chat", "--system", "Be brief.", stdin=f"x\n/save {tmp_path / 'chat.json'}\n")
+
+    ((chat, messages),) = read_chats((tmp_path / "chat.json").read_bytes(), lambda text: text)
+    assert chat.settings["system_prompt"] == "Be brief."
+    assert [(each.role, each.content) for each in messages] == [("user", "x"), ("assistant", "Yes.")]
+
+
+def test_an_export_of_the_page_is_loaded_as_it_is_shown(engine: Any, notso: Run, tmp_path: Path) -> None:
+    def message(id: str, role: str, content: str, above: str | None, below: str | None = None) -> dict[str, Any]:
+        return {"id": id, "role": role, "content": content, "parent_id": above, "chosen_child": below}
+
+    messages = [message("a", "user", "old", None, "b"), message("b", "assistant", "Old.", "a")]
+    messages += [message("c", "user", "new", None, "d"), message("d", "assistant", "First.", "c")]
+    messages += [message("e", "assistant", "Second.", "c")]
+    for each in messages:
+        each |= {"reasoning": "", "state": "done", "created_ms": 1}
+    chat = {"title": "x", "thinking": False, "prompt_date": "2026-01-01", "created_ms": 1, "updated_ms": 1}
+    chat |= {"pinned": False, "settings": {}, "chosen_root": "c", "messages": messages}
+    exported = tmp_path / "notso-chats.json"
+    exported.write_text(json.dumps({"format": "notso-chats", "version": 2, "chats": [chat]}))
+
+    result = notso("chat", stdin=f"/load {exported}\nz\n")
+
+    assert "Loaded 2 messages" in result.err, result.err
+    assert said(engine) == [("user", "new"), ("assistant", "First."), ("user", "z")]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "No such file"), ("not JSON", "chat.json: "), ("{}", "chat.json: "), ('{"messages": []}', "chat.json: ")],
+)
+def test_a_file_that_is_no_chat_is_not_loaded(
+    engine: Any, notso: Run, tmp_path: Path, content: str | None, told: str
+) -> None:
+    path = tmp_path / "chat.json"
+    if content is not None:
+        path.write_text(content)
+
+    result = notso("chat", stdin=f"x\n/load {path}\ny\n")
+
+    assert "Not loaded: " in result.err and told in result.err
+    assert said(engine)[0] == ("user", "x")
+
+
+def test_an_export_is_markdown_or_messages_and_overwrites_nothing(engine: Any, notso: Run, tmp_path: Path) -> None:
+    engine.says("Yes.", thinks=["secret thought"])
+    markdown, listed = tmp_path / "chat.md", tmp_path / "chat.json"
+
+    result = notso("chat", stdin=f"x\n/export\n/export {markdown}\n/export {listed}\n/export {markdown}\n")
+
+    assert markdown.read_text() == "## You\n\nx\n\n## Assistant\n\nYes.\n"
+    assert [each["role"] for each in json.loads(listed.read_text())["messages"]] == ["user", "assistant"]
+    assert "/export takes the name of a file" in result.err
+    assert f"Not written: {markdown} exists already" in result.err
+
+
+def test_the_model_is_switched_and_the_conversation_kept(engine: Any, notso: Run, small_model: Path) -> None:
+    result = notso("chat", "--context", "512", stdin=f"x\n/model\n/model {small_model}\ny\n")
+
+    assert "Using Scripted. Models:" in result.err and "demo" in result.err
+    assert engine.opened_with == (small_model, 512, None)
+    assert said(engine)[0] == ("user", "x")
+
+
+@pytest.mark.parametrize("name", ["/no/such/file.gguf", "no-such-name"])
+def test_a_model_that_is_missing_leaves_the_old_one(engine: Any, notso: Run, name: str) -> None:
+    result = notso("chat", stdin=f"/model {name}\ny\n")
+
+    assert f"No model is called {name!r}; /model lists them." in result.err
+    assert engine.opened_with[0] is None
+    assert len(engine.asked) == 1
+
+
+def test_a_damaged_model_leaves_the_old_one(engine: Any, notso: Run, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(20))
+
+    result = notso("chat", stdin=f"/model {damaged}\ny\n")
+
+    assert f"notso: {damaged}: " in result.err
+    assert engine.opened_with[0] is None
+    assert len(engine.asked) == 1
+
+
+def test_a_model_that_does_not_load_gives_back_the_old_one(
+    engine: Any, notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path | None] = []
+
+    def open_engine(model: Path | None, *_: Any, **__: Any) -> Any:
+        opened.append(model)
+        if model == small_model:
+            raise OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1)
+        return engine
+
+    monkeypatch.setattr(engines, "open_engine", open_engine)
+    result = notso("chat", stdin=f"/model {small_model}\ny\n")
+
+    assert opened == [None, small_model, Path("/nowhere/scripted.gguf")]
+    assert "needs 9 MiB" in result.err
+    assert len(engine.asked) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from notso.cli import exit_codes
 from notso.plugins.errors import PluginError
@@ -135,6 +136,7 @@ FAILURES = [
     (web.AddressInUseError("cannot listen: --port", host="127.0.0.1", port=3000), 6, "--port"),
     (OSError(errno.EADDRINUSE, "Address already in use"), 6, "--port"),
     (PluginError("no plugin x is installed", plugin="x"), 2, "notso plugin list"),
+    (model.NoSpaceError("the disk is full"), 4, "HF_HOME"),
     (model.DownloadError("expected a, got b"), 7, "expected a, got b"),
     (model.ContextLengthError(10, 5), 1, "--context"),
     (model.EngineError("a logit is not finite"), 1, "a logit is not finite"),
@@ -152,6 +154,116 @@ def test_every_failure_has_a_code_a_reason_and_a_next_step(error: BaseException,
     assert got == code
     assert told in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ([], {}),
+        (["--model", "x.gguf"], {"model": "x.gguf"}),
+        (["--model=x.gguf", "--port", "8080"], {"model": "x.gguf", "port": "8080"}),
+        (["-mx.gguf"], {"model": "x.gguf"}),
+        (["--port", "8080", "--no-access-log"], {"port": "8080", "access_log": "False"}),
+        (["--context", "512", "--device", "cpu"], {"context": "512", "device": "cpu"}),
+    ],
+)
+def test_without_a_verb_the_options_are_those_of_serve(notso: Run, line: list[str], options: dict[str, str]) -> None:
+    result = notso(*line, "--show-config") if line else notso("serve", "--show-config")
+
+    assert result.code == 0
+    given = [row.split() for row in result.out.splitlines() if row.endswith("command line")]
+    assert {name.replace("-", "_"): value for name, value, *_ in given} == options
+
+
+@pytest.mark.parametrize("line", [["--version"], ["--help"], ["-h"]])
+def test_options_of_the_front_door_stay_its_own(notso: Run, line: list[str]) -> None:
+    result = notso(*line)
+
+    assert result.code == 0
+    assert "notso serve" not in result.out.partition("\n")[0]
+
+
+OUT_OF_MEMORY = model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "advised", "unadvised"),
+    [
+        ("run", OUT_OF_MEMORY, ["--context", "--device cpu"], []),
+        ("perplexity", OUT_OF_MEMORY, ["--window"], ["--context"]),
+        ("quantize", OUT_OF_MEMORY, ["close other programs"], ["--context", "--device"]),
+        ("doctor", OUT_OF_MEMORY, [], ["`notso doctor`"]),
+        ("quantize", MemoryError(), ["close other programs"], ["--context"]),
+        ("chat", model.ContextLengthError(10, 5), ["/clear"], ["Shorten the prompt"]),
+        ("perplexity", model.ContextLengthError(10, 5), ["Shorten the text"], ["--context"]),
+        ("inspect", qtensor.GGUFError("x"), ["Check the file"], ["notso pull"]),
+        ("quantize", qtensor.UnsupportedFormatError("x"), ["Check the file"], ["notso pull"]),
+        ("convert", model.ModelFileError("config.json: rope_type"), [], ["notso pull", "notso list"]),
+        ("run", model.AdapterFileError("a.gguf: x"), ["--adapter"], ["notso pull", "notso list"]),
+        ("run", model.TemplateError("x"), ["notso inspect", "--chat-template-file"], []),
+        ("inspect", model.TemplateError("x"), [], ["notso inspect", "--chat-template-file"]),
+        ("plugin", PluginError("x", plugin="x"), [], ["notso plugin list"]),
+        ("run", model.InvalidRequestError("x", param="device"), ["--device in `notso run --help`"], []),
+        ("pull", model.InvalidRequestError("x", param="name"), [], ["--name"]),
+        ("cluster", web.SettingsError("x", setting="port"), ["notso cluster --help"], ["notso serve"]),
+        ("doctor", web.StorageError("x"), [], ["notso doctor"]),
+        ("pull", OSError(errno.EADDRINUSE, "Address already in use"), [], ["--host", "--port"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_advice_names_only_what_the_command_has(
+    verb: str, error: BaseException, advised: list[str], unadvised: list[str]
+) -> None:
+    command = app_command(verb)
+    _, line = exit_codes.explain(error, command)
+
+    advice = line.lower()
+    assert all(each.lower() in advice for each in advised), line
+    assert not any(each.lower() in advice for each in unadvised), line
+
+
+def app_command(verb: str) -> exit_codes.Command:
+    from notso.cli.app import app, command_of
+
+    return command_of(typer.main.get_command(app), [verb])
+
+
+def test_no_advice_names_an_option_that_the_command_lacks() -> None:
+    every_option = {"context", "window", "device", "adapter", "data_dir", "host", "port", "api_key_file"}
+    wrong = []
+    for verb in VERBS:
+        command = app_command(verb)
+        assert command.options is not None
+        for error, _, _ in FAILURES:
+            _, line = exit_codes.explain(error, command)
+            advice = line.removeprefix(str(error))
+            lacked = [name for name in every_option - command.options if f"--{name.replace('_', '-')}" in advice]
+            wrong += [(verb, type(error).__name__, name) for name in lacked if verb != "chat" or name != "context"]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["run", "x", "--model"], ["serve", "--model"]])
+def test_an_error_of_a_model_file_names_the_file(notso: Run, tmp_path: Path, verb: list[str]) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(20))
+
+    result = notso(*verb, str(damaged))
+
+    assert result.code == 3
+    assert result.err.startswith(f"notso: {damaged}: ")
+
+
+def test_an_error_of_an_adapter_names_the_adapter(notso: Run, small_model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(20))
+
+    result = notso("run", "x", "--model", str(small_model), "--context", "64", "--adapter", f"mine={damaged}")
+
+    assert result.code == 3
+    assert "notso: damaged.gguf: " in result.err
+    assert str(small_model) not in result.err
+    assert "Check --adapter." in result.err
 
 
 def every_error(root: type[BaseException]) -> list[type[BaseException]]:

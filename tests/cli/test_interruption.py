@@ -122,7 +122,7 @@ def test_in_a_chat_ctrl_c_twice_leaves(process: Process) -> None:
 
 
 @pytest.mark.parametrize("verb", [["list"], ["run", "x"], ["--help"]])
-def test_a_closed_pipe_ends_quietly(process: Process, verb: list[str]) -> None:
+def test_a_closed_pipe_ends_quietly_with_the_code_of_sigpipe(process: Process, verb: list[str]) -> None:
     setup = ENDLESS.format(deaf=False).replace('text="word"', 'text="word\\n" * 100000')
     read, write = os.pipe()
     os.close(read)
@@ -130,9 +130,19 @@ def test_a_closed_pipe_ends_quietly(process: Process, verb: list[str]) -> None:
     os.close(write)
     _, err = run.communicate(timeout=60)
 
-    assert run.returncode == 0
+    assert run.returncode == 141
     assert b"Error" not in err
     assert b"Broken" not in err
+
+
+@pytest.mark.parametrize(("verb", "code"), [(["list"], 141), (["run", "x"], 141), (["list", "/no/such/folder"], 2)])
+def test_a_missing_stdout_is_no_success(process: Process, verb: list[str], code: int) -> None:
+    setup = "sys.stdout = None\n" + ENDLESS.format(deaf=False).replace("while not cancelled()", "while False")
+    run = process(*verb, setup=setup)
+    out, err = run.communicate(timeout=60)
+
+    assert (run.returncode, out) == (code, b"")
+    assert b"Traceback" not in err
 
 
 def test_a_full_disk_is_told(process: Process) -> None:

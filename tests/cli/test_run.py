@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from notso.smollm3.errors import ContextLengthError
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import ToolCall
 from notso.smollm3.values.request_options import Grammar
+from notso.smollm3.values.sampling_params import SamplingParams
 
 Run = Callable[..., Any]
 
@@ -111,6 +113,69 @@ def test_options_reach_the_sampler(engine: Any, notso: Run) -> None:
     params = engine.params[0]
     assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.0, 0.5, 9, 3)
     assert params.stop == ("END", "STOP")
+
+
+# A value other than the default of each sampling field, as typed and as it reaches the engine.
+TYPED: dict[str, tuple[str, Any]] = {
+    "max_tokens": ("900", 900),
+    "thinking_budget": ("64", 64),
+    "temperature": ("0", 0.0),
+    "top_p": ("0.5", 0.5),
+    "top_k": ("40", 40),
+    "min_p": ("0.05", 0.05),
+    "repetition_penalty": ("1.1", 1.1),
+    "presence_penalty": ("-0.5", -0.5),
+    "frequency_penalty": ("0.5", 0.5),
+    "penalty_window": ("0", 0),
+    "seed": ("7", 7),
+    "stop": ("END", ("END",)),
+    "stop_token_ids": ("5", (5,)),
+    "min_tokens": ("2", 2),
+    "ignore_eos": ("", True),
+    "typical_p": ("0.9", 0.9),
+    "xtc_probability": ("0.3", 0.3),
+    "xtc_threshold": ("0.2", 0.2),
+    "dry_multiplier": ("0.8", 0.8),
+    "dry_base": ("2", 2.0),
+    "dry_allowed_length": ("3", 3),
+    "dry_penalty_last_n": ("128", 128),
+    "dry_sequence_breakers": (";", (";",)),
+}
+
+
+def test_every_sampling_field_but_the_bias_is_tried() -> None:
+    assert {each.name for each in fields(SamplingParams)} - set(TYPED) == {"logit_bias", "given"}
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+@pytest.mark.parametrize("name", TYPED)
+def test_every_sampling_field_is_an_option(engine: Any, notso: Run, verb: str, name: str) -> None:
+    typed, value = TYPED[name]
+    option = "--" + name.replace("_", "-")
+    words = [option, typed] if typed else [option]
+
+    result = notso(verb, *words, *(["x"] if verb == "run" else []), stdin="x\n")
+
+    assert result.code == 0
+    (params,) = engine.params
+    assert getattr(params, name) == value
+    assert name in params.given
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_options_left_out_leave_the_fields_to_the_model_file(engine: Any, notso: Run, verb: str) -> None:
+    notso(verb, *(["x"] if verb == "run" else []), stdin="x\n")
+
+    (params,) = engine.params
+    assert replace(params, seed=None) == SamplingParams()
+    assert params.given == ()
+
+
+def test_a_value_out_of_range_names_its_option(engine: Any, notso: Run) -> None:
+    result = notso("run", "x", "--min-p", "2")
+
+    assert result.code == 2
+    assert "min_p must be a number from 0 to 1. See --min-p in `notso run --help`." in result.err
 
 
 def test_without_options_the_model_s_own_settings_hold(engine: Any, notso: Run) -> None:
@@ -228,11 +293,15 @@ def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:
 def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
     result = notso("run", "x")
-    assert (result.code, result.out) == (0, "half\n")
+    assert (result.code, result.out) == (8, "half\n")
     assert "cut short" in result.err
 
     engine.script = [Event("reasoning", text="hm"), Event("end", finish_reason="length")]
     assert "during thinking" in notso("run", "x").err
+
+    as_json = notso("run", "x", "--json")
+    assert (as_json.code, as_json.err) == (8, "")
+    assert json.loads(as_json.out)["finish_reason"] == "length"
 
     engine.script = [Event("text", text=" "), Event("end", finish_reason="length")]
     assert "cut short" in notso("run", "x", "--no-think").err

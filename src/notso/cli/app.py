@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +74,7 @@ def front_door(
     ] = False,
 ) -> None:
     """Run SmolLM3-3B locally and offline: in the browser, in the terminal, or through an API. Without a command, notso
-    opens the chat in the browser."""
+    opens the chat in the browser and takes the options of `serve`, for example `notso --model FILE --port 8080`."""
     from notso.cli import notices
 
     notices.install()
@@ -147,10 +147,13 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     terminal.prepare_streams()
     _drop_service_links()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
+    command = exit_codes.ANY_COMMAND
     try:
-        group = typer.main.get_command(app)
+        group: Any = typer.main.get_command(app)
+        given = [*_with_verb(group, given)]
+        command = command_of(group, given)
         outcome = group.main(
-            args=given or ["serve"],
+            args=given,
             prog_name="notso",
             # Errors are raised, so that they end as one line on stderr with our exit codes.
             standalone_mode=False,
@@ -161,13 +164,33 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
         if isinstance(stop.__context__, BrokenPipeError):  # typer exits like this when the reader of a pipe has gone
             terminal.abandon_stdout()
-            code = exit_codes.DONE
+            code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:
-        code = _tell(error)
+        code = _tell(error, command)
     return _flush(code)
 
 
-def _tell(error: BaseException) -> int:
+def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
+    """Put `serve` first, if the line is empty or begins with an option of `serve`."""
+    if not given:
+        return ["serve"]
+    first = given[0]
+    named = {name for each in group.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    # `-mFILE` and `--model=FILE` are one word. `--help` and `--version` are not options of `serve` here.
+    name = first.partition("=")[0] if first.startswith("--") else first[:2]
+    return ["serve", *given] if name.startswith("-") and name in named else [*given]
+
+
+def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
+    """Return what the advice of an error may name."""
+    verb = given[0] if given else "serve"
+    if verb not in group.commands:
+        return exit_codes.ANY_COMMAND
+    options = (each.name for each in group.commands[verb].params if each.param_type_name == "option")
+    return exit_codes.Command(verb, frozenset(map(str, options)))
+
+
+def _tell(error: BaseException, command: exit_codes.Command) -> int:
     if isinstance(error, typer.TyperException):
         code, line = error.exit_code, _usage_line(error)
     elif isinstance(error, typer.Abort):
@@ -175,7 +198,7 @@ def _tell(error: BaseException) -> int:
     else:
         if exit_codes.debugging():
             sys.stderr.write(terminal.harmless(exit_codes.details(error)))
-        code, line = exit_codes.explain(error)
+        code, line = exit_codes.explain(error, command)
     if line:
         terminal.complain(line)
     return code
@@ -195,8 +218,11 @@ def _usage_line(error: typer.TyperException) -> str:
 def _flush(code: int) -> int:
     try:
         sys.stdout.flush()
+        if isinstance(sys.stdout, terminal.Nowhere) and sys.stdout.lost and code == exit_codes.DONE:
+            code = exit_codes.OUTPUT_CLOSED
     except BrokenPipeError:
         terminal.abandon_stdout()
+        code = exit_codes.OUTPUT_CLOSED
     except OSError as error:
         terminal.abandon_stdout()
         code, line = exit_codes.explain(error)

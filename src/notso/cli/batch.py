@@ -66,7 +66,7 @@ def batch(
 
     After Ctrl-C or a crash, run the same command again to continue: finished answers are neither lost nor repeated,
     with or without --ray. A line that has changed counts as a new request and needs another OUT. The exit code is 0
-    when every line has an answer or an error.
+    when every line has an answer, and 9 when at least one has an error.
     """
     if not requests.is_file():
         raise typer.BadParameter("IN must be a regular file, not a pipe, because it is read twice", param_hint="IN")
@@ -77,6 +77,7 @@ def batch(
         there = len(sink.done)
         if there == len(source.ids):
             _report(source, there, 0, 0, as_json)
+            _end(sink)
             return
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if ray:
@@ -99,6 +100,13 @@ def batch(
     if interruption.requested():
         terminal.note("Stopped. Run the same command again to continue.")
         raise typer.Exit(exit_codes.INTERRUPTED)
+    _end(sink)
+
+
+def _end(sink: BatchOutput) -> None:
+    # Errors of earlier runs count, so that a repeated command does not turn a failure into success.
+    if sink.failed:
+        raise typer.Exit(exit_codes.REQUESTS_FAILED)
 
 
 def _report(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:

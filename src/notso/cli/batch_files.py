@@ -77,6 +77,7 @@ class BatchOutput:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise _refusal(f"{path} must be a regular file: existing answers are read to resume a batch")
         self.path = path
+        self.failed = 0  # answers in the file that are errors
         self._file: BinaryIO = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,6 +97,7 @@ class BatchOutput:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.done.add(answer["id"])
+        self.failed += answer.get("error") is not None
 
     def __enter__(self) -> BatchOutput:
         return self
@@ -110,13 +112,15 @@ class BatchOutput:
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
             if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # a crash cut this line short
                 break
-            found = _id_of(line)
+            answer = _answer_in(line)
+            found = str(answer.get("id", ""))
             if found not in wanted:
                 raise _refusal(
                     f"line {number} of {self.path} does not match a request of this batch, or the request has changed; "
                     "use another output file"
                 )
             done.add(found)
+            self.failed += answer.get("error") is not None
             end += len(line)
         if end < self._file.seek(0, os.SEEK_END):
             self._file.truncate(end)
@@ -143,12 +147,12 @@ def _custom_id(content: bytes | None) -> str | None:
     return None
 
 
-def _id_of(line: bytes) -> str:
+def _answer_in(line: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(line)
         if isinstance(answer, dict) and isinstance(answer.get("id"), str):
-            return str(answer["id"])
-    return ""
+            return answer
+    return {}
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:

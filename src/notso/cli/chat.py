@@ -10,26 +10,25 @@ import typer
 
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.conversation import Conversation
-from notso.cli.slash_commands import COMMANDS, Leave, run_command
+from notso.cli.sampling_options import params_from, takes_sampling
+from notso.cli.slash_commands import COMMANDS, Leave, Outcome, run_command
 
 EXAMPLES = """\
   notso chat
   notso chat --no-think --system "Answer in French.\""""
 
+_COMMAND = exit_codes.Command("chat")
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
 """Shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
 
 
+@takes_sampling
 def chat(
     model: options.Model = None,
     system: options.System = None,
     no_think: options.NoThink = False,
     hide_thinking: options.HideThinking = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    max_tokens: options.MaxTokens = None,
-    seed: options.Seed = None,
     chat_template_file: options.ChatTemplateFile = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -38,21 +37,25 @@ def chat(
     adapter: options.Adapters = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
+    **sampling: Any,
 ) -> None:
     """Chat in the terminal. Thinking is shown dimmed; `/help` lists the commands."""
-    from notso.smollm3.values.sampling_params import SamplingParams
-
-    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    params = SamplingParams(**given, given=tuple(given))
+    params = params_from(sampling)
     adapters = adapter or []
     used = engines.adapter_to_use(adapters)
     engine = engines.open_engine(
         model, context, threads, kv=kv, device=device, adapters=adapters, chat_template_file=chat_template_file
     )
+    conversation: Conversation | None = None
     try:
         conversation = Conversation(
-            engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking, adapter=used
+            engine,
+            params,
+            system=system,
+            thinking=not no_think,
+            show_thinking=not hide_thinking,
+            adapter=used,
+            open_engine=lambda path: engines.open_engine(path, context, threads, kv=kv, device=device),
         )
         terminal.note(engines.title(engine.info))
         if notice := engines.demo_notice(engine.info):
@@ -60,7 +63,7 @@ def chat(
         terminal.note("/help lists the commands; Ctrl-D quits.")
         converse(conversation, _line_reader(conversation))
     finally:
-        engine.close()
+        (engine if conversation is None else conversation.engine).close()
 
 
 def converse(conversation: Conversation, read_line: ReadLine) -> None:
@@ -69,9 +72,7 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
     while True:
         try:
             text = _read_message(read_line)
-            interrupted = False
-            if text.strip():
-                _handle(conversation, text)
+            interrupted = bool(text.strip()) and _handle(conversation, text)
         except (EOFError, Leave):
             return
         except KeyboardInterrupt:
@@ -81,31 +82,36 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
             terminal.note("Press Ctrl-C again to quit.")
 
 
-def _handle(conversation: Conversation, text: str) -> None:
+def _handle(conversation: Conversation, text: str) -> bool:
+    """Handle a message or command; True: its answer was stopped by Ctrl-C."""
     from notso.qtensor import NotsoError
 
-    question: str | None = text
-    # An escaped slash.
-    if text.startswith("//"):
-        question = text[1:]
-    elif text.startswith("/"):
-        outcome = run_command(conversation, text.strip())
+    outcome = Outcome(question=text)
+    try:
+        # Two slashes: a message that begins with one.
+        if text.startswith("//"):
+            outcome = Outcome(question=text[1:])
+        elif text.startswith("/"):
+            outcome = run_command(conversation, text.strip())
         for line in outcome.lines:
             terminal.note(line)
-        question = outcome.question
-    if question is None:
-        return
-    try:
-        answer = conversation.ask(question)
-    except NotsoError as error:
-        _, line = exit_codes.explain(error)
+        if outcome.question is None and not outcome.continues:
+            return False
+        answer = conversation.go_on() if outcome.question is None else conversation.ask(outcome.question)
+    except (NotsoError, OSError) as error:
+        _, line = exit_codes.explain(error, _COMMAND)
         terminal.complain(line)
-        return
+        return False
+    if answer is None:
+        terminal.note("There is no answer to continue.")
+        return False
     if answer.finish_reason == "cancelled":
         terminal.note("Stopped. Press Ctrl-C again to quit.")
     elif answer.finish_reason == "length":
-        remedy = "/clear frees the context" if conversation.params.max_tokens is None else "raise --max-tokens"
+        is_full = conversation.params.max_tokens is None
+        remedy = "/clear frees the context" if is_full else "/continue continues it"
         terminal.note(f"The answer reached the maximum length; {remedy}.")
+    return answer.finish_reason == "cancelled"
 
 
 def _read_message(read_line: ReadLine) -> str:
@@ -135,7 +141,7 @@ def _line_reader(conversation: Conversation) -> ReadLine:
         bottom_toolbar=conversation.status_line,
         color_depth=None if terminal.has_colour(sys.stdout) else ColorDepth.DEPTH_1_BIT,
     )
-    return lambda prompt: session.prompt(prompt)
+    return lambda prompt: session.prompt(prompt, enable_suspend=True)
 
 
 def _plain_line(prompt: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notso.cli import terminal
+from notso.cli import engines, terminal
 from notso.cli.interruption import Interruption
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect
 
@@ -28,7 +30,9 @@ class Conversation:
     thinking: bool = True
     show_thinking: bool = True
     adapter: str | None = None
+    open_engine: Callable[[Path | None], Engine] = field(default=lambda path: engines.open_engine(path, None, None))
     messages: list[Message] = field(default_factory=list)
+    saved_as: Path | None = None
     context_used_tokens: int = 0
 
     def ask(self, question: str) -> PrintedMessage:
@@ -37,9 +41,28 @@ class Conversation:
         After Ctrl-C the partial answer is kept; a second one raises KeyboardInterrupt.
         """
         from notso.smollm3.values.messages import Message
-        from notso.smollm3.values.request_options import RequestOptions
 
         asked = [*self.messages, Message("user", question)]
+        answer = self._generate(asked)
+        # Only now: an error of the engine leaves the conversation unchanged.
+        self.messages = [*asked, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
+        return answer
+
+    def go_on(self) -> PrintedMessage | None:
+        """Continue the last answer as `ask` does; None: there is none."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            return None
+        last = self.messages[-1]
+        answer = self._generate(self.messages, continue_last=True)
+        reasoning = (last.reasoning_content or "") + answer.reasoning
+        longer = dataclasses.replace(last, content=last.content + answer.text, reasoning_content=reasoning or None)
+        self.messages = [*self.messages[:-1], longer]
+        return answer
+
+    def _generate(self, messages: Sequence[Message], *, continue_last: bool = False) -> PrintedMessage:
+        from notso.smollm3.values.messages import Message
+        from notso.smollm3.values.request_options import RequestOptions
+
         instructions = [Message("system", self.system)] if self.system else []
         params = self.params
         if params.seed is None:
@@ -47,9 +70,9 @@ class Conversation:
         printer = self._printer()
         with Interruption() as interruption:
             events = self.engine.generate(
-                [*instructions, *asked],
+                [*instructions, *messages],
                 params,
-                RequestOptions(thinking=self.thinking, adapter=self.adapter),
+                RequestOptions(thinking=self.thinking, adapter=self.adapter, continue_last=continue_last),
                 cancelled=interruption.requested,
             )
             try:
@@ -57,12 +80,24 @@ class Conversation:
                     answer = collect(events, printer, answer_begins)
             finally:
                 printer.finish()
-        reply = Message("assistant", answer.text, reasoning_content=answer.reasoning or None)
-        # Only now: an error of the engine leaves the conversation unchanged.
-        self.messages = [*asked, reply]
         if answer.usage is not None:
             self.context_used_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
         return answer
+
+    def switch_model(self, path: Path | None) -> None:
+        """Load another model (None: the demo). Raises NotsoError or OSError; the old model then stays in use."""
+        engines.check_model(path)
+        before = self.engine
+        # Closed first: two models may not fit in memory.
+        before.close()
+        try:
+            self.engine = self.open_engine(path)
+        except BaseException:
+            self.engine = self.open_engine(None if before.info.is_demo else Path(before.info.path))
+            raise
+        finally:
+            self.adapter = None  # adapters belong to the model that they were given for
+        self.context_used_tokens = 0
 
     def _printer(self) -> MessagePrinter:
         if not terminal.is_terminal(sys.stdout):
@@ -73,6 +108,7 @@ class Conversation:
 
     def clear(self) -> None:
         self.messages = []
+        self.saved_as = None
         self.context_used_tokens = 0
 
     def take_back_turn(self) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 
 DONE = 0
 FAILED = 1
@@ -14,47 +16,77 @@ NO_ROOM = 4
 BAD_DATA_DIRECTORY = 5
 BIND_REFUSED = 6
 NETWORK = 7
+CUT = 8
+REQUESTS_FAILED = 9
 INTERRUPTED = 130
+OUTPUT_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
 
 
-def explain(error: BaseException) -> tuple[int, str]:
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The command that failed: its advice names only options that it has."""
+
+    verb: str = ""
+    options: frozenset[str] | None = None  # names of parameters; None: any
+
+    def has(self, option: str) -> bool:
+        return self.options is None or option in self.options
+
+    @property
+    def help(self) -> str:
+        return f"`notso {self.verb} --help`" if self.verb else "the command's --help"
+
+
+ANY_COMMAND = Command()
+Advice = str | Callable[[Command], str]
+
+
+def explain(error: BaseException, command: Command = ANY_COMMAND) -> tuple[int, str]:
     """Return an exit code and one line: what happened and how to fix it."""
-    code, message, advice = _classify(error)
-    line = " ".join(message.split()).rstrip(".")
-    return code, f"{line}. {advice}" if advice else line
+    code, message, advice = _classify(error, command)
+    line = " ".join(_with_file(error, message).split()).rstrip(".")
+    hint = advice if isinstance(advice, str) else advice(command)
+    return code, f"{line}. {hint}" if hint else line
+
+
+def _with_file(error: BaseException, message: str) -> str:
+    from notso.qtensor import NotsoError, one_line
+
+    path = error.path if isinstance(error, NotsoError) else None
+    if path is None or os.path.basename(path) in message:  # noqa: PTH119 -- pathlib would drop a final slash
+        return message
+    return f"{one_line(path)}: {message}"
 
 
 def details(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _classify(error: BaseException) -> tuple[int, str, str]:
+def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]:
     # Imported here because these packages may import numpy, which --help does not need.
     import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
 
     if isinstance(error, model.InvalidRequestError) and not isinstance(error, model.ContextLengthError):
-        return WRONG_USAGE, str(error), _option_hint(error.param)
-    rows: tuple[tuple[type[BaseException], int, str], ...] = (
+        return WRONG_USAGE, str(error), _option_hint(error.param, command)
+    rows: tuple[tuple[type[BaseException], int, Advice], ...] = (
         (qtensor.KernelChoiceError, WRONG_USAGE, "Unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose."),
-        (qtensor.UnsupportedFormatError, BAD_MODEL, "Run `notso pull` to download a supported file."),
-        (qtensor.DeviceMemoryError, NO_ROOM, "Run `nvidia-smi` to see what uses the GPU's memory."),
+        (qtensor.UnsupportedFormatError, BAD_MODEL, _other_file),
+        (qtensor.DeviceMemoryError, NO_ROOM, _gpu_memory),
         (qtensor.DeviceError, FAILED, "Run `nvidia-smi` to check the GPU and its driver."),
         (qtensor.SafetensorsError, BAD_MODEL, "Download the folder again."),
-        (qtensor.GGUFError, BAD_MODEL, "Check the file, or download the official one with `notso pull`."),
-        (model.ModelFileError, BAD_MODEL, "`notso list` shows installed models; `notso pull` downloads one."),
-        (model.TemplateError, BAD_MODEL, "`notso inspect FILE` shows the file's template."),
-        (model.ContextLengthError, FAILED, "Shorten the prompt or increase --context."),
-        (
-            model.OutOfMemoryError,
-            NO_ROOM,
-            "Reduce --context, or avoid the GPU with --device cpu; `notso doctor` shows the memory limits.",
-        ),
+        (qtensor.GGUFError, BAD_MODEL, _other_file),
+        (model.AdapterFileError, BAD_MODEL, _other_adapter),
+        (model.ModelFileError, BAD_MODEL, _other_model),
+        (model.TemplateError, BAD_MODEL, _other_template),
+        (model.ContextLengthError, FAILED, _shorter),
+        (model.OutOfMemoryError, NO_ROOM, _less_memory),
+        (model.NoSpaceError, NO_ROOM, "Free disk space, or set HF_HOME to a folder on a larger disk."),
         (model.DownloadError, NETWORK, ""),
         *_plugin_rows(error),
         *_web_rows(error),
         (qtensor.NotsoError, FAILED, ""),
-        (MemoryError, NO_ROOM, "Reduce --context or close other programs."),
+        (MemoryError, NO_ROOM, _other_programs),
         (KeyboardInterrupt, INTERRUPTED, ""),
     )
     for kind, code, advice in rows:
@@ -67,60 +99,139 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
     ):  # raised by pathlib for a user without a passwd entry
         return FAILED, "this user has no home directory", "Set HOME to a writable folder."
     message = f"unexpected error ({_plain_name(error)}: {error})"
-    return FAILED, message, "Run the command again with --debug for details."
+    return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
 
 
-def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
+_MAKES_A_FILE = ("convert", "quantize", "quantise", "synth", "tune")
+_READS_A_FILE = ("inspect", "verify", *_MAKES_A_FILE)
+
+
+def _other_file(command: Command) -> str:
+    if command.verb in _READS_A_FILE:  # a file to look into or to build on, for which the official one is no substitute
+        return "Check the file: it must be a complete GGUF file of a supported type."
+    return "Check the file, or download the official one with `notso pull`."
+
+
+def _other_adapter(command: Command) -> str:
+    return "Check --adapter." if command.has("adapter") else "Check the adapter."
+
+
+def _other_model(command: Command) -> str:
+    if command.verb in _MAKES_A_FILE:
+        return ""  # the message names the setting or tensor of the source
+    if command.verb in _READS_A_FILE:
+        return "`notso list` shows installed models."
+    return "`notso list` shows installed models; `notso pull` downloads one."
+
+
+def _other_template(command: Command) -> str:
+    seen = "" if command.verb == "inspect" else "`notso inspect FILE` shows the file's template"
+    other = "--chat-template-file replaces it" if command.has("chat_template_file") else ""
+    both = "; ".join(part for part in (seen, other) if part)
+    return f"{both[0].upper()}{both[1:]}." if both else ""
+
+
+def _shorter(command: Command) -> str:
+    if command.verb == "chat":
+        return "Shorten the message, free the context with /clear, or start the chat with a larger --context."
+    return "Shorten the prompt or increase --context." if command.has("context") else "Shorten the text."
+
+
+def _gpu_memory(command: Command) -> str:
+    cpu = ", or avoid the GPU with --device cpu" if command.has("device") else ""
+    return f"Run `nvidia-smi` to see what uses the GPU's memory{cpu}."
+
+
+def _less_memory(command: Command) -> str:
+    size = next((f"--{name}" for name in ("context", "window") if command.has(name)), "")
+    ways = [f"reduce {size}"] if size else ["close other programs"]
+    ways += ["avoid the GPU with --device cpu"] if command.has("device") else []
+    told = ", or ".join(ways)
+    limits = "" if command.verb == "doctor" else "; `notso doctor` shows the memory limits"
+    return f"{told[0].upper()}{told[1:]}{limits}."
+
+
+def _other_programs(command: Command) -> str:
+    return "Reduce --context or close other programs." if command.has("context") else "Close other programs."
+
+
+def _other_directory(command: Command) -> str:
+    return "Use another directory with --data-dir." if command.has("data_dir") else ""
+
+
+def _other_address(command: Command) -> str:
+    options = [f"--{name}" for name in ("host", "port") if command.has(name)]
+    return f"Choose another {' or '.join(options)}." if options else ""
+
+
+def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
     # Compared by module name, so that plugins are imported only for their own errors.
     if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
         return ()
     from notso.plugins.errors import PluginError
 
-    return ((PluginError, WRONG_USAGE, "`notso plugin list` shows installed plugins."),)
+    return ((PluginError, WRONG_USAGE, _other_plugin),)
 
 
-def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
+def _other_plugin(command: Command) -> str:
+    # `notso plugin new` needs another name, not an installed one.
+    return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
+
+
+def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
     # Importing notso.web is slow.
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
     from notso.web.values import errors as web
 
     return (
-        (web.UnsafeBindError, BIND_REFUSED, "Set NOTSO_API_KEY or --api-key-file."),
+        (web.UnsafeBindError, BIND_REFUSED, _key),
         (web.SettingsError, WRONG_USAGE, _settings_hint(getattr(error, "setting", ""))),
         (web.AddressInUseError, BIND_REFUSED, ""),
-        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "Use another directory with --data-dir."),
-        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "Use another directory with --data-dir."),
-        (web.StorageFullError, NO_ROOM, "Free disk space, or use another directory with --data-dir."),
-        (web.StorageError, FAILED, "Run `notso doctor` to check the data directory."),
+        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, _other_directory),
+        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, _other_directory),
+        (web.StorageFullError, NO_ROOM, _free_space),
+        (web.StorageError, FAILED, _examine),
     )
 
 
-def _classify_os_error(error: OSError) -> tuple[int, str, str]:
+def _key(command: Command) -> str:
+    return "Set NOTSO_API_KEY or --api-key-file." if command.has("api_key_file") else "Set NOTSO_API_KEY."
+
+
+def _free_space(command: Command) -> str:
+    other = ", or use another directory with --data-dir" if command.has("data_dir") else ""
+    return f"Free disk space{other}."
+
+
+def _examine(command: Command) -> str:
+    return "" if command.verb == "doctor" else "Run `notso doctor` to check the data directory."
+
+
+def _classify_os_error(error: OSError) -> tuple[int, str, Advice]:
     named = f"{error.filename}: " if error.filename else ""
     message = f"{named}{error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NO_ROOM, message, "Free disk space."
     if error.errno == errno.ENOMEM:
-        return NO_ROOM, message, "Reduce --context or close other programs."
+        return NO_ROOM, message, _other_programs
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return BIND_REFUSED, message, "Choose another --host or --port."
+        return BIND_REFUSED, message, _other_address
     return FAILED, message, ""
 
 
-def _settings_hint(setting: str) -> str:
-    return (
-        "Run `notso keys list` to see the keys."
-        if setting == "name"
-        else "Run `notso serve --help` to see the settings."
-    )
+def _settings_hint(setting: str) -> Advice:
+    if setting == "name":
+        return "Run `notso keys list` to see the keys."
+    return lambda command: f"See {command.help} for the settings."
 
 
-def _option_hint(param: str | None) -> str:
-    return f"See --{param.replace('_', '-')} in the command's --help." if param in _OPTIONS else ""
+def _option_hint(param: str | None, command: Command) -> str:
+    known = param is not None and (param in _SAMPLING if command.options is None else param in command.options)
+    return f"See --{param.replace('_', '-')} in {command.help}." if param is not None and known else ""
 
 
-_OPTIONS = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
+_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
 
 
 def _plain_name(error: BaseException) -> str:

@@ -208,30 +208,6 @@ def duration(text: str, option: str) -> float:
     return seconds
 
 
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature", "-t", metavar="0..2", help="Temperature; 0 is greedy. Default: 0.6.", show_default=False
-    ),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="0..1", help="Nucleus sampling (top-p). Default: 0.95.", show_default=False),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        "-n",
-        metavar="N",
-        help="Maximum tokens to generate, including thinking. Default: what fits.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same answer.", show_default=False),
-]
 System = Annotated[
     str | None, typer.Option("--system", "-s", metavar="TEXT", help="System prompt.", show_default=False)
 ]

@@ -15,11 +15,14 @@ _EXIT_CODES = {
     exit_codes.FAILED: "any other error",
     exit_codes.WRONG_USAGE: "usage error: unknown option, value out of range, unknown kernel family",
     exit_codes.BAD_MODEL: "model file missing, damaged or not supported",
-    exit_codes.NO_ROOM: "not enough memory or disk",
+    exit_codes.NO_ROOM: "not enough memory or disk, for a download too",
     exit_codes.BAD_DATA_DIRECTORY: "data directory in use or created by a newer release",
     exit_codes.BIND_REFUSED: "address in use, or listening on it refused",
     exit_codes.NETWORK: "network unavailable or download failed",
+    exit_codes.CUT: "`run`: the answer was cut at the token limit",
+    exit_codes.REQUESTS_FAILED: "`batch`: OUT has an answer to each request, and at least one is an error",
     exit_codes.INTERRUPTED: "interrupted by Ctrl-C",
+    exit_codes.OUTPUT_CLOSED: "stdout was closed before everything was written to it",
 }
 
 

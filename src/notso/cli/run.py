@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.interruption import Interruption
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect, speed_line
+from notso.cli.sampling_options import params_from, takes_sampling
 from notso.text_file import NotTextError, decode_text
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ _MAX_SCHEMA_BYTES = 1 << 20
 _MAX_PROMPT_BYTES = 64 << 20
 
 
+@takes_sampling
 def run(
     prompt: Annotated[
         list[str] | None,
@@ -38,13 +41,6 @@ def run(
     system: options.System = None,
     no_think: options.NoThink = False,
     hide_thinking: options.HideThinking = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    max_tokens: options.MaxTokens = None,
-    seed: options.Seed = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop at this text; repeatable (64 at most).")
-    ] = None,
     schema: Annotated[
         Path | None,
         typer.Option("--schema", metavar="FILE", help="Constrain the answer to this JSON schema.", show_default=False),
@@ -61,21 +57,17 @@ def run(
     ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
+    **sampling: Any,
 ) -> None:
     """Answer one prompt on stdout; thinking goes to stderr."""
     from notso.smollm3.values.messages import Message
-    from notso.smollm3.values.sampling_params import SamplingParams
 
     question = _question(prompt)
     adapters = adapter or []
     used = engines.adapter_to_use(adapters)
-    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
-    params = SamplingParams(
-        seed=secrets.randbits(63) if seed is None else seed,
-        stop=tuple(stop or ()),
-        **{name: value for name, value in chosen.items() if value is not None},
-        given=tuple(name for name, value in chosen.items() if value is not None),
-    )
+    params = params_from(sampling)
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(63))
     grammar = None if schema is None else _grammar(schema)
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
@@ -102,9 +94,12 @@ def run(
         terminal.note(f"{speed_line(answer)}; fingerprint {_fingerprint(answer)}")
     if interruption.requested():
         raise typer.Exit(exit_codes.INTERRUPTED)
-    if answer.finish_reason == "length" and not as_json:
+    if answer.finish_reason != "length":
+        return
+    if not as_json:
         where = "during thinking" if not no_think and not answer.text.strip() else "short"
         terminal.note(f"The answer was cut {where}: raise --max-tokens or --context.")
+    raise typer.Exit(exit_codes.CUT)
 
 
 def _answer(

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from notso.cli import engines, terminal
+from notso.cli import chat_files, engines, terminal
 from notso.cli.conversation import Conversation
+from notso.cli.model_files import model_file
 from notso.web.values.slash_commands import SlashCommand, commands_of
+
+if TYPE_CHECKING:
+    from notso.smollm3.values.messages import Message
 
 
 class Leave(Exception):
@@ -18,10 +24,11 @@ class Leave(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Lines to print, and a question to ask again."""
+    """Lines to print, and a question to ask again, or that the last answer continues."""
 
     lines: tuple[str, ...] = ()
     question: str | None = None
+    continues: bool = False
 
 
 def run_command(conversation: Conversation, line: str) -> Outcome:
@@ -99,6 +106,77 @@ def _regenerate(conversation: Conversation, argument: str) -> Outcome:
     return Outcome(("There is no message to answer again.",)) if question is None else Outcome(question=question)
 
 
+def _continue(conversation: Conversation, argument: str) -> Outcome:
+    return Outcome(continues=True)
+
+
+def _model(conversation: Conversation, argument: str) -> Outcome:
+    from notso.smollm3.hub import registry
+
+    if not argument:
+        rows = [[each.name, terminal.gigabytes(each.size_bytes)] for each in registry.local_models()]
+        return Outcome((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
+    path = Path(argument).expanduser()
+    if not path.exists():
+        found = {each.name: each.path for each in registry.local_models() if argument.lower() in each.name.lower()}
+        exact = {name: path for name, path in found.items() if name.lower() == argument.lower()}
+        found = exact or found
+        if len(found) != 1:
+            several = (
+                f"Several models are called so: {', '.join(found)}" if found else f"No model is called {argument!r}"
+            )
+            return Outcome((f"{several}; /model lists them.",))
+        (path,) = found.values()
+    conversation.switch_model(model_file(path))
+    notice = engines.demo_notice(conversation.engine.info)
+    return Outcome((engines.title(conversation.engine.info), *filter(None, [notice])))
+
+
+def _save(conversation: Conversation, argument: str) -> Outcome:
+    path = Path(argument).expanduser() if argument else conversation.saved_as
+    if path is None:
+        return Outcome(("/save takes the name of a file.",))
+    return _written(conversation, path, chat_files.as_json, replace=path == conversation.saved_as, saves=True)
+
+
+def _export(conversation: Conversation, argument: str) -> Outcome:
+    if not argument:
+        return Outcome(("/export takes the name of a file: .md for Markdown, .json for messages.",))
+    path = Path(argument).expanduser()
+    return _written(conversation, path, chat_files.as_json if path.suffix == ".json" else chat_files.as_markdown)
+
+
+def _written(
+    conversation: Conversation,
+    path: Path,
+    form: Callable[[Sequence[Message], str | None], str],
+    *,
+    replace: bool = False,
+    saves: bool = False,
+) -> Outcome:
+    if not conversation.messages:
+        return Outcome(("There are no messages to write.",))
+    try:
+        chat_files.write_chat(path, form(conversation.messages, conversation.system), replace=replace)
+    except chat_files.ChatFileError as error:
+        return Outcome((f"Not written: {error}.",))
+    conversation.saved_as = path if saves else conversation.saved_as
+    return Outcome((f"Wrote {len(conversation.messages)} messages to {path}.",))
+
+
+def _load(conversation: Conversation, argument: str) -> Outcome:
+    if not argument:
+        return Outcome(("/load takes the name of a file.",))
+    path = Path(argument).expanduser()
+    try:
+        loaded = chat_files.read_chat(path)
+    except chat_files.ChatFileError as error:
+        return Outcome((f"Not loaded: {error}.",))
+    conversation.clear()
+    conversation.messages, conversation.system = loaded
+    return Outcome((f"Loaded {len(loaded.messages)} messages from {path}.",))
+
+
 def _exit(conversation: Conversation, argument: str) -> Outcome:
     raise Leave
 
@@ -111,6 +189,11 @@ _RUN: dict[str, Callable[[Conversation, str], Outcome]] = {
     "system": _system,
     "status": _status,
     "regenerate": _regenerate,
+    "continue": _continue,
+    "export": _export,
+    "model": _model,
+    "save": _save,
+    "load": _load,
     "exit": _exit,
 }
 COMMANDS: tuple[SlashCommand, ...] = commands_of("terminal")

@@ -6,6 +6,7 @@ Colors and progress bars appear only on interactive terminals that support them.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -33,12 +34,25 @@ def on_one_line(text: str) -> str:
     return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
+class Nowhere(io.TextIOWrapper):
+    """Discards text, and remembers that there was some."""
+
+    lost = False
+
+    def __init__(self) -> None:
+        super().__init__(open(os.devnull, "wb"))  # noqa: PTH123, SIM115 -- lives as long as the process
+
+    def write(self, text: str, /) -> int:
+        self.lost = self.lost or bool(text)
+        return len(text)
+
+
 def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             # A standard stream is None if the parent process closed it.
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 -- lives as long as the process
+            setattr(sys, name, Nowhere())
         elif hasattr(stream, "reconfigure"):
             # Characters that the terminal cannot encode must not raise.
             stream.reconfigure(errors="replace")

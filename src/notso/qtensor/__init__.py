@@ -20,6 +20,7 @@ from notso.qtensor.errors import (
     QTensorError,
     SafetensorsError,
     UnsupportedFormatError,
+    name_file,
     one_line,
     quoted,
 )
@@ -62,8 +63,8 @@ __all__ = [
     "Program", "QTensor", "QTensorError", "RMSNorm", "SafetensorsError", "SafetensorsFile",
     "UnsupportedFormatError", "Weight", "WeightArena", "available_memory", "ceilings", "cuda_architectures",
     "differing_operations", "give_back_freed", "has_cuda_driver", "huge_page_bytes", "keep_few_heaps",
-    "kernel_choice", "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted",
-    "random_blocks", "reserved_blocks", "scales_of", "zeroed",
+    "kernel_choice", "kv_block_bytes", "matmul_q8k", "memory_limits", "name_file", "one_line", "process_memory",
+    "quoted", "random_blocks", "reserved_blocks", "scales_of", "zeroed",
 ]  # fmt: skip
 
 

@@ -37,10 +37,19 @@ def quoted(value: object) -> str:
 
 
 class NotsoError(Exception):
-    """Root of the package's errors; `str(error)` is one printable line."""
+    """Root of the package's errors; `str(error)` is one printable line. `path`: the file at fault, if known."""
+
+    is_about_a_file = False
+    path: str | None = None
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
+
+
+def name_file(error: BaseException | None, path: object) -> None:
+    """Set an error's `path`, if the error is about a file and names none yet."""
+    if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
+        error.path = str(path)
 
 
 class QTensorError(NotsoError):
@@ -49,6 +58,8 @@ class QTensorError(NotsoError):
 
 class GGUFError(QTensorError):
     """An invalid GGUF file, or one beyond our limits; `offset`: byte position of `field`."""
+
+    is_about_a_file = True
 
     def __init__(self, message: str, *, field: str = "file", offset: int | None = None) -> None:
         where = f"{field} at byte {offset}" if offset is not None else field

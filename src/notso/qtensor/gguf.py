@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.cursor import Cursor, StringSpan
-from notso.qtensor.errors import GGUFError, UnsupportedFormatError, quoted
+from notso.qtensor.errors import GGUFError, UnsupportedFormatError, name_file, quoted
 from notso.qtensor.formats import FORMATS, format_name
 from notso.qtensor.tensor import QTensor
 from notso.regular_file import open_regular
@@ -137,6 +137,14 @@ class GGUFFile:
         """Map and validate a file. Raises GGUFError or UnsupportedFormatError with field and offset."""
         path = Path(path)
         try:
+            return cls._open(path)
+        except GGUFError as error:
+            name_file(error, path)
+            raise
+
+    @classmethod
+    def _open(cls, path: Path) -> GGUFFile:
+        try:
             descriptor = open_regular(path)
         except OSError as error:
             raise GGUFError(f"cannot be opened: {error.strerror}") from error
@@ -170,6 +178,7 @@ class GGUFFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        name_file(error, self.path)
         self.close()
 
     def __repr__(self) -> str:

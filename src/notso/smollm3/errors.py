@@ -3,6 +3,7 @@
 NotsoError
 └── ModelError
     ├── ModelFileError           the GGUF file is not a supported SmolLM3
+    │   └── AdapterFileError     the file is not a supported LoRA adapter
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
     │   ├── ContextLengthError   prompt and first token exceed the context
@@ -10,11 +11,13 @@ NotsoError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
     └── DownloadError            a download failed or does not match its published hash
+        └── NoSpaceError         the disk is full, or too small for it
 """
 
 from __future__ import annotations
 
 from notso.qtensor import NotsoError as NotsoError
+from notso.qtensor import name_file as name_file
 from notso.qtensor import one_line as one_line
 from notso.qtensor import quoted as quoted
 
@@ -26,9 +29,17 @@ class ModelError(NotsoError):
 class ModelFileError(ModelError):
     """The file is not a supported SmolLM3; the message names the key or tensor."""
 
+    is_about_a_file = True
+
+
+class AdapterFileError(ModelFileError):
+    """The file is not a supported adapter of this model."""
+
 
 class TemplateError(ModelError):
     """The chat template failed, or refused the messages."""
+
+    is_about_a_file = True
 
 
 class InvalidRequestError(ModelError, ValueError):
@@ -72,3 +83,7 @@ class EngineError(ModelError):
 
 class DownloadError(ModelError):
     """A download failed, was truncated, or does not match its published size or SHA-256."""
+
+
+class NoSpaceError(DownloadError):
+    """The disk is too small for a download."""

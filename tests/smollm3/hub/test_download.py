@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3.errors import DownloadError
+from notso.smollm3.errors import DownloadError, NoSpaceError
 from notso.smollm3.hub import download, registry
 
 
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_ends_it_and_keeps_the_part(
         append(self, chunk)
 
     monkeypatch.setattr(download._Part, "append", full)
-    with pytest.raises(DownloadError, match="disk is full"):
+    with pytest.raises(NoSpaceError, match="disk is full"):
         pull(official_file)
 
     assert part_of(official_file).stat().st_size > 1_000_000

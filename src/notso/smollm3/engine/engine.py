@@ -14,14 +14,14 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import Backend, DeviceLostError, GGUFFile, give_back_freed
+from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, give_back_freed, name_file
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
-from notso.smollm3.engine.model_choice import is_demo, model_path, path_in_errors
+from notso.smollm3.engine.model_choice import is_demo, model_path
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
@@ -168,10 +168,17 @@ class Engine:
         if is_demo(config.model):
             config = replace(config, model=None)
         path = model_path(config.model)
-        with path_in_errors(path):
-            return on_device(
-                config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor)
-            )
+
+        def load(backend: Backend, note: str) -> Engine:
+            file = GGUFFile.open(path)
+            try:
+                return cls(file, config, backend, note, find_processor)
+            except NotsoError as error:
+                template = config.chat_template_file if isinstance(error, TemplateError) else None
+                name_file(error, template or path)
+                raise
+
+        return on_device(config, load)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"on {self.info.device}"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from notso.qtensor import GGUFError, one_line
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.hub.registry import demo_path, resolve_model
 
@@ -36,14 +33,3 @@ def model_path(model: str | None) -> Path:
 def is_demo(model: str | None) -> bool:
     """Return whether the bundled model is named."""
     return model is None or (model.lower() == DEMO and not Path(model).exists())
-
-
-@contextmanager
-def path_in_errors(path: Path) -> Iterator[None]:
-    """Begin the messages of errors about a model file with its path."""
-    try:
-        yield
-    except (GGUFError, ModelFileError) as error:
-        if str(path) not in str(error):
-            error.args = (one_line(f"{path}: {error}"),)
-        raise

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from notso.smollm3.errors import DownloadError, quoted
+from notso.smollm3.errors import DownloadError, NoSpaceError, quoted
 from notso.smollm3.hub import redirects, registry
 from notso.smollm3.hub.registry import KnownFile, Progress
 
@@ -118,8 +118,8 @@ def pull(
                     )
             path = _put_in_place(file, arriving)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise DownloadError(f"the disk is full; {file.filename} can be resumed once there is room") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpaceError(f"the disk is full; {file.filename} can be resumed once there is room") from error
         raise DownloadError(f"{file.filename} cannot be stored: {error.strerror or error}") from error
     registry.remember_hash(path, file.sha256)
     return Pulled(path, file.sha256, file.size_bytes, downloaded, resumed_at)
@@ -213,9 +213,9 @@ def _only_one(file: KnownFile) -> Iterator[None]:
 def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
     plan = plan_download(file, free_bytes)
     if not plan.fits:
-        raise DownloadError(
+        raise NoSpaceError(
             f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, "
-            f"{plan.free_bytes / 1e9:.2f} GB are free; set HF_HOME to a folder on a larger disk or make room"
+            f"{plan.free_bytes / 1e9:.2f} GB are free"
         )
 
 

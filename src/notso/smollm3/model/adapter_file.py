@@ -20,7 +20,7 @@ import numpy.typing as npt
 from notso.qtensor import F32, GGUFFile, QTensor, QTensorError, SafetensorsFile
 from notso.regular_file import read_regular
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
-from notso.smollm3.errors import ModelFileError, OutOfMemoryError, quoted
+from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
 from notso.smollm3.model.peft_config import PeftConfig
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
@@ -60,11 +60,17 @@ def read_adapter(
         factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
         return _adapter(name, config, tensors.found, factor)
     except (ModelFileError, QTensorError) as error:
-        raise ModelFileError(f"{path.name}: {error}") from None
+        raise _at_fault(path, f"{path.name}: {error}") from None
     except OSError as error:
         within = Path(str(error.filename or path)).name  # a file within a folder
         place = path.name if within == path.name else f"{path.name}: {within}"
-        raise ModelFileError(f"{place} cannot be read: {error.strerror}") from None
+        raise _at_fault(path, f"{place} cannot be read: {error.strerror}") from None
+
+
+def _at_fault(path: Path, message: str) -> AdapterFileError:
+    error = AdapterFileError(message)
+    error.path = str(path)
+    return error
 
 
 @dataclass(slots=True)

@@ -18,6 +18,11 @@ MAX_BREAKER_CHARACTERS = 40
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's defaults for DRY
 
 
+def _option(help: str, metavar: str, short: str = "") -> dict[str, str]:
+    # For the command line, which offers no option for a field without these.
+    return {"help": help, "metavar": metavar, "short": short}
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
@@ -44,30 +49,54 @@ class SamplingParams:
     Raises InvalidRequestError with the field as `param`.
     """
 
-    max_tokens: int | None = None
-    thinking_budget: int | None = None
-    temperature: float = 0.6
-    top_p: float = 0.95
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_window: int = 256
-    seed: int | None = None
+    max_tokens: int | None = field(
+        default=None, metadata=_option("Maximum tokens to generate, including thinking. Default: what fits.", "N", "-n")
+    )
+    thinking_budget: int | None = field(
+        default=None,
+        metadata=_option("Maximum tokens of thinking, which then ends. Default: no limit of its own.", "N"),
+    )
+    temperature: float = field(default=0.6, metadata=_option("Temperature; 0 is greedy.", "0..2", "-t"))
+    top_p: float = field(default=0.95, metadata=_option("Nucleus sampling (top-p).", "0..1"))
+    top_k: int = field(default=0, metadata=_option("Choose among the N most likely tokens; 0 is off.", "N"))
+    min_p: float = field(
+        default=0.0,
+        metadata=_option("Drop tokens less likely than this share of the most likely one.", "0..1"),
+    )
+    repetition_penalty: float = field(default=1.0, metadata=_option("Penalty on repeated tokens; 1 is off.", "NUMBER"))
+    presence_penalty: float = field(default=0.0, metadata=_option("Penalty on tokens that occurred.", "-2..2"))
+    frequency_penalty: float = field(
+        default=0.0, metadata=_option("Penalty on tokens by how often they occurred.", "-2..2")
+    )
+    penalty_window: int = field(default=256, metadata=_option("Tokens that the penalties look back; 0: all.", "N"))
+    seed: int | None = field(default=None, metadata=_option("Random seed; the same seed gives the same answer.", "N"))
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = DEFAULT_BREAKERS
+    stop: tuple[str, ...] = field(default=(), metadata=_option("Stop at this text; repeatable (64 at most).", "TEXT"))
+    stop_token_ids: tuple[int, ...] = field(
+        default=(), metadata=_option("Stop at this token; repeatable (64 at most).", "ID")
+    )
+    min_tokens: int = field(default=0, metadata=_option("Minimum tokens before the answer may end.", "N"))
+    ignore_eos: bool = field(default=False, metadata=_option("Continue past the model's own end of the answer.", ""))
+    typical_p: float = field(default=1.0, metadata=_option("Locally typical sampling; 1 is off.", "0..1"))
+    xtc_probability: float = field(
+        default=0.0,
+        metadata=_option("Chance of dropping all but the least likely token above the XTC threshold.", "0..1"),
+    )
+    xtc_threshold: float = field(default=0.1, metadata=_option("XTC threshold.", "0..1"))
+    dry_multiplier: float = field(
+        default=0.0, metadata=_option("DRY penalty on repeated sequences; 0 is off.", "0..100")
+    )
+    dry_base: float = field(
+        default=1.75, metadata=_option("Growth of the DRY penalty with each repeated token.", "1..100")
+    )
+    dry_allowed_length: int = field(
+        default=2, metadata=_option("Length up to which repeated sequences have no DRY penalty.", "N")
+    )
+    dry_penalty_last_n: int = field(default=-1, metadata=_option("Tokens that DRY looks back; -1: all.", "N"))
+    dry_sequence_breakers: tuple[str, ...] = field(
+        default=DEFAULT_BREAKERS,
+        metadata=_option("Text that ends a sequence for DRY; repeatable (32 at most).", "TEXT"),
+    )
     given: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
