@@ -245,3 +245,10 @@ def test_generate_does_not_return_nothing_for_a_text(engine: Engine) -> None:
     with pytest.warns(FutureWarning):
         kept = list(engine.generate("text", SamplingParams(temperature=0, max_tokens=5)))
     assert told(kept, "text") == engine.continue_text("text", temperature=0, max_tokens=5).text
+
+
+def test_prompts_take_every_form(engine: Engine) -> None:
+    turns = [Message("user", SUM)]
+    for asked in (SUM, turns[0], {"role": "user", "content": SUM}, [{"role": "user", "content": SUM}]):
+        assert engine.render(asked) == engine.render(turns)
+        assert engine.count_tokens(asked) == len(engine.encode_chat(turns)) == engine.chat(SUM).usage.prompt_tokens

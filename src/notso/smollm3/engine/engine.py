@@ -250,16 +250,19 @@ class Engine:
     def _checked(self, ids: Sequence[int]) -> list[int]:
         return checked_ids(ids, self.config.vocab_size) if len(ids) else []
 
-    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
+    def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
         """Return the prompt as the template prints it."""
         asked = options or RequestOptions()
-        return self._prompts.template.render(messages, thinking=asked.thinking, tools=asked.tools, date=asked.date)
+        turns = _turns(messages)
+        return self._prompts.template.render(turns, thinking=asked.thinking, tools=asked.tools, date=asked.date)
 
-    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
+    def encode_chat(self, messages: ChatInput, options: RequestOptions | None = None) -> list[int]:
+        """Return the prompt's token ids."""
         # Control tokens come from the template only, never from the text of a message.
-        return self._prompts.write(messages, options or RequestOptions()).ids
+        return self._prompts.write(_turns(messages), options or RequestOptions()).ids
 
-    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
+    def count_tokens(self, messages: ChatInput, options: RequestOptions | None = None) -> int:
+        """Return the number of the prompt's tokens."""
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
@@ -445,6 +448,13 @@ class Engine:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
         self._core.require_process()
+
+
+def _turns(messages: ChatInput) -> Sequence[Message]:
+    # Messages stay as they are: whether there may be none is up to the template.
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        return [conversation(turn)[0] if isinstance(turn, Mapping) else turn for turn in messages]
+    return conversation(messages)
 
 
 def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
