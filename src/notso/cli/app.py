@@ -193,7 +193,7 @@ def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
 def _tell(error: BaseException, command: exit_codes.Command) -> int:
     if isinstance(error, typer.TyperException):
         code, line = error.exit_code, _usage_line(error)
-    elif isinstance(error, typer.Abort):
+    elif isinstance(error, typer.Abort | KeyboardInterrupt):
         code, line = exit_codes.INTERRUPTED, ""
     else:
         if exit_codes.debugging():
