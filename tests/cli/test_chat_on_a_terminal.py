@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -16,8 +17,11 @@ import pytest
 
 # Says what it was asked, thinks where it may, and then goes on until it is stopped.
 ENGINE = """
-import time
+import os, signal, time
 from notso.cli import engines
+
+# A process without a shell above it is never stopped by the kernel: it says that it was asked to.
+signal.signal(signal.SIGTSTP, lambda *_: os.write(1, b"[suspended]"))
 from notso.smollm3.values.events import Event, Usage; from notso.smollm3.values.model_info import ModelInfo
 
 class Talker:
@@ -82,6 +86,13 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
+    def rest(self) -> str:
+        """What is shown until the process ends."""
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while data := os.read(self._ours, 65536):
+                self.shown += data.decode(errors="replace")
+        return self.shown
+
     def close(self) -> None:
         os.close(self._ours)
         if self.run.poll() is None:
@@ -124,8 +135,47 @@ def test_ctrl_c_stops_an_answer_and_twice_leaves(terminal: Terminal) -> None:
     terminal.expect("Stopped. Press Ctrl-C again to quit.")
     terminal.expect_prompt()
     terminal.type("\x03")
+
+    assert terminal.run.wait(60) == 130
+
+
+def test_ctrl_c_between_answers_asks_once(terminal: Terminal) -> None:
+    terminal.expect("Ctrl-D quits.")
+    terminal.expect_prompt()
+    terminal.type("\x03")
+    terminal.expect("Press Ctrl-C again to quit.")
+    terminal.expect_prompt()
+    terminal.type("hello\r")  # not quitting after all
+    terminal.expect("You said HELLO")
+    terminal.expect_prompt()
+    terminal.type("\x03")
     terminal.expect("Press Ctrl-C again to quit.")
     terminal.expect_prompt()
     terminal.type("\x03")
 
+    assert "Press Ctrl-C" not in terminal.rest()
     assert terminal.run.wait(60) == 130
+
+
+def test_ctrl_c_during_an_answer_is_not_echoed_into_it(terminal: Terminal) -> None:
+    terminal.expect("Ctrl-D quits.")
+    terminal.expect_prompt()
+    terminal.type("wait\r")
+    terminal.expect("You said WAIT")
+    terminal.type("\x03")
+
+    assert "^C" not in terminal.expect("Stopped. Press Ctrl-C again to quit.")
+
+
+def test_ctrl_z_suspends_at_the_prompt_and_in_an_answer(terminal: Terminal) -> None:
+    terminal.expect("Ctrl-D quits.")
+    terminal.expect_prompt()
+    terminal.type("\x1a")
+    terminal.expect("[suspended]")
+    terminal.expect_prompt()
+    terminal.type("wait\r")
+    terminal.expect("You said WAIT")
+    terminal.type("\x1a")
+    terminal.expect("[suspended]")
+    terminal.type("\x03")
+    terminal.expect("Stopped. Press Ctrl-C again to quit.")

@@ -96,6 +96,9 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["bench", "--prefill", "512@"], "neither TOKENS nor TOKENS@DEPTH"),
         (["bench", "--prefill", "12345678"], "what is to be measured needs 12,345,"),
         (["--quite-unknown"], "No such option"),
+        (["--modle", "x"], "Did you mean --model? (`notso serve --help`"),
+        (["--versoin"], "Did you mean --version? (`notso --help`"),
+        (["--port", "many"], "--port"),
         (["serve", "--port", "99999"], "--port"),
         (["doctor", "--port", "99999"], "--port"),
         (["serve", "--cache-disk", "inf"], "--cache-disk"),
@@ -254,6 +257,17 @@ def test_an_error_of_a_model_file_names_the_file(notso: Run, tmp_path: Path, ver
     assert result.err.startswith(f"notso: {damaged}: ")
 
 
+def test_an_error_of_a_checkpoint_names_the_folder(notso: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("[]")
+
+    result = notso("convert", str(folder), str(tmp_path / "out.gguf"))
+
+    assert result.code == 3
+    assert result.err.startswith(f"notso: {folder}: config.json holds no object")
+
+
 def test_an_error_of_an_adapter_names_the_adapter(notso: Run, small_model: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(20))
@@ -261,7 +275,8 @@ def test_an_error_of_an_adapter_names_the_adapter(notso: Run, small_model: Path,
     result = notso("run", "x", "--model", str(small_model), "--context", "64", "--adapter", f"mine={damaged}")
 
     assert result.code == 3
-    assert "notso: damaged.gguf: " in result.err
+    assert f"notso: {damaged}: " in result.err
+    assert result.err.count("damaged.gguf") == 1
     assert str(small_model) not in result.err
     assert "Check --adapter." in result.err
 

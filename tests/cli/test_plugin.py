@@ -41,6 +41,39 @@ def test_a_new_one_is_written_where_there_is_none(notso: Notso, tmp_path: Path) 
         assert refused.code != 0 and len(refused.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("class", "keyword"),
+        ("json", "would hide"),
+        ("unittest", "would hide"),
+        ("notso", "would hide"),
+        ("numpy", "would hide"),
+        ("test-plugin", "would hide"),
+        ("3d", "begins with a letter"),
+        ("Word", "begins with a letter"),
+        ("a--b", "single dashes"),
+        ("a-", "single dashes"),
+        ("a_b", "small letters"),
+        ("", "small letters"),
+        ("a" * 33, "up to 32"),
+    ],
+)
+def test_an_unusable_name_is_refused_and_nothing_is_written(notso: Notso, tmp_path: Path, name: str, why: str) -> None:
+    refused = notso("plugin", "new", name, "--folder", str(tmp_path / "new"))
+
+    assert refused.code == 2 and why in refused.err and "plugin list" not in refused.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_name_that_is_installed_is_refused(notso: Notso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch)
+
+    refused = notso("plugin", "new", "kind", "--folder", str(tmp_path / "new"))
+
+    assert refused.code == 2 and "'kind': a plugin of that name is installed" in refused.err
+
+
 def test_one_that_is_not_installed_is_refused_before_anything_starts(notso: Notso, tmp_path: Path) -> None:
     refused = notso("serve", "--plugin", "nobody", "--data-dir", str(tmp_path), "--port", "0", "--no-browser")
     assert refused.code != 0 and "no plugin 'nobody' is installed" in refused.err

@@ -27,7 +27,7 @@ def test_the_answer_goes_to_stdout_and_the_thinking_to_stderr(engine: Any, notso
 
     assert result.code == 0
     assert result.out == "The sky scatters blue.\n"
-    assert result.err == "Light scatters.\n"
+    assert result.err == "[thinking]\nLight scatters.\n[end of thinking]\n"
     assert engine.asked[0][-1].content == "Why is the sky blue?"
     assert engine.closed
 
@@ -63,7 +63,7 @@ def test_control_characters_of_the_model_are_harmless(engine: Any, notso: Run) -
     result = notso("run", "x")
 
     assert result.out == "␛]0;owned␇ ␛[2J␍\ufffd31m␡ ok\ttab\n"
-    assert result.err == "␛[8mhidden\n"
+    assert result.err == "[thinking]\n␛[8mhidden\n[end of thinking]\n"
 
 
 def test_json_holds_text_usage_timings_and_the_seed(engine: Any, notso: Run) -> None:

@@ -69,22 +69,38 @@ def test_a_terminal_gets_dim_thinking_and_bars_that_vanish() -> None:
 
 @pytest.mark.parametrize("variable", [{"TERM": "dumb"}, {"TERM": "xterm", "NOTSO_PLAIN": "1"}])
 def test_a_plain_terminal_gets_text_and_nothing_else(variable: dict[str, str]) -> None:
-    assert on_a_terminal(SPEAKER, **variable) == "why\nbecause\n"
+    assert on_a_terminal(SPEAKER, **variable) == "[thinking]\nwhy\n[end of thinking]\nbecause\n"
 
 
-def test_no_color_takes_the_colour_and_leaves_the_bar() -> None:
+def test_no_color_takes_color_and_spinner_and_leaves_the_bar() -> None:
     shown = on_a_terminal(SPEAKER, TERM="xterm", NO_COLOR="1")
 
-    assert "why\n\nbecause" in shown
+    assert "[thinking]\nwhy\n[end of thinking]\n\nbecause" in shown
     assert "fetching" in shown
+    assert "waiting for it" not in shown  # a spinner needs its colors to be told from text
     assert "\x1b[2mwhy" not in shown
     assert "\x1b[3" not in shown.replace("\x1b[3K", "")  # no colour codes
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [({}, (True, True)), ({"NO_COLOR": "1"}, (False, True)), ({"NOTSO_PLAIN": "1"}, (False, False))],
+)
+def test_when_there_is_a_spinner_and_a_bar(variable: dict[str, str], seen: tuple[bool, bool]) -> None:
+    code = (
+        "from notso.cli import terminal\n"
+        "with terminal.waiting('waiting-for'): pass\n"
+        "with terminal.progress() as report: report('working-on', 1, 2)\n"
+    )
+    shown = on_a_terminal(code, **{"TERM": "xterm", **variable})
+
+    assert ("waiting-for" in shown, "working-on" in shown) == seen
 
 
 def test_a_pipe_gets_text_and_nothing_else() -> None:
     run = subprocess.run([sys.executable, "-c", SPEAKER], capture_output=True, text=True, check=True)
 
-    assert (run.stdout, run.stderr) == ("because\n", "why\n")
+    assert (run.stdout, run.stderr) == ("because\n", "[thinking]\nwhy\n[end of thinking]\n")
 
 
 def test_every_control_character_is_made_harmless() -> None:
@@ -143,7 +159,7 @@ def test_a_stream_that_is_not_there_is_replaced(monkeypatch: pytest.MonkeyPatch)
         ["/bin/sh", "-c", f"{sys.executable} -m notso list >&-; echo $?"], capture_output=True, text=True, check=True
     )
 
-    assert run.stdout == "0\n"
+    assert run.stdout == "141\n"
 
 
 def test_a_character_the_terminal_lacks_is_replaced() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -171,14 +172,18 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
-    """Put `serve` first, if the line is empty or begins with an option of `serve`."""
+    """Put `serve` first, if the line is empty or begins with an option that only `serve` has."""
     if not given:
         return ["serve"]
     first = given[0]
-    named = {name for each in group.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
-    # `-mFILE` and `--model=FILE` are one word. `--help` and `--version` are not options of `serve` here.
+    options = {name for each in group.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    own = {*group.context_settings["help_option_names"], *(name for each in group.params for name in each.opts)}
+    # `-mFILE` and `--model=FILE` are one word.
     name = first.partition("=")[0] if first.startswith("--") else first[:2]
-    return ["serve", *given] if name.startswith("-") and name in named else [*given]
+    if not name.startswith("-") or name in own:
+        return given
+    # Of the misspelled ones too: `serve` knows what was meant.
+    return ["serve", *given] if name in options or difflib.get_close_matches(name, options, cutoff=0.8) else given
 
 
 def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
@@ -193,7 +198,7 @@ def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
 def _tell(error: BaseException, command: exit_codes.Command) -> int:
     if isinstance(error, typer.TyperException):
         code, line = error.exit_code, _usage_line(error)
-    elif isinstance(error, typer.Abort):
+    elif isinstance(error, typer.Abort | KeyboardInterrupt):
         code, line = exit_codes.INTERRUPTED, ""
     else:
         if exit_codes.debugging():

@@ -68,7 +68,7 @@ class Conversation:
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
         printer = self._printer()
-        with Interruption() as interruption:
+        with Interruption() as interruption, terminal.quiet_keys():
             events = self.engine.generate(
                 [*instructions, *messages],
                 params,

@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 DONE = 0
 FAILED = 1
@@ -53,9 +54,10 @@ def _with_file(error: BaseException, message: str) -> str:
     from notso.qtensor import NotsoError, one_line
 
     path = error.path if isinstance(error, NotsoError) else None
-    if path is None or os.path.basename(path) in message:  # noqa: PTH119 -- pathlib would drop a final slash
+    if path is None or path in message:
         return message
-    return f"{one_line(path)}: {message}"
+    # A message that begins with the file's name gets its place, too.
+    return f"{one_line(path)}: {message.removeprefix(f'{Path(path).name}: ')}"
 
 
 def details(error: BaseException) -> str:

@@ -1,4 +1,7 @@
-"""Print an answer as it is generated: text to stdout, dimmed thinking to stderr, control characters escaped."""
+"""Print an answer as it is generated: text to stdout, thinking to stderr, control characters escaped.
+
+Thinking is dimmed, and stands between two marks where there are no colors.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ class PrintedMessage:
     finish_reason: FinishReason = "stop"
     first_token_ms: float = 0.0
     total_ms: float = 0.0
+
+
+_THINKING, _THOUGHT = "[thinking]", "[end of thinking]"
 
 
 class MessagePrinter:
@@ -60,6 +66,8 @@ class MessagePrinter:
         if not self._in_reasoning:
             piece = piece.lstrip("\n")
             self._in_reasoning = bool(piece)
+            if piece and not terminal.has_colour(self._err):
+                piece = f"{_THINKING}\n{piece}"
         self._err.write(terminal.styled(terminal.harmless(piece), "dim", self._err) if piece else "")
         self._err.flush()
 
@@ -71,7 +79,8 @@ class MessagePrinter:
 
     def close_reasoning(self) -> None:
         if self._in_reasoning:
-            self._err.write("\n\n" if terminal.is_terminal(self._err) else "\n")
+            mark = "" if terminal.has_colour(self._err) else f"\n{_THOUGHT}"
+            self._err.write(mark + ("\n\n" if terminal.is_terminal(self._err) else "\n"))
             self._err.flush()
             self._in_reasoning = False
 

@@ -1,6 +1,6 @@
 """Terminal output: results on stdout; progress, reasoning and notices on stderr.
 
-Colors and progress bars appear only on interactive terminals that support them.
+Colors, spinners and progress bars appear only on interactive terminals that support them; NO_COLOR leaves the bars.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import termios
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, TextIO
@@ -140,7 +141,7 @@ def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progr
 @contextlib.contextmanager
 def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
     """Show a spinner; the yielded callable stops it."""
-    if silent or not is_terminal(sys.stderr):
+    if silent or not has_colour(sys.stderr):
         yield lambda: None
         return
     from rich.console import Console
@@ -151,6 +152,24 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
         yield status.stop
     finally:
         status.stop()
+
+
+@contextlib.contextmanager
+def quiet_keys() -> Iterator[None]:
+    """Keep a terminal from echoing `^C`, which may break the line being redrawn, so that it appears twice."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        modes = [*before]
+        modes[3] &= ~termios.ECHOCTL
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+    except (AttributeError, OSError, ValueError, termios.error):  # stdin is no terminal
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError, termios.error):
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def _json_lines() -> Progress:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
+import sys
 from pathlib import Path
 
 from notso.plugins.errors import PluginError
+from notso.plugins.loading import installed
 from notso.plugins.plugin_set import NAME
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -12,11 +16,15 @@ TEMPLATE = Path(__file__).parent / "template"
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
     """Create `folder` and return the files. Raises PluginError or OSError."""
-    if not NAME.fullmatch(name) or name.endswith("-"):
+    if not NAME.fullmatch(name) or name.endswith("-") or "--" in name:
         raise PluginError(
-            f"a plugin's name has up to 32 small letters, digits and dashes, not {name[:40]!r}", plugin=name
+            f"a plugin's name begins with a letter and has up to 32 small letters, digits and single dashes, "
+            f"not {name[:40]!r}",
+            plugin=name,
         )
     module = name.replace("-", "_")
+    if (why := _unusable(name, module)) is not None:
+        raise PluginError(f"no plugin can be called {name!r}: {why}; choose another name", plugin=name)
     folder.mkdir(parents=True)
     written = []
     for source in sorted(TEMPLATE.glob("*.txt")):
@@ -25,3 +33,18 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
         target.write_text(text, "utf-8")
         written.append(target)
     return written
+
+
+def _unusable(name: str, module: str) -> str | None:
+    if keyword.iskeyword(module):
+        return "it is a keyword of Python, which no module can be called"
+    if name in {each.name for each in installed()}:
+        return "a plugin of that name is installed"
+    # Compared as distributions are, whose names do not tell dashes from underscores.
+    if module in sys.stdlib_module_names or module in _TAKEN or importlib.util.find_spec(module) is not None:
+        return "a module of that name is there already, which the plugin's would hide"
+    return None
+
+
+# Imported by the template's test or by the program itself, even where they are not installed.
+_TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

@@ -76,6 +76,8 @@ class UnsupportedFormatError(GGUFError):
 class SafetensorsError(QTensorError):
     """An invalid safetensors file, or one beyond our limits."""
 
+    is_about_a_file = True
+
 
 class KernelChoiceError(QTensorError):
     """`NOTSO_KERNELS` or `NOTSO_ATTENTION` is unknown or unsupported by this CPU."""

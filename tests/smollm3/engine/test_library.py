@@ -67,7 +67,7 @@ def test_errors_of_a_file_name_it(own_home: Path) -> None:
         with pytest.raises(NotsoError) as caught:
             Engine.load(path)
         error = caught.value
-        assert str(error).count(str(path)) == 1 or error.path == str(path) and error.__notes__ == [f"in {path}"]
+        assert str(error).count(str(path)) == 1 or (error.path == str(path) and error.__notes__ == [f"in {path}"])
     for name in ("", "no-such-model"):
         with pytest.raises(NotsoError, match=r"no model file at no-such-model|is empty"):
             Engine.load(name)

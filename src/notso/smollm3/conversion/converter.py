@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from notso.qtensor import Format
+from notso.qtensor import Format, NotsoError, name_file
 from notso.smollm3.config import ARCHITECTURE
 from notso.smollm3.conversion.hf_config import Entries, config_entries, end_tokens, read_config
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
@@ -37,6 +37,14 @@ def convert(
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {mix!r} is not made; choices: {', '.join(MIXES)}", param="type")
+    try:
+        return _convert(folder, out, mix, progress, threads)
+    except NotsoError as error:
+        name_file(error, folder)
+        raise
+
+
+def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threads: int | None) -> int:
     config = read_config(folder)
     entries = _general(folder, mix) | config_entries(config)
     entries |= folder_tokenizer(folder, config["vocab_size"], end_tokens(folder, config))
