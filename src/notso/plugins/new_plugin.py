@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import keyword
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -41,7 +41,11 @@ def _unusable(name: str, module: str) -> str | None:
     if name in {each.name for each in installed()}:
         return "a plugin of that name is installed"
     # Compared as distributions are, whose names do not tell dashes from underscores.
-    if module in sys.stdlib_module_names or module in _TAKEN or importlib.util.find_spec(module) is not None:
+    if (
+        module in sys.stdlib_module_names
+        or module in _TAKEN
+        or module in {each.name for each in pkgutil.iter_modules()}
+    ):
         return "a module of that name is there already, which the plugin's would hide"
     return None
 
