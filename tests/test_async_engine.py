@@ -33,6 +33,17 @@ def test_the_same_answers(engine: Engine) -> None:
     assert more == engine.continue_text("text", seed=1, max_tokens=5).text
 
 
+def test_two_tasks_share_one_answer(engine: Engine) -> None:
+    async def ask() -> None:
+        stream = AsyncEngine(engine).stream(SUM, seed=1, max_tokens=20)
+        one, other = await asyncio.gather(stream.result(), stream.result())
+        assert one == other
+
+    before = engine.stats().prompt_tokens_total
+    asyncio.run(ask())
+    assert engine.stats().prompt_tokens_total - before == engine.count_tokens(SUM)
+
+
 def test_it_loads_and_closes() -> None:
     async def ask() -> None:
         async with await AsyncEngine.load("demo", context_tokens=256) as aware:

@@ -36,6 +36,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
         self._generation: Generation | None = None
+        self._beginning = asyncio.Lock()  # several tasks may await one answer, which begins once
         self._events = self._run()
 
     async def __anext__(self) -> Event:
@@ -63,11 +64,12 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         await self.close()
 
     async def _begun(self) -> Generation:
-        if self._generation is None:
-            begin = await asyncio.to_thread(self._prepare)  # long prompts take a while to tokenize
-            self._generation = begin()
-            weakref.finalize(self, self._generation.stop)
-        return self._generation
+        async with self._beginning:
+            if self._generation is None:
+                begin = await asyncio.to_thread(self._prepare)  # long prompts take a while to tokenize
+                self._generation = begin()
+                weakref.finalize(self, self._generation.stop)
+            return self._generation
 
     async def _run(self) -> AsyncGenerator[Event, None]:
         generation = await self._begun()
