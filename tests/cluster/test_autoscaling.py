@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from notso.cluster.replica import METRIC, ByQueue
+from notso.cluster.health import METRIC, ByQueue
 
 
 @dataclass

@@ -77,7 +77,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "upscale_delay_s": 30.0,
             "downscale_delay_s": 1800.0,  # a removed replica loses its cache
             "policy": {
-                "policy_function": "notso.cluster.replica:ByQueue",
+                "policy_function": "notso.cluster.health:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},
             },
         }

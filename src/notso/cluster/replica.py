@@ -1,4 +1,4 @@
-"""Replica: application and engine in one process, with health check and autoscaling policy."""
+"""Replica: application and engine in one process."""
 
 from __future__ import annotations
 
@@ -7,58 +7,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ray import serve
 
 from notso.cluster.front import Front
+from notso.cluster.health import METRIC, Heartbeat
 from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN
 from notso.regular_file import SECRET_BYTES
-from notso.smollm3 import Engine, EngineConfig, EngineError, EngineStats
+from notso.smollm3 import Engine, EngineConfig, EngineError
 from notso.text_file import read_text
 from notso.web.app import Parts, begin_stopping, create_app
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
-
-# Reported metric: requests that the engine runs or that wait for it.
-METRIC = "requests"
-
-
-class Context(Protocol):
-    """The required part of Serve's AutoscalingContext."""
-
-    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
-    target_num_replicas: int
-
-
-class ByQueue:
-    # Open pages do not count: they cost the engine nothing.
-    def __init__(self, requests_per_replica: float) -> None:
-        self._each = requests_per_replica
-
-    def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
-        reported = (context.aggregated_metrics or {}).get(METRIC) or {}
-        if not reported:  # nothing reported yet
-            return context.target_num_replicas, {}
-        return max(1.0, sum(reported.values()) / self._each), {}
-
-
-# A step with the largest prompt takes half a minute on a slow machine.
-STILL_SECONDS = 120.0
-
-
-class Heartbeat:
-    """Detects an engine that has work but makes no progress."""
-
-    def __init__(self) -> None:
-        self._steps, self._moved = -1, 0.0
-
-    def beat(self, stats: EngineStats, now: float) -> None:
-        """Record progress at `now` seconds. Raises EngineError if the engine is stuck."""
-        if stats.steps_total != self._steps or not stats.running + stats.waiting:
-            self._steps, self._moved = stats.steps_total, now
-        elif now - self._moved > STILL_SECONDS:
-            raise EngineError(f"the engine has taken no step for {now - self._moved:.0f} s")
 
 
 @serve.ingress()

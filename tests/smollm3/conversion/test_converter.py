@@ -160,7 +160,7 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
             b'{"model": {"vocab": {"a": "x", "b": 1}, "merges": []}, "added_tokens": []}',
             "its model is None, not BPE",
         ),
-        ("chat_template.jinja", b"\xff", "chat_template.jinja is no text"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8 text"),
         ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it has more than 1 MiB"),
     ],
 )
