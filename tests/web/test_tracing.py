@@ -142,7 +142,7 @@ def test_without_a_place_for_them_there_are_none(
         assert tracing_of(environment) is None
     assert not caplog.records
     monkeypatch.setitem(sys.modules, "notso.web.tracing", None)
-    assert tracing_of(there) is None and "notso-smollm3-bot[otel]" in caplog.text
+    assert tracing_of(there) is None and "[otel]" in caplog.text
 
 
 def test_nothing_of_it_is_imported_then() -> None:

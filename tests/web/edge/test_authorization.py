@@ -63,6 +63,7 @@ def _form(**fields: str) -> Entry:
 
 ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /health", "HEAD /health", "GET /v1/health", "GET /livez", "HEAD /livez"), PUBLIC),
+    **dict.fromkeys(("GET /ping", "POST /ping"), PUBLIC),
     **dict.fromkeys(("GET /static/{path:path}", "GET /login", "POST /login"), PUBLIC),
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
     **dict.fromkeys(OPERATORS_ONLY, OPERATOR),
@@ -83,7 +84,9 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("DELETE /api/delete", "GET /api/ps", "HEAD /"), OPEN),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{name:path}", "GET /models", "GET /models/download"), OPEN),
     **dict.fromkeys(("POST /completion", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN),
-    **dict.fromkeys(("GET /tokenizer_info", "GET /props", "GET /openapi.json", "GET /slots"), OPEN),
+    **dict.fromkeys(
+        ("GET /tokenizer_info", "GET /props", "GET /openapi.json", "GET /slots", "GET /version", "GET /load"), OPEN
+    ),
     **dict.fromkeys(("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"), OPEN),
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
     **dict.fromkeys(("GET /plugins/{name}/pages/{path:path}", "POST /preview", "POST /language"), OPEN),

@@ -228,7 +228,7 @@ def test_without_the_extra_the_sentence_says_what_to_install(tmp_path: Path, mon
 
     (tmp_path / "mcp.json").write_text('{"mcpServers": {}}')
     monkeypatch.setitem(sys.modules, "notso.web.tools.mcp_servers", None)
-    with pytest.raises(SettingsError, match=r"notso-smollm3-bot\[mcp\]"):
+    with pytest.raises(SettingsError, match=r"\[mcp\]"):
         create_app(ScriptedEngine, Settings(data_dir=tmp_path, mcp_config=tmp_path / "mcp.json"))
 
 

@@ -31,6 +31,9 @@ FRAGMENT = {"HX-Request": "true"}
 class Others:
     """One more tool."""
 
+    def left_out(self) -> tuple[()]:
+        return ()
+
     def __init__(self, tool: ChatTool) -> None:
         self.tool = tool
 
