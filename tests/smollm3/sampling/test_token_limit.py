@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from notso.smollm3 import Engine
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.extent import grammar_extent
 from notso.smollm3.sampling.grammar import Grammars, answer_part
 from notso.smollm3.sampling.structured_output import StructuredOutput, structured_output_for
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -527,3 +529,9 @@ def test_a_refusal_names_tool_pointer_and_pattern(
 def test_many_automata_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequestError, match="takes too long to be enforced"):
         answer_part(Grammar("json_schema", json.dumps(schema)))
+
+
+def test_a_long_chain_of_references_is_estimated() -> None:
+    definitions: dict[str, Any] = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(2_000)}
+    schema = {"$defs": definitions | {"d2000": {}}, "$ref": "#/$defs/d0"}
+    assert grammar_extent([{"json_schema": schema}]).extent.most == math.inf

@@ -20,6 +20,7 @@ MAX_NAMES = 256
 MAX_ORDERS = 256
 MAX_STRINGS = 16
 FORMAT_TOKENS = 40
+MAX_DEPTH = 100  # of nested schemas, references followed; each takes up to five of the interpreter's frames
 FREE_JUMP = 16
 """A token may open several containers of free JSON."""
 
@@ -127,6 +128,7 @@ class _Schemas:
         self._sizes: dict[str, float] = {}
         self._definitions = document.get("$defs", {})
         self._known: dict[int, Extent | None] = {}
+        self._depth = 0
         self._names = names
         self.extent = self._of(document)
 
@@ -136,7 +138,17 @@ class _Schemas:
         if id(schema) in self._known:
             found = self._known[id(schema)]
             return Extent(0, 0, math.inf) if found is None else found
+        if self._depth >= MAX_DEPTH:
+            return Extent(2, FREE_JUMP, math.inf)
         self._known[id(schema)] = None
+        self._depth += 1
+        try:
+            found = self._known[id(schema)] = self._sum(schema)
+        finally:
+            self._depth -= 1
+        return found
+
+    def _sum(self, schema: dict[str, Any]) -> Extent:
         parts = [self._own(schema)]
         parts += (self._of(each) for each in schema.get("allOf", ()))
         for keyword in ("anyOf", "oneOf"):
@@ -145,9 +157,7 @@ class _Schemas:
                 parts.append(Extent(least, max(max(each.jump, each.least) for each in options), most))
         if "$ref" in schema:
             parts.append(self._of(self._definitions.get(str(schema["$ref"]).rpartition("/")[2], True)))
-        found = Extent(*map(sum, zip(*parts, strict=True)))
-        self._known[id(schema)] = found
-        return found
+        return Extent(*map(sum, zip(*parts, strict=True)))
 
     def _own(self, schema: dict[str, Any]) -> Extent:
         if "const" in schema or "enum" in schema:
