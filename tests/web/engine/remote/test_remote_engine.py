@@ -391,8 +391,8 @@ class FalseEngine:
                         self.wfile.flush()
 
                     about = {"state": "ready", "info": INFO | {"max_num_seqs": 4}}
+                    lines.append(line)  # first: a submission may follow the next line at once
                     line(json.dumps({"known": [int(each) for each in body["read"]], "about": about}).encode())
-                    lines.append(line)
                     with contextlib.suppress(OSError):
                         while not engine.closed.wait(0.5):
                             line(b"{}")
