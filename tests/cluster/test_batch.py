@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from cluster.ray_cluster import HAS_RAY, NO_RAY
 
+from notso.cli.exit_codes import REQUESTS_FAILED
+
 pytestmark = [
     pytest.mark.long("ray"),
     pytest.mark.timeout(600),
@@ -61,7 +63,7 @@ def said(answers: Path) -> dict[str, Any]:
 
 def test_it_says_what_one_engine_says_though_it_was_killed(requests: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
-    assert start(requests, here).wait() == 0
+    assert start(requests, here).wait() == REQUESTS_FAILED  # one line asks for what there is not
 
     first = start(requests, there, *ELSEWHERE)
     while first.poll() is None and not (there.exists() and there.read_text().count("\n") > 10):
@@ -72,7 +74,7 @@ def test_it_says_what_one_engine_says_though_it_was_killed(requests: Path, tmp_p
     assert kept
 
     told, _ = (second := start(requests, there, *ELSEWHERE)).communicate()
-    assert second.returncode == 0
+    assert second.returncode == REQUESTS_FAILED
     print(told)
     report = json.loads(told)
     assert kept - 1 <= report["there"] <= kept and report["left"] == 0
