@@ -82,7 +82,7 @@ def check_growth(
     for size in sizes:
         text = made(size)
         cost = least_cost(work, text, max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s), clock)
-        for _ in range(3):  # whatever else the machine does may have come between the two
+        for _ in range(8):  # whatever else the machine does may have come between the two
             if cost <= (enough := max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s)):
                 break
             before = max(before, least_cost(work, shorter, 0.0, clock))
