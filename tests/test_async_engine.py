@@ -76,8 +76,12 @@ def test_a_cancelled_wait_stops_the_answer(engine: Engine, monkeypatch: pytest.M
 
     async def ask() -> None:
         aware = AsyncEngine(engine)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(aware.chat(SUM, seed=1, ignore_eos=True, min_tokens=3000), 0.2)
+        answer = asyncio.create_task(aware.chat(SUM, seed=1, ignore_eos=True, min_tokens=3000))
+        while not begun:
+            await asyncio.sleep(0)
+        answer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer
         async with aware.stream(SUM, seed=1, ignore_eos=True) as stream:
             await anext(stream)
         cut = await stream.result()

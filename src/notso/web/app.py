@@ -57,8 +57,7 @@ from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
-from notso.web.edge.ollama_port import OllamaGreeting
-from notso.web.edge.origins import CrossOriginAccess
+from notso.web.edge.origins import CrossOriginAccess, OllamaGreeting
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
 from notso.web.engine.host import EngineHost

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-
-import pytest
 
 PROGRAM = """
 import os, sys
@@ -45,9 +42,8 @@ print("uses", len(uses))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_raises_instead_of_hanging() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert not [line for line in lines if line.startswith("other")], lines
@@ -68,5 +64,5 @@ def test_a_forked_child_may_load_an_engine_of_its_own() -> None:
         "    os._exit(0 if same else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from notso.smollm3 import Message
 from notso.web.api.ollama.fields import context_of, messages_in
 from notso.web.app import create_app
 from notso.web.edge.api_error import ApiError
-from notso.web.edge.ollama_port import DEFAULT_ORIGINS
+from notso.web.edge.origins import DEFAULT_ORIGINS
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings

@@ -21,12 +21,12 @@ from notso.smollm3.engine.device_choice import give_up, on_device, require_same_
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
-from notso.smollm3.engine.model_choice import is_demo, model_path
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
-from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, TemplateError
+from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
+from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.kv.offload import KVOffload
@@ -53,6 +53,34 @@ from notso.smollm3.values.model_info import EngineStats, PromptEstimate
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
+
+DEMO = "demo"
+
+
+def model_path(model: str | None) -> Path:
+    """Return the file of a path, a name of `notso list` or a Hugging Face folder; None: the demo.
+
+    A folder is converted once and kept in the user's cache folder. Raises ModelFileError for an unknown
+    name, and what `convert` raises.
+    """
+    if model is None:
+        return demo_path()
+    if not model:
+        raise ModelFileError("the name of the model is empty")
+    path = Path(model).expanduser()
+    if (path / "config.json").is_file():
+        from notso.smollm3.conversion.kept_conversion import kept_conversion  # loaded for folders only
+
+        return kept_conversion(path)
+    if path.exists() or path.is_absolute() or path.suffix == ".gguf":
+        return path  # a path rather than a name: opening it tells what is wrong
+    return resolve_model(model) or demo_path()
+
+
+def is_demo(model: str | None) -> bool:
+    """Return whether the bundled model is named."""
+    return model is None or (model.lower() == DEMO and not Path(model).exists())
+
 
 Floats = npt.NDArray[np.float32]
 

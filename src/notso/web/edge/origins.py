@@ -1,4 +1,4 @@
-"""Cross-origin access to the API by operator's rule; never with cookies, never to the chat pages."""
+"""Cross-origin access to the API by operator's rule (never with cookies or to pages), and what differs on Ollama's port."""
 
 from __future__ import annotations
 
@@ -6,12 +6,41 @@ import re
 from collections.abc import Iterable
 
 from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.errors import is_api
-from notso.web.edge.ollama_port import DEFAULT_ORIGINS, is_ollama_port
 from notso.web.values.origin_rules import OriginRules
+
+GREETING = "Ollama is running"
+"""Response to `GET /`, which clients compare."""
+
+HOSTS = ("localhost", "127.0.0.1", "0.0.0.0")
+DEFAULT_ORIGINS = (
+    *(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in HOSTS),
+    *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
+)
+"""Ollama's own defaults: pages of this machine, and desktop programs."""
+
+
+def is_ollama_port(scope: Scope) -> bool:
+    """Return whether a request arrived at `--ollama-port`."""
+    port = getattr(scope["app"].state, "ollama_port", None) if "app" in scope else None
+    return port is not None and bool(scope.get("server")) and scope["server"][1] == port
+
+
+class OllamaGreeting:
+    """Answers `GET /` and `HEAD /` on Ollama's port, where the page would be otherwise. Reveals nothing, so no key is
+    required, as with Ollama."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_root = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        app = PlainTextResponse(GREETING) if is_root and is_ollama_port(scope) else self._app
+        await app(scope, receive, send)
+
 
 ALLOWED = "notso.allowed_origin"
 """Scope key of API requests from an allowed origin."""

@@ -6,6 +6,7 @@ with a reason: an entry, a key of an entry. Only a file that cannot be read as a
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -20,10 +21,38 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from notso.text_file import NotTextError, read_text
-from notso.web.tools.mcp_hosts import HttpHosts
 from notso.web.values.commented_json import read_commented_json, repeated_keys
 from notso.web.values.errors import SettingsError
 from notso.web.values.visible_text import visible_line
+
+
+class HttpHosts:
+    """This machine, and the names, addresses and networks that an operator allows.
+
+    Raises SettingsError for what is none of these.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._names: set[str] = set()
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        for each in allowed:
+            try:
+                self._networks.append(ipaddress.ip_network(each.strip("[]"), strict=False))
+            except ValueError:
+                name = each.lower().rstrip(".")
+                if not name or not name.isascii() or not all(sign.isalnum() or sign in "-._" for sign in name):
+                    message = f"--mcp-allow-http needs a host such as tools.lan or 192.168.1.0/24, not {each!r}"
+                    raise SettingsError(message, setting="mcp_allow_http") from None
+                self._names.add(name)
+
+    def __contains__(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            name = host.lower().rstrip(".")
+            return name == "localhost" or name in self._names
+        return address.is_loopback or any(address in each for each in self._networks)
+
 
 MAX_FILE_BYTES = 262_144
 MAX_SERVERS = 8
