@@ -1,4 +1,4 @@
-"""Cross-origin access to the API by operator's rule (never with cookies or to pages), and what differs on Ollama's port."""
+"""Cross-origin access to the API by rule (no cookies, never to pages), and what differs on the Ollama port."""
 
 from __future__ import annotations
 
