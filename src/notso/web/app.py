@@ -34,6 +34,7 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, models, openapi, server_facts, tokens
+from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
@@ -157,6 +158,7 @@ async def purge(shared: Shared, turns: Turns) -> None:
                 await host.clear_cache(each.owner, each.first_message_id)
                 del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
+            await store.records.purge(time.time_ns() // 1_000_000)
         await asyncio.sleep(PURGE_SECONDS)
 
 
@@ -257,6 +259,7 @@ def create_app(
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
+            Middleware(KeptAnswers, services=parts.api),
         ],
     )
     app.state.parts = parts

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from fastapi import HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -46,6 +46,8 @@ OPERATORS_ONLY = frozenset(
 """Routes that affect all users. With a single user, that user is the operator."""
 WRONG_KEY = "notso.wrong_key"
 """Scope key of requests that carried an invalid key; RateLimit counts them per address."""
+INSIDE = "notso.inside"
+"""Scope key of requests that this program makes itself: their Caller. No client can set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,8 @@ class KeyRing:
 
     async def caller(self, request: Request) -> Caller | None:
         """Return the authenticated sender, None if access is denied."""
+        if (inside := request.scope.get(INSIDE)) is not None:
+            return cast(Caller, inside)
         if shown := _keys_shown(request):
             caller = await self.caller_with(shown[0])
             for key in shown[1:]:  # stop at the first invalid key

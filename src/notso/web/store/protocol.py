@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notso.smollm3 import Message
+from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
@@ -317,6 +318,8 @@ class ChatStore(Protocol):
     Writes are committed to disk when a method returns. Methods raise StorageError. A bool result is False if the
     object does not exist.
     """
+
+    records: ApiRecords
 
     @property
     def damage(self) -> Damage: ...

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
+from starlette.types import ASGIApp
 
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.edge.open_streams import OpenStreams
@@ -22,6 +23,7 @@ class ApiServices:
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
+    inside: ASGIApp | None = None  # routes without the layers around them, for requests of this program
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 
 

@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
+INCOMPLETE = "notso.incomplete"
+"""Scope key of streams that ended with an error."""
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -223,15 +225,16 @@ async def _response(
         if isinstance(error, Exception):
             raise known(error, asked.names) from error
         raise
+    events = sse_events(running, serializer, request.scope)
     try:
         if conversation is not None:
             if asked.stream:
-                return stream_of(numbered(sse_events(running, serializer), 0, serializer.ping), lambda: None)
+                return stream_of(numbered(events, 0, serializer.ping), lambda: None)
             if asked.background:
                 return JSONResponse(serializer.body())
             return await whole(running, serializer)
         if asked.stream:
-            return stream_of(sse_events(running, serializer), running.close)
+            return stream_of(events, running.close)
         return await _unless_gone(request, running, serializer)
     except Exception as error:
         raise known(error, asked.names) from error
@@ -247,8 +250,10 @@ def conversation_of(request: Request) -> str | None:
     return name
 
 
-async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIterator[bytes]:
-    """Yield the whole stream; an error becomes its last frame."""
+async def sse_events(
+    running: RunningRequest, serializer: Serializer, scope: Scope | None = None
+) -> AsyncIterator[bytes]:
+    """Yield the whole stream; an error becomes its last frame, and marks the request's scope."""
     try:
         for sse_event in serializer.initial_events():
             yield sse_event
@@ -262,6 +267,8 @@ async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIt
         for sse_event in await closing_events_of(serializer):
             yield sse_event
     except Exception as error:
+        if scope is not None:
+            scope[INCOMPLETE] = True
         yield await failure_event_of(serializer, known(error))
 
 

@@ -32,8 +32,10 @@ from notso.web.store.protocol import (
     TurnRefused,
     WholeChat,
 )
+from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
+from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
@@ -56,6 +58,7 @@ class SQLStore(ABC):
 
     def __init__(self) -> None:
         self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
+        self.records: ApiRecords = SQLRecords(self.write, self.look)
         self._in_trash: dict[str, float] = {}
 
     @property
