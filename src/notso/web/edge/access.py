@@ -239,11 +239,15 @@ class KeyRing:
         if self.open:
             return LOCAL
         if (known := await self._continues(request.cookies.get(cookie_name(request), ""))) is not None:
-            return known if not known.key_id or self._keys is None else await self._keys.by_id(known.key_id)
+            return await self.still(known)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller
         return None
+
+    async def still(self, caller: Caller) -> Caller | None:
+        """Return a caller authenticated earlier as the key's record is now; None if it was revoked."""
+        return caller if not caller.key_id or self._keys is None else await self._keys.by_id(caller.key_id)
 
     async def _continues(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()

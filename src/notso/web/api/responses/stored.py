@@ -10,9 +10,10 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
-from notso.web.api.responses.items import kept_input, page
+from notso.web.api.responses.items import kept_input
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED
+from notso.web.api.shared.listing import page
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
@@ -71,8 +72,7 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
         items = kept_input(running.serializer.asked.items, response_id)
     else:
         items = (await found_response(services, owner, response_id, "response_id")).input
-    asked = {name: query.get(name) for name in ("limit", "order", "after")}
-    return JSONResponse(page(items, **asked), headers=headers)
+    return JSONResponse(page(items, query), headers=headers)
 
 
 @router.post("/v1/responses/{response_id}/cancel")

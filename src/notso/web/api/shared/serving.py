@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import ModelError, ModelInfo, NotsoError
+from notso.smollm3 import ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
+BACKGROUND = "notso.background"
+"""Scope key of requests that give way to those of people and other programs."""
 INCOMPLETE = "notso.incomplete"
 """Scope key of streams that ended with an error."""
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
@@ -205,7 +207,8 @@ async def _response(
                 )
             conversation = serializer.id
         cached_of = secrets.token_hex(16) if asked.fresh else owner
-        options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
+        priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
+        options = asked.options_for(cached_of, priority, conversation=serializer.id if asked.keep else None)
         options = replace(options, adapter=choice.adapter)
 
         ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
