@@ -56,6 +56,7 @@ class BatchRunner:
         self._app: FastAPI | None = None
 
     def start(self, app: FastAPI) -> None:
+        """Begin to run batches, by requests to this application."""
         self._app = app
         self._task = asyncio.create_task(self._look())
 
@@ -97,7 +98,7 @@ class BatchRunner:
     async def _run(self, batch: StoredBatch) -> None:
         self._stopping[batch.id] = asyncio.Event()
         try:
-            await _Run(self._services, self._ring, self._holder, batch, self._stopping[batch.id], self._inside()).run()
+            await _Run(self._services, self._ring, self._holder, batch, self._stopping[batch.id], self._app).run()
             self.wake()
         except NotsoError as error:
             _log.warning("a batch is interrupted, and continued later: %s", error)
@@ -106,10 +107,6 @@ class BatchRunner:
         finally:
             del self._stopping[batch.id]
             del self._running[batch.id]
-
-    def _inside(self) -> tuple[FastAPI, ASGIApp]:
-        assert self._app is not None and self._services.inside is not None
-        return self._app, AccessLog(ApiEdge(self._services.inside))
 
 
 def batch_runner(request: Request) -> BatchRunner:
@@ -126,7 +123,7 @@ class _Run:
         holder: str,
         batch: StoredBatch,
         stopping: asyncio.Event,
-        inside: tuple[FastAPI, ASGIApp],
+        app: FastAPI | None,
     ) -> None:
         self._services = services
         self._records = services.shared.store.records
@@ -135,7 +132,8 @@ class _Run:
         self._batch = batch
         self._body = dict(batch.body)
         self._stopping = stopping
-        self._inside = inside
+        self._app = app
+        self._inside = AccessLog(ApiEdge(services.inside))
         self._lost = False  # another process has the batch
 
     async def run(self) -> None:
@@ -171,17 +169,16 @@ class _Run:
         missing = iter([number for number in range(len(lines)) if number not in done])
         info = self._services.shared.engine.info
         at_once = min(MAX_AT_ONCE, info.max_num_seqs if info is not None else 1)
-        watch = asyncio.create_task(self._watch())
-        work = asyncio.create_task(_together([self._work(lines, missing) for _ in range(at_once)]))
+        workers = _together([self._work(lines, missing) for _ in range(at_once)])
+        tasks = [asyncio.create_task(each) for each in (workers, self._watch())]
         try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            for task in (work, watch):
-                if task.done():
-                    task.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
         finally:
-            watch.cancel()
-            work.cancel()
-            await asyncio.wait((work, watch))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _watch(self) -> None:
         """Renew the lease; return once the batch is cancelled, late or lost."""
@@ -213,7 +210,6 @@ class _Run:
 
     async def _ask(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """Send a request to this program itself, again while it is busy."""
-        app, inside = self._inside
         while True:
             caller = await self._ring.still(Caller(*self._batch.plan["caller"]))
             if caller is None:
@@ -232,12 +228,12 @@ class _Run:
                 "headers": [(b"content-type", b"application/json")],
                 "client": None,
                 "server": None,
-                "app": app,
+                "app": self._app,
                 "state": {},
                 INSIDE: caller,
                 BACKGROUND: True,
             }
-            status, headers, answer = await _asked(inside, scope, body)
+            status, headers, answer = await _asked(self._inside, scope, body)
             if status not in RETRY_STATUSES:
                 return status, headers, answer
             wait_s = headers.get("retry-after", "")
