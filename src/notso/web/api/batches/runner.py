@@ -172,9 +172,9 @@ class _Run:
         workers = _together([self._work(lines, missing) for _ in range(at_once)])
         tasks = [asyncio.create_task(each) for each in (workers, self._watch())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                ended.result()
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
