@@ -89,7 +89,7 @@ def test_the_drawing_of_the_house_is_short() -> None:
 
 def test_what_comes_next_has_a_room_each() -> None:
     """Five rows; what changes is there, what is new is not there yet."""
-    rows = re.findall(r"^\| (?!next |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (?!item |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
     assert len(rows) >= 3
     for row in rows:
         name, _, new, changes, _ = row.split(" | ")
