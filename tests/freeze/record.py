@@ -286,7 +286,7 @@ def pages(server: Running) -> list[str]:
 def compare(old: Path, new: Path) -> int:
     """Print where two records differ. Returns the number of differences."""
     reworded = (
-        [line.split("\t") for line in REWORDED.read_text("utf-8").splitlines() if line] if REWORDED.exists() else []
+        [line.split("\t") for line in REWORDED.read_text("utf-8").splitlines() if "\t" in line] if REWORDED.exists() else []
     )
     differences = 0
     for name in sorted({path.name for folder in (old, new) for path in folder.glob("*.txt")}):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from notso.smollm3.values.sampling_params import SamplingParams
+from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 
 SAMPLING = "sampling"
 
@@ -32,28 +31,18 @@ def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
 
 
 def _options() -> Iterator[inspect.Parameter]:
-    kinds = get_type_hints(SamplingParams)
-    for each in fields(SamplingParams):
-        if not each.metadata:
+    for name, each in PARAMETERS.items():
+        if not each.help:
             continue
-        spelled = ["--" + each.name.replace("_", "-"), *filter(None, [each.metadata["short"]])]
-        kind = _kind(kinds[each.name])
-        metavar = each.metadata["metavar"] or None
-        number = isinstance(each.default, int | float) and kind is not bool
-        told = f"{each.metadata['help']} Default: {each.default:g}." if number else each.metadata["help"]
-        option = typer.Option(*spelled, metavar=metavar, help=told, show_default=False)
-        default = False if kind is bool else None
+        spelled = ["--" + name.replace("_", "-"), *filter(None, [each.short])]
+        number = isinstance(each.default, int | float) and each.kind is not bool
+        told = f"{each.help} Default: {each.default:g}." if number else each.help
+        option = typer.Option(*spelled, metavar=each.metavar or None, help=told, show_default=False)
+        kind: Any = bool if each.kind is bool else (list[each.kind] if each.is_list else each.kind) | None  # type: ignore[name-defined]
+        default = False if each.kind is bool else None
         yield inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
         )
-
-
-def _kind(kind: Any) -> Any:
-    if kind is bool:
-        return bool
-    if get_origin(kind) is tuple:
-        return list[get_args(kind)[0]] | None  # type: ignore[misc]
-    return next((each for each in get_args(kind) if each is not type(None)), kind) | None
 
 
 def _is_given(value: Any) -> bool:
