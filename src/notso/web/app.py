@@ -55,7 +55,7 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.edge.access import LOCAL_OWNER, TruePeer, owner_of
+from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
@@ -297,7 +297,7 @@ def create_app(
         adapter_pages.router,
         *(part.router for part in chats),
     ):
-        app.include_router(router)
+        include_marked(app, router)
     if settings.engine_api:
         engine_routes.mount(app, parts.api)
     app.add_exception_handler(ApiError, _show_api_error)

@@ -15,10 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
 
 from notso.web import app
-from notso.web.edge.access import COOKIE, OPERATORS_ONLY, Caller, _digest, _Session
+from notso.web.edge.access import COOKIE, Caller, _digest, _Session, include_marked
 from notso.web.engine.port import Event, Progress, ToolCall
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -67,7 +68,10 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /ping", "POST /ping"), PUBLIC),
     **dict.fromkeys(("GET /static/{path:path}", "GET /login", "POST /login"), PUBLIC),
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
-    **dict.fromkeys(OPERATORS_ONLY, OPERATOR),
+    **dict.fromkeys(("GET /backup", "GET /metrics", "GET /operator", "POST /plugins/{name}/start"), OPERATOR),
+    **dict.fromkeys(("POST /models/switch", "POST /models/download", "POST /models/download/stop"), OPERATOR),
+    **dict.fromkeys(("POST /models/adapters/load", "POST /models/adapters/unload"), OPERATOR),
+    **dict.fromkeys(("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"), OPERATOR),
     **{f"POST /engine/v1/{name}": FRONT_END for name in ("events", "submit", "prepare", "steer", "call")},
     **{
         f"POST {prefix}{path}": OPEN
@@ -458,3 +462,10 @@ def test_a_stop_before_the_owner_is_checked_is_found(world: World, monkeypatch: 
     monkeypatch.setattr(Turns, "stop_chat", stop)
     found = list(faults(world, ["POST /archive"]))
     assert "POST /archive by B changed what is A's" in found
+
+
+def test_a_route_without_a_mark_is_not_registered() -> None:
+    router = APIRouter()
+    router.add_api_route("/open", lambda: None)
+    with pytest.raises(TypeError, match="/open does not say who may use it"):
+        include_marked(FastAPI(), router)
