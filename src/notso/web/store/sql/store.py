@@ -46,7 +46,7 @@ _TOO_SLOW = "storing the chats took so long that it was undone: please try again
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ?"
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
@@ -210,6 +210,19 @@ class SQLStore(ABC):
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         return [self._message(row) for row in await self._read(owner, _MESSAGES, chat_id, owner)]
 
+    async def message_pieces(
+        self, owner: str, chat_id: str, *, shown: bool = False
+    ) -> AsyncIterator[list[StoredMessage]]:
+        if self.read_only:  # indexes may be damaged: read the tables
+            whole = await self.whole_chat(owner, chat_id)
+            if whole is not None:
+                yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
+            return
+        for ids in await self.look(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
+            read = partial(shown_part.piece, owner=owner, ids=ids, message_of=self._message)
+            if messages := await self.look(read, owner):
+                yield messages
+
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
         rows = await self._read(
             owner,
@@ -345,7 +358,11 @@ class SQLStore(ABC):
         )
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        return await self.write(lambda db: tree_writes.purge(db, tree_writes.due(db, self._in_trash, seconds, now)))
+        old = await self.write(lambda db: tree_writes.due(db, self._in_trash, seconds, now))
+        for trash_id in old:
+            while await self.write(partial(tree_writes.purge_piece, trash_id=trash_id)):
+                pass
+        return len(old)
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self.add_chats(owner, [(chat, messages)])
