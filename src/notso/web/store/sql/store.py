@@ -37,6 +37,7 @@ from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.json_steps import json_steps
 
 T = TypeVar("T")
 
@@ -471,10 +472,10 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
             response.id,
             owner,
             response.previous_id,
-            json.dumps(response.body, ensure_ascii=False),
+            "".join(json_steps(response.body, allow_nan=True)),
             json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
             response.created_ms,
-            json.dumps(response.input, ensure_ascii=False),
+            "".join(json_steps(response.input, allow_nan=True)),
         ),
     )
     db.execute(
