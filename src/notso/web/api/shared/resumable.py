@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -147,16 +148,18 @@ class AnswersElsewhere:
         if not self._exchange.is_shared:
             return None
         found = AnswerElsewhere(self._exchange, owner, conversation)
-        begun = asyncio.Event()
+        begun, log = asyncio.Event(), found.log
 
         def take(changes: Body) -> bool:
-            taken = found.log.take(changes)
+            taken = log.take(changes)
             begun.set()
             return taken
 
-        task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, found.log))
+        task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # The copy grows only while it is in use: its last reader may leave long before the answer ends.
+        weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
         except BaseException as error:  # nobody reads the copy, also where the caller was canceled
@@ -171,6 +174,12 @@ class AnswersElsewhere:
             while not log.finished:
                 if not await log.wait(log.number, PING_SECONDS) and not await self._exchange.is_held(name):
                     return
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    # The last reference may be dropped in any thread.
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def claim_name(owner: str, conversation: str) -> str:
@@ -215,7 +224,7 @@ class ResumableStream:
         finally:
             self.running.close()
             if self.log is not None:
-                self.log.finish(serializer.body())
+                self.log.finish(await asyncio.to_thread(serializer.body))
 
     def _tell(self, sse_events: Iterable[bytes]) -> None:
         sse_events = list(sse_events)

@@ -139,7 +139,14 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 8: files and batches of the API, and answers by idempotency key.
+    # 8: SQLite assumes that an owner has ten messages, and preferred this index to that of ids. With a condition it is
+    # used by the sum alone.
+    """
+    DROP INDEX sizes_of_owners;
+    CREATE INDEX sizes_of_owners ON messages (owner, size) WHERE size > 0;
+    CREATE INDEX chats_in_trash ON chats (trash_id) WHERE trash_id IS NOT NULL;
+    """,
+    # 9: files and batches of the API, and answers by idempotency key.
     """
     CREATE TABLE api_files (
         id TEXT PRIMARY KEY,
