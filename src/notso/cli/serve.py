@@ -19,7 +19,7 @@ import typer
 from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.field_options import settings_from, takes_settings
 from notso.cli.model_files import model_file
-from notso.cli.private_memory import keep_memory_private
+from notso.private_memory import keep_memory_private
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine

@@ -223,8 +223,12 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
         await asyncio.sleep(0)
         with pytest.raises(StorageError, match="does not answer"):
             await store.heartbeat(frozenset())
+        asked: list[float] = []
+        getconn = store._connections._pool.getconn
+        monkeypatch.setattr(store._connections._pool, "getconn", lambda wait: (asked.append(wait), getconn(wait))[1])
         for told in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(told, StorageError)
+        assert len(asked) < 10, "others do not wait one after the other for what is known to be away"
         with pytest.raises(StorageError, match="does not answer"):
             await store.chats(OWNER)
         proxy.silent = False
