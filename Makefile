@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  freeze audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
+  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -140,6 +140,9 @@ chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, a
 freeze: $(VENV)/.dev  ## record what a rearrangement must not change, and compare (make freeze AGAINST=build/freeze/COMMIT)
 	@now=build/freeze/$$(git rev-parse --short HEAD); rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
 	  $(if $(AGAINST),$(BIN)/python tests/freeze/record.py compare "$(AGAINST)" "$$now",echo "recorded in $$now")
+
+plant: $(VENV)/.dev  ## count the files that a parameter, a setting, a route, a button and a command need (ARGS="parameter")
+	@$(BIN)/python supply/plant.py $(ARGS)
 
 coverage: $(VENV)/.dev  ## measure which lines the tests run, Python and native, and write docs/coverage.md
 	@$(BIN)/python tests/measure_coverage.py $(ARGS)
