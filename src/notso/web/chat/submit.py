@@ -96,7 +96,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
         if chat is not None:
             others = (each for each in _allowed(chat.settings) if each[0] != tool.name)
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
-            await services.shared.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
+            await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
         logger.warning("a permission was not kept: %s", error)
 

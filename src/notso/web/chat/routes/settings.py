@@ -137,7 +137,7 @@ async def _change(request: Request, services: ChatServices, owner: str, chat: Ch
     if chat is None:
         await services.shared.store.set_defaults(owner, settings)
     else:
-        await services.shared.store.set_settings(owner, chat.id, settings)
+        await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
     if problems:  # keep all typed text: the sheet may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in shown_values({})}
