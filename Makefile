@@ -103,11 +103,13 @@ again: $(VENV)/.dev  ## run what failed last in `make check AGAIN=1` once more, 
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none </dev/null || exit 1; \
 	  printf '%s\n' "$$names" | sed 's/^/flaky: /'
 
-lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
+lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format; list strings of the page that a language lacks
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -c 'from notso.web.values.wording import LANGUAGES, missing; [print(f"{code}.toml lacks", *lacking) \
+	  for code in LANGUAGES if (lacking := missing(code))]'
 	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.dev  ## rewrite Python and C++ in the house style

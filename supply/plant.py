@@ -164,6 +164,46 @@ def check_route() -> None:
     assert "`POST /plant` | operators, audited | Plant something" in Path("SECURITY.md").read_text("utf-8")
 
 
+def check_column() -> None:
+    import asyncio
+    from dataclasses import replace
+
+    from web.store.postgres_server import binaries, postgres_server
+
+    from notso.web.store.copy import copy_everything
+    from notso.web.store.opening import store_at
+    from notso.web.store.sql.store import SQLStore
+
+    async def use(store: SQLStore, *, is_new: bool) -> None:
+        await store.open()
+        if is_new:
+            await store.add_chat("ann", replace(CHAT, planted=True), [])
+            chat = await store.chat("ann", "c" * 32)
+            assert chat is not None and chat.planted is True
+            await store.update_chat("ann", "c" * 32, planted=False)
+            await store.update_chat("ann", "c" * 32, planted=True, title="Two")
+        listed = await store.chats("ann")
+        assert [(chat.title, chat.planted) for chat in listed] == [("Two", True)]
+        await store.close()
+
+    from datetime import date
+
+    from notso.web.store.protocol import Chat
+
+    CHAT = Chat("c" * 32, "One", True, date(2026, 1, 1), 1, 1)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
+        asyncio.run(use(store_at(Path(folder), None), is_new=True))
+        targets = [f"{folder}/copy"]
+        if binaries() is not None:
+            targets.append(closing.enter_context(postgres_server()).new_database())
+        for target in targets:
+            copy_everything(folder, target)
+            is_url = target.startswith("postgres")
+            asyncio.run(
+                use(store_at(Path(folder) if is_url else Path(target), target if is_url else None), is_new=False)
+            )
+
+
 PARAMETER = """\
     planted: float = _parameter(
         1.0,
@@ -172,6 +212,11 @@ PARAMETER = """\
         page=OnPage(label="Planted", hint="How much is planted."),
     )
 """
+COLUMN = '''\
+    """
+    ALTER TABLE chats ADD COLUMN planted {kind} NOT NULL DEFAULT {default};
+    """,
+'''
 SETTING = """\
     planted_seconds: float = _setting(
         3.0, help="Time to plant.", metavar="S", variable="NOTSO_PLANTED_SECONDS", low=0, high=60
@@ -234,6 +279,21 @@ PLANTS = {
                     '@router.post("/chats/{chat_id}/plant")\nasync def plant(chat_id: str) -> Response:\n'
                     '    """Plant a chat."""\n    return Response(status_code=204)\n\n\n',
                 ),
+            ),
+        },
+    ),
+    "column": Plant(
+        3,
+        check_column,
+        {
+            f"{SOURCE}/web/store/protocol.py": (
+                ("\n\n@dataclass(frozen=True, slots=True)\nclass SavedPrompt", "    planted: bool = False\n"),
+            ),
+            f"{SOURCE}/web/store/sqlite/migrations.py": (
+                (")\n\nSCHEMA_VERSION", COLUMN.format(kind="INTEGER", default=0)),
+            ),
+            f"{SOURCE}/web/store/postgres/migrations.py": (
+                (")\n\nSCHEMA_VERSION", COLUMN.format(kind="BOOLEAN", default="FALSE")),
             ),
         },
     ),
