@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_branch
@@ -63,9 +64,7 @@ async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOf
         above = await services.shared.store.attachments_above(owner, chat.id, view.line[0].id)
         attachments = (*above, *attachments)
 
-    async def grant(tool: ChatTool) -> None:
-        await _grant(services, owner, chat.id, tool)
-
+    grant = partial(_grant, services, owner, chat.id)
     return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
 
 
