@@ -108,10 +108,10 @@ def test_the_gguf_package_reads_what_was_written(tmp_path: Path) -> None:
 def test_what_the_gguf_package_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "theirs.gguf"
     writer = gguf.GGUFWriter(path, "demo")
-    writer.add("n", 7, "uint32")
-    writer.add("x", 1.5, "float32")
-    writer.add("yes", True, "bool")
-    writer.add("s", "ü", "string")
+    writer.add_uint32("n", 7)
+    writer.add_float32("x", 1.5)
+    writer.add_bool("yes", True)
+    writer.add_string("s", "ü")
     writer.add_array("strings", ["a", "bc"])
     writer.add_array("numbers", [1, -2])
     values = np.arange(512, dtype=np.float32).reshape(2, 256)
