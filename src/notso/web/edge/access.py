@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,6 +37,8 @@ SHARE_SECONDS = 3600.0
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Scope key of requests that carried an invalid key; RateLimit counts them per address."""
+INSIDE = "notso.inside"
+"""Scope key of requests that this program makes itself: their Caller. No client can set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class KeyRing:
 
     async def caller(self, request: Request) -> Caller | None:
         """Return the authenticated sender, None if access is denied."""
+        if (inside := request.scope.get(INSIDE)) is not None:
+            return cast(Caller, inside)
         if shown := _keys_shown(request):
             caller = await self.caller_with(shown[0])
             for key in shown[1:]:  # stop at the first invalid key
@@ -226,11 +230,15 @@ class KeyRing:
         if self.open:
             return LOCAL
         if (known := await self._continues(request.cookies.get(cookie_name(request), ""))) is not None:
-            return known if not known.key_id or self._keys is None else await self._keys.by_id(known.key_id)
+            return await self.still(known)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller
         return None
+
+    async def still(self, caller: Caller) -> Caller | None:
+        """Return a caller authenticated earlier as the key's record is now; None if it was revoked."""
+        return caller if not caller.key_id or self._keys is None else await self._keys.by_id(caller.key_id)
 
     async def _continues(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
