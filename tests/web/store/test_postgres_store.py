@@ -219,7 +219,7 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
         await finished(store, a_turn(chat), "answer", chat)
         proxy.silent = True
         waiting = [asyncio.create_task(store.chats(OWNER)) for _ in range(20)]
-        waiting += [asyncio.create_task(store.set_title(OWNER, chat.id, "x")) for _ in range(20)]
+        waiting += [asyncio.create_task(store.update_chat(OWNER, chat.id, title="x")) for _ in range(20)]
         await asyncio.sleep(0)
         with pytest.raises(StorageError, match="does not answer"):
             await store.heartbeat(frozenset())
@@ -433,11 +433,9 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "text")
         await store.choose(OWNER, chat.id, turn.assistant_message.id)
         await store.remove_summary(OWNER, chat.id, summary.id)
-        for method in (store.set_thinking, store.set_pinned, store.set_unread, store.set_archived):
-            await method(OWNER, chat.id, True)
-        await store.set_title(OWNER, chat.id, "title")
-        await store.keep(OWNER, chat.id)
-        await store.set_settings(OWNER, chat.id, {})
+        for change in ("thinking", "pinned", "unread", "archived"):
+            await store.update_chat(OWNER, chat.id, **{change: True})
+        await store.update_chat(OWNER, chat.id, title="title", temporary=False, settings={})
         await store.set_defaults(OWNER, {})
         await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
         await store.delete_prompt(OWNER, "name")
