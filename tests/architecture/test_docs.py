@@ -14,8 +14,6 @@ from routes import with_table
 
 from notso.cli.app import VERBS, app
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "supply"))
-
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(p for f in ("docs", "training", "benchmarks") for p in (ROOT / f).rglob("*.md"))]
