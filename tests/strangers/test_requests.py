@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,17 +19,21 @@ from strangers.corpus import Said, Whole, at, filled, said, sessions, whole_answ
 from strangers.programs import page
 
 from notso.smollm3 import Engine
+from notso.smollm3.engine import input_processor
 from notso.web.app import create_app
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.values.settings import Settings
 
 SESSIONS = sessions()
+SEED = 1
 PROGRAMS = {each["program"] for each in SESSIONS}
 
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """The demo model behind the server's own port and Ollama's."""
+    """The demo model behind the server's own port and Ollama's, with one seed where a request gives none."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(input_processor, "secrets", SimpleNamespace(randbits=lambda bits: SEED))
     settings = Settings(port=0, ollama_port=0, data_dir=tmp_path_factory.mktemp("strangers"))
     sockets = [listen(settings), listen(settings, 0)]
     app = create_app(Engine.load, settings)
@@ -42,6 +47,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str,
     yield {"own": own, "ollama": ollama}
     server.should_exit = True
     thread.join()
+    patch.undo()
 
 
 def _schema(body: Mapping[str, Any]) -> Any:
@@ -111,7 +117,7 @@ def test_each_turn_is_answered_with_what_it_asks_for(addresses: Mapping[str, str
 
 def test_the_corpus_is_as_large_as_it_says() -> None:
     """Programs, and those that send tools or a schema; each names the file that its requests were read from."""
-    assert len(PROGRAMS) >= 45
+    assert len(PROGRAMS) >= 60
     bodies = [(each["program"], turn.get("body") or {}) for each in SESSIONS for turn in each["turns"]]
     assert len({name for name, body in bodies if body.get("tools") or _schema(body)}) >= 25
     assert all(each["source"] and each["version"] and each["turns"] for each in SESSIONS)
