@@ -1,11 +1,12 @@
 """Requests of other programs: how the corpus is read, and how what comes back is put together, as those programs do.
 
 Each file of requests/ is a list of sessions: `program`, `version`, `source` (the file that builds the request, in the
-program's package or repository), `port` (`ollama` for Ollama's, else the server's own), `headers`, and `turns`. A turn
-has a `method`, an `address`, a `body` where there is one, and what is `expected` of its answer (see `check` in
-test_requests). Names, values and their order are those that the program sends; the prompts are ours. A later turn
-holds parts of earlier answers, as `{{0/choices/0/message/content}}`: the turn, then a JSON pointer into its whole
-answer. `|object` behind it reads a string as JSON, `|compact` and `|spaced` write a JSON text anew.
+program's repository; or in its package, where the requests were recorded), `port` (`ollama` for Ollama's, else the
+server's own), `headers`, and `turns`. A turn has a `method`, an `address`, a `body` where there is one, and what is
+`expected` of its answer (see `check` in test_requests). Names, values and their order are those that the program sends;
+the prompts are ours, and of tools that would not fit the demo model's context the first are left. A later turn holds
+parts of earlier answers, as `{{0/choices/0/message/content}}`: the turn, then a JSON pointer into its whole answer.
+`|object` behind it reads a string as JSON, `|compact` and `|spaced` write a JSON text anew.
 """
 
 from __future__ import annotations
