@@ -214,9 +214,7 @@ def _models() -> Iterator[Finding]:
             files = chosen.iterdir() if chosen.is_dir() else [chosen]
             size = sum(each.stat().st_size for each in files)
         except (NotsoError, OSError) as error:
-            yield Finding(
-                "fail", "model", f"{chosen} is no model that runs: {error}", "set NOTSO_MODEL to another file"
-            )
+            yield Finding("fail", "model", f"{chosen} does not run: {error}", "set NOTSO_MODEL to another file")
             return
         yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(size)})")
     elif registry.demo_path().is_file():
