@@ -69,7 +69,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "clients": (
         "constraints.txt",
         "src/notso/web/api",
-        "src/notso/web/testing",
+        "tests/scripted_engine.py",
         "supply/clients.txt",
         "supply/clients-lm-eval.txt",
         "supply/clients-openai-2.txt",
@@ -97,6 +97,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/browser/test_hostile.py",
         "tests/browser/test_budget.py",
         "tests/web/rendering/test_rendering.py",
+    ),
+    "plants": (
+        "src/notso/cli",
+        "src/notso/smollm3/values",
+        "src/notso/web/api",
+        "src/notso/web/chat",
+        "src/notso/web/edge",
+        "src/notso/web/values",
+        "supply/plant.py",
+        "supply/routes.py",
+        "tests/architecture/test_plants.py",
     ),
 }
 """Group -> files and folders that its tests look at."""

@@ -33,11 +33,11 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from scripted_engine import ScriptedEngine  # noqa: E402
 from web.conftest import Running  # noqa: E402
 from web.store.postgres_server import binaries, postgres_server  # noqa: E402
 
 from notso.smollm3 import Engine  # noqa: E402
-from notso.web.testing.scripted_engine import ScriptedEngine  # noqa: E402
 from notso.web.values.settings import Settings  # noqa: E402
 
 REWORDED = Path(__file__).with_name("reworded.tsv")
@@ -285,9 +285,8 @@ def pages(server: Running) -> list[str]:
 
 def compare(old: Path, new: Path) -> int:
     """Print where two records differ. Returns the number of differences."""
-    reworded = (
-        [line.split("\t") for line in REWORDED.read_text("utf-8").splitlines() if line] if REWORDED.exists() else []
-    )
+    lines = REWORDED.read_text("utf-8").splitlines() if REWORDED.exists() else []
+    reworded = [line.split("\t") for line in lines if "\t" in line]
     differences = 0
     for name in sorted({path.name for folder in (old, new) for path in folder.glob("*.txt")}):
         texts = [(folder / name).read_text("utf-8") if (folder / name).exists() else "" for folder in (old, new)]

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.routes import preview
 from notso.web.chat.routes import prompts as prompt_routes
 from notso.web.chat.submit import new_chat
 from notso.web.store.sql import store as store_module
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words
 
@@ -215,7 +215,7 @@ def test_temporary_chats_lapse_an_hour_after_their_last_use(server: Any) -> None
         return server.on_loop(lambda: server.shared.store.lapsed(at_ms))
 
     assert lapsed(chat.updated_ms) == [] and lapsed(chat.updated_ms + 1) == [("local", chat_id)]
-    server.on_loop(lambda: server.shared.store.keep("local", chat_id))
+    server.on_loop(lambda: server.shared.store.update_chat("local", chat_id, temporary=False))
     assert lapsed(chat.updated_ms + 10**9) == [] and kept in {each.id for each in chats(server)}
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.qtensor import GGUFWriter
 from notso.smollm3 import Engine, ModelFileError, OutOfMemoryError
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.hub.registry import demo_path
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -30,7 +30,7 @@ def folder(own_home: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     for name, architecture in (("One-Q4_K_M", "smollm3"), ("Two-Q8_0", "smollm3"), ("Three", "llama")):
         with GGUFWriter(folder / f"{name}.gguf", durable=False) as writer:
-            writer.add_string("general.architecture", architecture)
+            writer.add("general.architecture", architecture, "string")
     return folder
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_branch
@@ -64,9 +65,7 @@ async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOf
         above = await services.shared.store.attachments_above(owner, chat.id, view.line[0].id)
         attachments = (*above, *attachments)
 
-    async def grant(tool: ChatTool) -> None:
-        await _grant(services, owner, chat.id, tool)
-
+    grant = partial(_grant, services, owner, chat.id)
     return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
 
 
@@ -97,7 +96,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
         if chat is not None:
             others = (each for each in _allowed(chat.settings) if each[0] != tool.name)
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
-            await services.shared.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
+            await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
         logger.warning("a permission was not kept: %s", error)
 

@@ -116,7 +116,7 @@ class AnswerElsewhere:
             if self.log.finished and number >= len(self.log.sse_events):
                 return
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
-                if await self._is_abandoned():
+                if await self.is_abandoned():
                     yield data_event(_gone().body_for("/v1/"))
                     return
                 silent_s += SILENT_SECONDS
@@ -127,11 +127,12 @@ class AnswerElsewhere:
     async def whole(self) -> Any:
         """Wait for the body. Raise ApiError (503) if the writer is gone."""
         while not self.log.finished:
-            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self._is_abandoned():
+            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self.is_abandoned():
                 raise _gone()
         return self.log.body
 
-    async def _is_abandoned(self) -> bool:
+    async def is_abandoned(self) -> bool:
+        """Whether the writer is gone."""
         return not self.log.finished and not await self._exchange.is_held(self._name)
 
 

@@ -32,7 +32,7 @@ from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, tab_of
-from notso.web.edge.access import guarded
+from notso.web.edge.access import audited, guarded, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
@@ -61,7 +61,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
     return await _download(_as_html(request, services, owner, chat), "text/html; charset=utf-8", name)
 
 
-@router.get("/export")
+@router.get("/export", dependencies=[audited("exported all chats")])
 async def export_all(services: Services, owner: Owner) -> Response:
     """Export all readable chats; the file name says if some are missing."""
     chats, name = await services.shared.store.chats(owner), "notso-chats.json"
@@ -72,7 +72,7 @@ async def export_all(services: Services, owner: Owner) -> Response:
     return await _download(_as_json(services, owner, chats), "application/json", name)
 
 
-@router.get("/backup")
+@router.get("/backup", dependencies=[operator_only(audit="took a backup")])
 async def backup(services: Services) -> Response:
     """Download a copy of the SQLite database. Raises Problem 429 while busy, 501 on PostgreSQL."""
     if services.shared.store.is_shared:
@@ -100,7 +100,7 @@ async def backup(services: Services) -> Response:
     return _PassingFile(services, copy, media_type="application/vnd.sqlite3", filename=name)
 
 
-@router.post("/import")
+@router.post("/import", dependencies=[audited("imported chats")])
 async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
     """Add chats from an export or a message list."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

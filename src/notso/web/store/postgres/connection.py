@@ -109,6 +109,7 @@ class Connections:
         """Connect and migrate the schema. Raises DataDirectoryNewerError."""
         with storage_errors(), self._opening:
             if not self._users:
+                refuse_transaction_pooling(self._url)
                 with connect(self._url) as connection:
                     check(connection)
                     migrate(connection)
@@ -235,6 +236,8 @@ def _deadline(connection: Connection[Any]) -> Iterator[None]:
 
 def ask_server(url: str, settings: Sequence[str]) -> list[str]:
     """Return server settings, if the database is usable. Raises StorageError."""
+    with storage_errors():
+        refuse_transaction_pooling(url)
     with storage_errors(), connect(url) as connection, _deadline(connection):
         check(connection)
         rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
@@ -293,6 +296,22 @@ def _storage_error(error: psycopg.Error) -> StorageError:
             return StorageError(AWAY)
         case _:
             return StorageError(FAILED)
+
+
+def refuse_transaction_pooling(url: str) -> None:
+    """Raise StorageError if connections share a process of the server, as with PgBouncer's pool_mode = transaction."""
+    # Settings of a session would then reach other clients, and statements miss their schema.
+    for _ in range(2):  # a busy pooler may give two processes
+        with connect(url) as one, connect(url) as other:
+            pids = set()
+            for connection in (one, other):
+                with _deadline(connection):
+                    pids.add(connection.execute("SELECT pg_backend_pid()").fetchone())
+        if len(pids) == 1:
+            raise StorageError(
+                "the database of conversations is reached through a pooler in transaction mode, which mixes sessions: "
+                "set pool_mode = session there, or use the database's own address"
+            )
 
 
 def check(connection: Connection[Any]) -> None:
