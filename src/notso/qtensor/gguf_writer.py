@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import struct
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from io import BufferedWriter
 from pathlib import Path
@@ -138,7 +138,7 @@ class GGUFWriter:
     def write(self) -> None:
         """Write a temporary file and rename it to `path`."""
         # Of this call alone: another thread may write the same file.
-        temporary = self.path.with_name(f".{self.path.name[:200]}.{secrets.token_hex(8)}.part")
+        temporary = self.path.with_name(f".{self.path.name[:200]}.{uuid.uuid4().hex}.part")
         try:
             with temporary.open("xb") as file:
                 file.write(self._header())
