@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schemas.keywords import MANY, NAMED, ONE
+from notso.smollm3.sampling.schemas.keywords import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 from notso.smollm3.sampling.schemas.negation import Schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 
@@ -27,9 +27,6 @@ MAX_DESCENT = 4_096
 
 MAX_PERIOD = 10_000
 """The library keeps a state for every remainder by all `multipleOf` together, powers of ten aside."""
-
-MAX_PATTERN_PROPERTIES = 32
-"""In one object: the library combines their patterns with one another."""
 
 MAX_INTERSECTED = 10
 """Patterns that one text must follow at once: the library's work doubles with each, and it asks nobody before it takes

@@ -62,3 +62,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 Dates and times are RFC 3339's, without leap seconds and the year 0 (the library would take a 29th of February of any
 year); names of hosts have no two hyphens in a row, as the encoded ones have that would have to be decoded.
 """
+
+MAX_PATTERN_PROPERTIES = 32
+"""In one object: the library combines their patterns with one another."""

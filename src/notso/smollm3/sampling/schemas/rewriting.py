@@ -18,6 +18,7 @@ from notso.smollm3.sampling.schemas.keywords import (
     ANNOTATIONS,
     FORMATS,
     MANY,
+    MAX_PATTERN_PROPERTIES,
     NAMED,
     ONE,
     REFUSED,
@@ -207,6 +208,8 @@ class SchemaRewriter:
             options = self._checked(value, isinstance(value, list) and bool(value), path)
             return {keyword: [self._schema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(options)]}
         named = self._checked(value, isinstance(value, dict), path)
+        if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # before the patterns are read
+            raise self._refusal(f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {len(named)}")
         schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
         if keyword == "patternProperties":
             schemas = {self._pattern(name, path): each for name, each in schemas.items()}
