@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
+from web.compiled_templates import share_compiled_templates
 from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.plugins.plugin_set import Plugins
@@ -30,6 +31,8 @@ from notso.web.server import ChatServer, address_of, listen
 from notso.web.services import Shared
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
+
+share_compiled_templates()
 
 
 @dataclass
