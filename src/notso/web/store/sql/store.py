@@ -357,8 +357,8 @@ class SQLStore(ABC):
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
-    async def save_message(self, assistant_message: StoredMessage) -> None:
-        await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
+    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message), owner)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         await self.write(lambda db: save_response(db, owner, response), owner)
