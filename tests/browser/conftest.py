@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
+from scripted_engine import ScriptedEngine
 
 from notso.plugins.plugin_set import Plugins
 from notso.web.app import create_app
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.settings import Settings
 
 PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"

@@ -76,7 +76,7 @@ class GGUFWriter:
         is_array = type_name.startswith("array of ")
         number = _NUMBERS.get(type_name.removeprefix("array of "), ARRAY)
         if number == ARRAY:
-            raise GGUFError(f"there is no type {type_name!r}", field=f"metadata {key!a}")
+            raise GGUFError(f"unknown type {type_name!r}", field=f"metadata {key!a}")
         try:
             if not is_array:
                 packed = struct.pack("<I", number) + self._packed(value, number)
@@ -96,7 +96,7 @@ class GGUFWriter:
         if number == STRING:
             return _packed_string(value)
         if number == BOOL and not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{value!r} is no truth value")
+            raise TypeError(f"{value!r} is not a boolean")
         return SCALARS[number].pack(value)
 
     # Tensors

@@ -44,7 +44,7 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
         if large:
             memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, ValueError, OverflowError) as error:
-        raise QTensorError(f"no memory for {size} bytes: {error}") from error
+        raise QTensorError(f"cannot allocate {size} bytes: {error}") from error
     view = np.frombuffer(memory, np.uint8)
     start = -view.ctypes.data % PAGE_BYTES if large else 0
     return view[start : start + size]
@@ -60,7 +60,7 @@ class HugePageArena:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
         except (OSError, ValueError, AttributeError) as error:
-            raise QTensorError(f"no memory on large pages: {error}") from error
+            raise QTensorError(f"cannot allocate huge pages: {error}") from error
         self._bytes = np.frombuffer(memory, np.uint8)
         self._used = -self._bytes.ctypes.data % PAGE_BYTES
 
@@ -68,7 +68,7 @@ class HugePageArena:
         """The same tensor, its bytes in this arena. Raises QTensorError when the arena is full."""
         start = -(-self._used // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         if start + tensor.nbytes > self._bytes.size:
-            raise QTensorError(f"tensor {tensor.name!r} does not fit into what was reserved")
+            raise QTensorError(f"tensor {tensor.name!r} does not fit in the reserved memory")
         self._used = start + tensor.nbytes
         data = self._bytes[start : self._used]
         for at in range(0, tensor.nbytes, COPY_BYTES):
