@@ -193,8 +193,8 @@ def test_other_chats_are_found_by_their_words_and_only_the_owners(tmp_path: Path
     ("arguments", "reason"),
     [
         ({}, "expression is missing"),
-        ({"expression": 3}, "must be a text"),
-        ({"expression": "1", "base": 2}, "there is no argument base"),
+        ({"expression": 3}, "must be text"),
+        ({"expression": "1", "base": 2}, "unknown argument base"),
         ({"expression": "1" * 5000}, "longer than"),
     ],
 )

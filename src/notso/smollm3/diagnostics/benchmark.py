@@ -269,7 +269,7 @@ class _Rounds:
 def _rate(task: Task, seconds: list[float]) -> float:
     kind, tokens, last = task
     if sum(seconds) <= 0:
-        raise EngineError(f"nothing was measured of {_name(task)}")
+        raise EngineError(f"no measurement of {_name(task)}")
     return tokens * (last if kind == "batch" else 1) / sum(seconds)
 
 
@@ -304,7 +304,7 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
     except InvalidRequestError as error:
         if plan.context_tokens is not None:
             raise
-        raise InvalidRequestError(f"what is to be measured needs {plan.longest_tokens:,} tokens, and {error}") from None
+        raise InvalidRequestError(f"the measurements need {plan.longest_tokens:,} tokens, and {error}") from None
 
 
 def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:

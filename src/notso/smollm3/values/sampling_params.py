@@ -119,7 +119,7 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequestError("logit_bias must map token ids to numbers", param="logit_bias")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(f"logit_bias holds at most {MAX_LOGIT_BIAS} entries", param="logit_bias")
+            raise InvalidRequestError(f"logit_bias is limited to {MAX_LOGIT_BIAS} entries", param="logit_bias")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 1 << 31)
             _number("logit_bias", bias, -100.0, 100.0)
@@ -143,7 +143,7 @@ class SamplingParams:
     def _check_end(self) -> None:
         object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids, "token ids"))
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise InvalidRequestError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids", param="stop_token_ids")
+            raise InvalidRequestError(f"stop_token_ids is limited to {MAX_STOP_TOKENS} ids", param="stop_token_ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 1 << 31)
         _integer("min_tokens", self.min_tokens, 0, 1 << 31)
@@ -168,7 +168,7 @@ class SamplingParams:
         texts = _listed(name, getattr(self, name), "strings")
         object.__setattr__(self, name, texts)
         if len(texts) > most:
-            raise InvalidRequestError(f"{name} holds at most {most} strings", param=name)
+            raise InvalidRequestError(f"{name} is limited to {most} strings", param=name)
         for text in texts:
             if not isinstance(text, str) or not 1 <= len(text) <= most_characters:
                 raise InvalidRequestError(

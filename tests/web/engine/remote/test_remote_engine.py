@@ -528,7 +528,7 @@ def test_a_body_without_end_is_read_to_its_limit(false: tuple[FalseEngine, Remot
     remote = source()
     assert remote.estimate(HELLO).prompt_tokens == 5
     engine.endless = True
-    with pytest.raises(EngineError, match="says more than is read"):
+    with pytest.raises(EngineError, match="sent too much data"):
         remote.estimate(HELLO)
     assert engine.sent <= 2 * engine_link.MAX_ANSWER_BYTES
 

@@ -118,7 +118,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     check_stream_options(fields)
     prompts = _prompts(fields.prompt)
     if not all(prompts):
-        raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
+        raise invalid("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
@@ -185,7 +185,7 @@ def _check_prompts(prompts: object) -> None:
         _check_ids("prompt", prompts)
         return
     if len(prompts) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
+        raise invalid("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if any(isinstance(each, list) for each in prompts):
         for index, each in enumerate(prompts):
             if not isinstance(each, list) or not each:

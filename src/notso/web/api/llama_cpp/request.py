@@ -164,9 +164,9 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
+        raise invalid("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_TEXTS:,} texts: join those that stand beside each other")
+        raise invalid("prompt", f"prompt is limited to {MAX_TEXTS:,} texts: join adjacent ones")
     grammar, said_by = grammar_of(fields)
     longest = either(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
@@ -214,11 +214,11 @@ def tokenized(
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
         if not all(prompts):
-            raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
+            raise invalid("prompt", "prompt is empty", "empty_prompt")
         texts = tuple(map(detokenize, prompts))
         bias = {token: bias for piece, bias in asked.biases for token in _ids(piece, tokenize)}
         if len(bias) > MAX_LOGIT_BIAS:
-            raise invalid("logit_bias", f"logit_bias holds at most {MAX_LOGIT_BIAS:,} tokens")
+            raise invalid("logit_bias", f"logit_bias is limited to {MAX_LOGIT_BIAS:,} tokens")
         params: tuple[SamplingParams, ...] = tuple(replace(each, logit_bias=bias) for each in asked.params)
     except InvalidRequestError as error:
         raise api_error_of(error).called(asked.names) from None

@@ -279,9 +279,7 @@ def refuse_hints(hints: Iterable[GivenHint]) -> None:
     for hint in hints:
         if not hint.tells:
             shown = printable(hint.path)
-            raise unsupported(
-                shown, f"{shown} would be ignored, and this server refuses what it would ignore: leave it out"
-            )
+            raise unsupported(shown, f"{shown} would be ignored, which --strict-fields refuses: leave it out")
 
 
 def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:

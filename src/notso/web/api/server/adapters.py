@@ -67,7 +67,7 @@ async def load(request: Request, services: Services) -> Response:
         except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
             raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
         except NotsoError as error:
-            raise invalid("lora_path", f"that is no adapter for this model: {error}") from None
+            raise invalid("lora_path", f"not an adapter for this model: {error}") from None
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
 
 
@@ -89,7 +89,7 @@ async def unload(request: Request, services: Services) -> Response:
                 raise known(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
             return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
-    raise ApiError(404, "model_not_found", "that adapter is not loaded", param="lora_name")
+    raise ApiError(404, "model_not_found", "the adapter is not loaded", param="lora_name")
 
 
 def _within(folder: Path | None, name: str) -> Path:

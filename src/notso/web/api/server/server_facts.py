@@ -69,7 +69,7 @@ def _info(services: Services) -> ModelInfo:
     require_serving(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None and failure:
-        raise ApiError(503, "model_failed", f"no model can answer: {failure}", retry_after_seconds=60)
+        raise ApiError(503, "model_failed", f"no model is available: {failure}", retry_after_seconds=60)
     if info is None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
     return info

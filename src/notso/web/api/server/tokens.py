@@ -106,9 +106,9 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
     asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
     if not given:
-        raise invalid("content", "content must be a text; or give prompt or messages, where content is not there")
+        raise invalid("content", "content must be text; or give prompt or messages, where content is not there")
     if len(given) > 1:
-        raise invalid("content", f"only one of {' and '.join(given)} can be given")
+        raise invalid("content", f"only one of {' and '.join(given)} is allowed")
     if asked.messages is None:
         return asked, None
     return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
@@ -167,7 +167,7 @@ async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
     asked = await read_body(request, parse_chat_request)
     if asked.options.continue_last:
-        raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
+        raise invalid("messages", "the template cannot continue a response: remove the last assistant message")
     async with serving(services, asked.model) as model:
         engine = model.engine
         dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)
