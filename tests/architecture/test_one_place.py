@@ -77,5 +77,5 @@ def test_sampling_defaults() -> None:
     # The command line derives its help from the fields.
     said = "\n".join(p.read_text("utf-8") for p in (source / "web").rglob("*fields.py"))
     for value, name in ((defaults.temperature, "temperature"), (defaults.top_p, "top_p")):
-        stated = re.findall(rf'"(?:{name})".*?(?:; |Default: )(\d\.\d+)(?: if left out|\.")', said)
+        stated = re.findall(rf'"(?:{name})".*?(?:; default |Default: )(\d\.\d+)(?:"|\.")', said)
         assert len(stated) >= 4 and set(stated) == {str(value)}

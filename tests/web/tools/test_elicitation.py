@@ -117,8 +117,8 @@ def test_what_was_typed_becomes_values() -> None:
         ({"day": "31.1.2026"}, "day must be a date, such as 2026-01-31."),
         ({"day": "20260131"}, "day must be a date, such as 2026-01-31."),
         ({"time": "2026-01-31T12:00:00"}, "time must be a date and time with time zone, such as 2026-01-31T12:00:00Z."),
-        ({"age": "4.5"}, "age must be an integer."),
-        ({"age": "9" * 41}, "age must be an integer."),
+        ({"age": "4.5"}, "age must be a whole number."),
+        ({"age": "9" * 41}, "age must be a whole number."),
         ({"age": "151"}, "age is outside the allowed range (minimum: 0, maximum: 150)."),
         ({"height": "nan"}, "height must be a number."),
         ({"height": "1e999"}, "height must be a number."),
@@ -254,4 +254,4 @@ def test_the_calls_own_time_stands_still_meanwhile() -> None:
     tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object"}, seconds=0.2)
     outcome = asyncio.run(use(tool, "{}", replace(NOWHERE, ask=ask)))
     assert replies == ["Well?"], "it was asked longer than the call may take, and one at a time"
-    assert outcome.text == "error: odd did not answer within 0.2 s", "which goes on afterwards"
+    assert outcome.text == "error: odd did not respond within 0.2 s", "which goes on afterwards"

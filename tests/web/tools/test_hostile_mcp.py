@@ -65,7 +65,7 @@ def test_one_that_does_not_answer_is_given_up(case: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
 
     async def work(servers: McpServers, called: Use) -> None:
-        assert servers.failures() == {"bad": "it did not answer within 0.5 s"}
+        assert servers.failures() == {"bad": "it did not respond within 0.5 s"}
 
     with_servers(work, entry(case, str(tmp_path)))
     until_gone(str(tmp_path))
@@ -119,7 +119,7 @@ def test_one_that_floods_or_does_not_read_or_reply_fails_the_call_alone(
         for _ in range(3):
             outcome = await called("bad__poke", words="x" * 100_000)  # more than a pipe holds
             said = outcome.text
-            assert said == "poked" or "did not answer within" in said or "did not read for" in said
+            assert said == "poked" or "did not respond within" in said or "did not read for" in said
 
     with_servers(work, entry(case))
 

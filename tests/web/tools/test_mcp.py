@@ -98,7 +98,7 @@ def test_what_fails_hangs_or_babbles_is_told() -> None:
         assert long.state == "done" and len(long.text) < 8_100 and "[cut:" in long.text
         hanging = next(tool for tool in servers.tools() if tool.name == "little__hang")
         object.__setattr__(hanging, "seconds", 0.3)
-        assert "did not answer within 0.3 s" in (await called("little__hang")).text
+        assert "did not respond within 0.3 s" in (await called("little__hang")).text
 
     with_servers(work)
 
@@ -206,7 +206,7 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
     ]
 
     async def work(servers: McpServers, called: Use) -> None:
-        assert servers.failures()["mute"] == "it did not answer within 0.5 s"
+        assert servers.failures()["mute"] == "it did not respond within 0.5 s"
         monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
         assert await servers._servers[1].start()
         assert servers.failures().keys() == {"mute"} and (await called("little__add", a=1, b=1)).text == "2"

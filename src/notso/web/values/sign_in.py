@@ -148,7 +148,7 @@ def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
             continue
         _require(wanted != "bool" or isinstance(value, bool), f"{where}{name} must be true or false")
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        _require(wanted != "int" or is_count, f"{where}{name} must be an integer from 0 on")
+        _require(wanted != "int" or is_count, f"{where}{name} must be an integer, 0 or more")
         _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be text")
         values[name] = value
     try:

@@ -80,23 +80,24 @@ class TextFields(GrammarFields):
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"a text, in which nothing is a control token, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, "
-        "each of which is answered"
+        f"a text without control tokens, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, each of which "
+        "is continued"
     ),
     "max_tokens": works(
-        "longest answer; 16 if left out, as the API has it; 0 reads the prompt and writes nothing; what fits if -1, or "
-        "more than that"
+        "maximum tokens; default 16, as in the API; 0 processes the prompt and generates nothing; -1 or too large: "
+        "what fits"
     ),
-    "echo": works("true: the prompt stands before the answer, with `logprobs` those of its tokens too"),
-    "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
+    "echo": works(
+        "true: return the prompt before the answer, with the log probabilities of its tokens if `logprobs` is set"
+    ),
+    "logprobs": works("the 0 to 20 most likely tokens with each one, in the four lists of the older API"),
     "suffix": inert(
         "an empty text",
-        "the model has no tokens for filling gaps, and was not trained to: it would write on, and not towards what "
-        "follows; ask it in a chat",
+        "the model was not trained to fill in the middle; use a chat completion",
     ),
     "response_format": later("use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
-    "messages": refused("use /v1/chat/completions, or give a prompt"),
+    "messages": refused("use /v1/chat/completions, or a prompt"),
 }
 
 
@@ -195,10 +196,10 @@ def _check_prompts(prompts: object) -> None:
 
 def _check_ids(name: str, ids: list[object]) -> None:
     if len(ids) > MAX_PROMPT_IDS:
-        raise invalid(name, f"{name} holds at most {MAX_PROMPT_IDS:,} token ids")
+        raise invalid(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as those beside it")
+            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id like its neighbors")
 
 
 class TextSerializer:

@@ -102,40 +102,40 @@ ABSENT_NOTES: Notes = {
     "mirostat_tau": hint("mirostat is off"),
     "mirostat_eta": hint("mirostat is off"),
     "smoothing_factor": inert("0: off", "use temperature or min_p"),
-    "guidance_scale": inert("1: off", "say it in the messages"),
+    "guidance_scale": inert("1: off", "ask for it in the messages"),
     "length_penalty": inert("1: off", "use max_tokens"),
     "no_repeat_ngram_size": inert("0: off", "use repeat_penalty or dry_multiplier"),
     "top_n_sigma": inert("0 or -1: off", "use top_k, top_p or min_p"),
     "adaptive_target": inert("-1: off", "use temperature, top_p or min_p"),
-    "adaptive_decay": hint("the sampler it belongs to is off"),
+    "adaptive_decay": hint("its sampler is off"),
     "min_keep": inert("0: off", "leave it out"),
     "n_indent": inert("0: off", "leave it out"),
-    "t_max_predict_ms": inert("0 or -1: off", "an answer does not depend on the machine's speed; use max_tokens"),
-    "id_slot": hint("what is known of a prompt is found wherever it was computed", "-1"),
-    "n_keep": hint("nothing of a prompt is thrown away", "0"),
-    "n_discard": hint("nothing of a prompt is thrown away", "0"),
-    "n_cache_reuse": hint("what is known of a prompt is found by itself", "0"),
-    "sse_ping_interval": hint("a comment comes every 15 s"),
-    "backend_sampling": hint("there is one sampler", "false"),
+    "t_max_predict_ms": inert("0 or -1: off", "responses must not depend on the machine's speed; use max_tokens"),
+    "id_slot": hint("the cache is shared by all slots", "-1"),
+    "n_keep": hint("prompts are never truncated", "0"),
+    "n_discard": hint("prompts are never truncated", "0"),
+    "n_cache_reuse": hint("the cache is automatic", "0"),
+    "sse_ping_interval": hint("a comment is sent every 15 s"),
+    "backend_sampling": hint("there is only one sampler", "false"),
     "samplers": hint(_ORDER),
     "sampler_order": hint(_ORDER),
     "sampler_priority": hint(_ORDER),
     "temperature_last": hint(_ORDER, "false"),
-    "smoothing_curve": hint("the sampler it belongs to is off"),
+    "smoothing_curve": hint("its sampler is off"),
     "skew": inert("0: off", "use top_p or min_p"),
     "typical": inert("1: off", "use typical_p"),
     "epsilon_cutoff": inert("0: off", "use min_p"),
     "eta_cutoff": inert("0: off", "use min_p"),
     "penalty_alpha": inert("0: off", "use temperature, top_p or min_p"),
     "encoder_repetition_penalty": inert("1: off", "use repeat_penalty"),
-    "num_beams": inert("1: off", "there is no beam search; use n"),
-    "use_beam_search": inert("false", "there is no beam search; use n"),
-    "early_stopping": hint("there is no beam search", "false"),
+    "num_beams": inert("1: off", "beam search is not available; use n"),
+    "use_beam_search": inert("false", "beam search is not available; use n"),
+    "early_stopping": hint("beam search is not available", "false"),
     "best_of": inert("1", "use n"),
-    "skip_special_tokens": inert("true", "an answer never shows control tokens"),
-    "spaces_between_special_tokens": hint("an answer never shows control tokens", "true"),
-    "include_stop_str_in_output": inert("false", "the event or field `stop` tells which stop string came"),
-    "add_bos_token": hint("the model has no token that begins a text"),
+    "skip_special_tokens": inert("true", "control tokens are never returned"),
+    "spaces_between_special_tokens": hint("control tokens are never returned", "true"),
+    "include_stop_str_in_output": inert("false", "the event or field `stop` reports the stop string"),
+    "add_bos_token": hint("the model has no begin-of-text token"),
     "ban_eos_token": inert("false", "use ignore_eos"),
     "truncation_length": hint("the context is the server's (`--context`)"),
     "truncate_prompt_tokens": hint("a prompt that is too long is refused"),
@@ -143,8 +143,8 @@ ABSENT_NOTES: Notes = {
 
 
 MIROSTAT_ADVICE = (
-    "it steers by how surprising the tokens before were, so a token would depend on more than seed, text and place, "
-    "which an answer here never does; use min_p, typical_p or top_p"
+    "it makes tokens depend on the probabilities of earlier ones, which would break reproducibility; use min_p, "
+    "typical_p or top_p"
 )
 
 
@@ -179,25 +179,23 @@ class RarerSamplingFields(Fields):
 
 
 RARER_NOTES: Notes = {
-    "typical_p": works("above 0, to 1, where it is off; behind `top_k`, before `top_p`"),
+    "typical_p": works("above 0, to 1, where it is off; after `top_k`, before `top_p`"),
     "xtc_probability": works(
-        "0 to 1, 0 is off: how often all but the last of the choices of `xtc_threshold` or more are taken away, "
-        "behind the other filters"
+        "0 to 1, 0 is off: the probability of removing all but the least likely of the tokens above `xtc_threshold`, "
+        "after the other filters"
     ),
-    "xtc_threshold": works("0 to 1; 0.1 if left out; above 0.5 nothing is taken away"),
-    "dry_multiplier": works("0 to 100, 0 is off: a token that prolongs a repetition is penalised, as in llama.cpp"),
-    "dry_base": works("1 to 100; 1.75 if left out"),
-    "dry_allowed_length": works("repetitions up to this length are free; 2 if left out"),
-    "dry_penalty_last_n": works("tokens in which repetitions are looked for; -1, all, if left out; 0 is off"),
+    "xtc_threshold": works("0 to 1; default 0.1; above 0.5 nothing is removed"),
+    "dry_multiplier": works("0 to 100, 0 is off: penalizes tokens that extend a repetition, as in llama.cpp"),
+    "dry_base": works("1 to 100; default 1.75"),
+    "dry_allowed_length": works("repetitions up to this length are not penalized; default 2"),
+    "dry_penalty_last_n": works("tokens searched for repetitions; default -1: all; 0 is off"),
     "dry_sequence_breakers": works(
         f"up to {MAX_BREAKERS} texts that no repetition goes across; a line's end, `:`, `\"` and `*` if left out"
     ),
-    "min_tokens": works(
-        "fewest tokens, thinking included, before the model's end or a stop token may come; not with a grammar"
-    ),
-    "ignore_eos": works("true: the model's end never comes, as in llama.cpp; not with a grammar"),
-    "stop_token_ids": works(f"up to {MAX_STOP_TOKENS} token ids that end the answer and are not part of it"),
-    "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
+    "min_tokens": works("minimum tokens, including reasoning, before the response may end; not with a grammar"),
+    "ignore_eos": works("true: continue past the end of the response, as in llama.cpp; not with a grammar"),
+    "stop_token_ids": works(f"up to {MAX_STOP_TOKENS} token ids that end the response; not returned"),
+    "repeat_last_n": works("tokens considered by the penalties; default 256; -1: all; 0: none"),
     "mirostat": inert("0: off", MIROSTAT_ADVICE),
 }
 
@@ -267,31 +265,31 @@ class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
 
 
 SAMPLING_NOTES: Notes = {
-    "model": works("one of the names that `GET /v1/models` tells; may be left out"),
-    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
-    "top_p": works("0 to 1; 0 takes the likeliest token; 0.95 if left out"),
+    "model": works("a name listed by `GET /v1/models`; optional"),
+    "temperature": works("0 to 2; 0 is greedy; default 0.6"),
+    "top_p": works("0 to 1; 0 is greedy; default 0.95"),
     "top_k": works("0 or -1 is off"),
     "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
     "repeat_penalty": works("over the last 256 tokens; 1 is off"),
-    "repetition_penalty": works("another name of `repeat_penalty`"),
+    "repetition_penalty": works("alias of `repeat_penalty`"),
     "frequency_penalty": works("-2 to 2, over the last 256 tokens"),
     "presence_penalty": works("-2 to 2, over the last 256 tokens"),
-    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer"),
+    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned"),
     "seed": works("64 bits; the same seed and input give the same text"),
-    "n": works("choices, up to as many as the server writes at a time; with a seed, choice i has seed + i"),
+    "n": works("number of choices, at most the server's concurrent responses; with a seed, choice i has seed + i"),
     "logit_bias": works("token id to -100..100, up to 1,024"),
     "stream": works("events with chunks"),
-    "stream_options": works("`include_usage` sends a last chunk with the counts"),
-    "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
-    "timings_per_token": works("chunks carry `timings` of what was written so far"),
-    "cache_prompt": works("false reads the whole prompt anew"),
-    "logits_processors": works("up to 8 names of what plugins give, which change the logits in this order"),
-    "user": hint("tells of the caller"),
+    "stream_options": works("`include_usage` adds a final chunk with token counts"),
+    "return_progress": works("chunks with `prompt_progress` during prefill"),
+    "timings_per_token": works("chunks contain `timings` so far"),
+    "cache_prompt": works("false processes the whole prompt again"),
+    "logits_processors": works("up to 8 names of plugins' logits processors, applied in this order"),
+    "user": hint("describes the caller"),
     **RARER_NOTES,
     **ABSENT_NOTES,
     "n_predict": works("llama.cpp's name of `max_tokens`"),
-    "max_new_tokens": works("another name of `max_tokens`"),
-    "do_sample": works("false takes the likeliest token"),
+    "max_new_tokens": works("alias of `max_tokens`"),
+    "do_sample": works("false is greedy"),
 }
 
 WITHIN_SAMPLING: Notes = {
@@ -342,7 +340,7 @@ def either(fields: Fields, *names: str) -> Any:
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
-            raise invalid(name, f"{given[0][0]} and {name} mean the same: give one of them")
+            raise invalid(name, f"{given[0][0]} and {name} are aliases: use only one")
     return given[0][1] if given else None
 
 
@@ -404,17 +402,17 @@ class GrammarFields(SamplingFields):
 GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "grammar": works("GBNF (llama.cpp's notation), or Lark's where no rule has `::=`; the answer follows it"),
     "json_schema": works("llama.cpp's: a JSON schema, see structured-output.md"),
-    "regex": works("a regular expression that the whole answer matches"),
-    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, of which the answer is one"),
+    "regex": works("a regular expression that must match the whole answer"),
+    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, one of which is the answer"),
     "guided_json": works("vLLM's name of `json_schema`"),
     "guided_regex": works("vLLM's name of `regex`"),
     "guided_choice": works("vLLM's name of `choice`"),
     "guided_grammar": works("vLLM's name of `grammar`"),
     "structured_outputs": works("vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
-    "guided_decoding_backend": refused("leave it out: there is one"),
-    "grammar_lazy": refused("leave it out: a grammar holds from the answer's first token"),
-    "grammar_triggers": refused("leave it out: a grammar holds from the answer's first token"),
-    "structural_tag": refused("give tools with strict: true"),
+    "guided_decoding_backend": refused("remove it: there is only one"),
+    "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
+    "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),
+    "structural_tag": refused("use tools with strict: true"),
 }
 """Includes the sampling notes."""
 
@@ -443,9 +441,7 @@ def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> 
         }
     found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
     if len(found) > 1:
-        raise invalid(
-            found[1][1], f"{found[0][1]} and {found[1][1]} both say what the answer must be: give one of them"
-        )
+        raise invalid(found[1][1], f"{found[0][1]} and {found[1][1]} both constrain the answer: use only one")
     return found[0] if found else (None, "response_format")
 
 

@@ -34,10 +34,10 @@ class LoadFields(Fields):
 
 
 LOAD_NOTES: Notes = {
-    "lora_name": works("what requests call it: `model: smollm3:NAME`"),
-    "lora_path": works("a GGUF file or a folder of PEFT's, within the folder that `--adapter-dir` names"),
-    "scale": works("multiplies the adapter's own scale; 1 if left out"),
-    "base_model_name": works("the model it is for, as `model` has it; the default one if left out"),
+    "lora_name": works("its name in requests: `model: smollm3:NAME`"),
+    "lora_path": works("a GGUF file or PEFT folder in the folder given with `--adapter-dir`"),
+    "scale": works("multiplies the adapter's own scale; default 1"),
+    "base_model_name": works("its model, as in `model`; default: the default model"),
 }
 
 
@@ -49,8 +49,8 @@ class UnloadFields(Fields):
 
 
 UNLOAD_NOTES: Notes = {
-    "lora_name": works("what requests call it"),
-    "lora_int_id": hint("adapters have no numbers here"),
+    "lora_name": works("its name in requests"),
+    "lora_int_id": hint("adapters have no numeric ids"),
 }
 
 

@@ -142,7 +142,7 @@ def _refused(reason: str) -> ApiError:
 @router.post("/embeddings")
 async def embeddings() -> Response:
     """Not supported: SmolLM3 was not trained for embeddings."""
-    raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
+    raise _refused(f"{_CHAT}: it was not trained for embeddings")
 
 
 @router.post("/v1/rerank")
@@ -151,11 +151,11 @@ async def embeddings() -> Response:
 @router.post("/reranking")
 async def rerank() -> Response:
     """Not supported: SmolLM3 was not trained for ranking."""
-    raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
+    raise _refused(f"{_CHAT}: it was not trained for ranking; use a chat completion")
 
 
 @router.post("/v1/infill")
 @router.post("/infill")
 async def infill() -> Response:
     """Not supported: the vocabulary has no infill tokens."""
-    raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")
+    raise _refused(f"{_CHAT}: it was not trained to fill in the middle; use a chat completion")

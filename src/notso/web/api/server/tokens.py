@@ -45,21 +45,18 @@ class TokenizeFields(Fields):
 
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
-    "prompt": works("the text, as vLLM's clients call it; the answer then has `count` and `max_model_len`, too"),
-    "parse_special": works(
-        "true: the spelling of a control token is that token, else it is plain text; left out: true with `prompt`, as "
-        "vLLM does it"
-    ),
-    "with_pieces": works("true: each token with its text"),
-    "add_special_tokens": works("the model's tokenizer adds none"),
-    "add_special": works("the vocabulary has no token that begins every text, so none is added"),
-    "model": works("the model that reads the text; the default one if left out"),
-    "messages": works("in place of a text, as vLLM has it: a conversation, whose prompt is told with `count`"),
-    "tools": works("beside `messages`, as in a chat completion"),
-    "add_generation_prompt": works("beside `messages`, as in a chat completion"),
-    "continue_final_message": works("beside `messages`, as in a chat completion"),
-    "chat_template_kwargs": works("beside `messages`, as in a chat completion"),
-    "return_token_strs": works("true: the answer has `token_strs`, the text of each token"),
+    "prompt": works("the text, by vLLM's name; the response then has `count` and `max_model_len`, too"),
+    "parse_special": works("true: recognize control tokens in the text; default: true with `prompt`, as in vLLM"),
+    "with_pieces": works("true: return each token with its text"),
+    "add_special_tokens": works("the tokenizer adds none"),
+    "add_special": works("the model has no begin-of-text token"),
+    "model": works("the model; default: the default model"),
+    "messages": works("instead of a text, as in vLLM: a conversation, whose prompt is returned with `count`"),
+    "tools": works("with `messages`, as in a chat completion"),
+    "add_generation_prompt": works("with `messages`, as in a chat completion"),
+    "continue_final_message": works("with `messages`, as in a chat completion"),
+    "chat_template_kwargs": works("with `messages`, as in a chat completion"),
+    "return_token_strs": works("true: return `token_strs`, the text of each token"),
 }
 _OF_CHATS = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
