@@ -319,11 +319,11 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "input_audio": refused("the model reads text only"),
     "file": refused("the model reads text only; insert the file's text into the message"),
     "name": hint("of a message: the model's template has no names; mention the name in the text"),
-    "refusal": works("of an assistant's message: stands for its content, where there is none"),
+    "refusal": works("of an assistant's message: used as content if there is none"),
     "reasoning_details": hint("of an assistant message: earlier reasoning is left out of the prompt"),
     "annotations": hint("of an assistant message: its text contains what they refer to", "an empty list"),
     "provider_specific_fields": hint("of an assistant message: the meaning on another server is unknown"),
-    "strict": works("of a tool: its arguments follow their schema; where a call is asked for, those of all tools do"),
+    "strict": works("of a tool: its arguments follow their schema; if a call is required, those of all tools do"),
 }
 """Notes on nested fields."""
 

@@ -271,7 +271,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
         "`model_context_window_exceeded`"
     ),
     "temperature": works("0 to 2; 0 is greedy; default 0.6"),
-    "top_p": works("above 0, to 1; default 0.95"),
+    "top_p": works("above 0 to 1; default 0.95"),
     "top_k": works("0 is off"),
     "stop_sequences": works(
         f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned, and reported in `stop_sequence`"

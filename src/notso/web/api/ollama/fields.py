@@ -104,14 +104,14 @@ _OFF = "remove this field; use top_p, top_k or min_p"
 OPTION_NOTES: Notes = {
     "temperature": works("0 to 2; 0 is greedy; default 0.6"),
     "top_k": works("0 or less is off"),
-    "top_p": works("above 0, to 1; default 0.95"),
-    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
+    "top_p": works("above 0 to 1; default 0.95"),
+    "min_p": works("0 to 1, relative to the most likely token; 0 is off"),
     "seed": works("64 bits; -1: random"),
     "num_predict": works("maximum tokens, including reasoning; 0 or less: what fits"),
     "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned"),
     "repeat_penalty": works("1 is off"),
     "repeat_last_n": works("tokens considered by the penalties; default 256; -1: all; 0: none"),
-    "typical_p": works("above 0, to 1, where it is off"),
+    "typical_p": works("above 0 to 1; 1 is off"),
     "presence_penalty": works("-2 to 2"),
     "frequency_penalty": works("-2 to 2"),
     "tfs_z": inert("1: off", _OFF),
@@ -291,9 +291,9 @@ ANSWER_NOTES: Notes = {
     "logprobs": works("log probabilities of the tokens, from the model alone, before any filter"),
     "top_logprobs": works("the 0 to 20 most likely tokens with each one; requires `logprobs`"),
     "keep_alive": works(
-        "how long the model stays loaded after this answer, where an operator asks (from others it is ignored): "
-        "seconds, or `5m`, `1h30m`; 0: it goes when nobody uses it, which a request without messages or prompt may say "
-        "alone; negative: never; default: the server's `--keep-alive`",
+        "how long the model stays loaded after this response, for operators (ignored from others): seconds, or `5m`, "
+        "`1h30m`; 0: unload when idle, also without messages or prompt; negative: never; default: the server's "
+        "`--keep-alive`",
     ),
     "truncate": hint("a prompt that does not fit is refused"),
     "shift": hint("a response ends where the context ends"),

@@ -179,7 +179,7 @@ class RarerSamplingFields(Fields):
 
 
 RARER_NOTES: Notes = {
-    "typical_p": works("above 0, to 1, where it is off; after `top_k`, before `top_p`"),
+    "typical_p": works("above 0 to 1; 1 is off; after `top_k`, before `top_p`"),
     "xtc_probability": works(
         "0 to 1, 0 is off: the probability of removing all but the least likely of the tokens above `xtc_threshold`, "
         "after the other filters"
@@ -190,7 +190,7 @@ RARER_NOTES: Notes = {
     "dry_allowed_length": works("repetitions up to this length are not penalized; default 2"),
     "dry_penalty_last_n": works("tokens searched for repetitions; default -1: all; 0 is off"),
     "dry_sequence_breakers": works(
-        f"up to {MAX_BREAKERS} texts that no repetition goes across; a line's end, `:`, `\"` and `*` if left out"
+        f'up to {MAX_BREAKERS} texts that end a repetition; default: newline, `:`, `"` and `*`'
     ),
     "min_tokens": works("minimum tokens, including reasoning, before the response may end; not with a grammar"),
     "ignore_eos": works("true: continue past the end of the response, as in llama.cpp; not with a grammar"),
@@ -269,7 +269,7 @@ SAMPLING_NOTES: Notes = {
     "temperature": works("0 to 2; 0 is greedy; default 0.6"),
     "top_p": works("0 to 1; 0 is greedy; default 0.95"),
     "top_k": works("0 or -1 is off"),
-    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
+    "min_p": works("0 to 1, relative to the most likely token; 0 is off"),
     "repeat_penalty": works("over the last 256 tokens; 1 is off"),
     "repetition_penalty": works("alias of `repeat_penalty`"),
     "frequency_penalty": works("-2 to 2, over the last 256 tokens"),
@@ -400,7 +400,7 @@ class GrammarFields(SamplingFields):
 
 
 GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
-    "grammar": works("GBNF (llama.cpp's notation), or Lark's where no rule has `::=`; the answer follows it"),
+    "grammar": works("GBNF (llama.cpp's notation), or Lark's if no rule contains `::=`"),
     "json_schema": works("llama.cpp's: a JSON schema, see structured-output.md"),
     "regex": works("a regular expression that must match the whole answer"),
     "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, one of which is the answer"),

@@ -272,7 +272,7 @@ INPUT_TOKEN_NOTES: Notes = {
 RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "max_output_tokens": works("maximum tokens, including reasoning; if omitted or too large: what fits"),
     "temperature": works("0 to 2; 0 is greedy; default 0.6"),
-    "top_p": works("above 0, to 1; default 0.95"),
+    "top_p": works("above 0 to 1; default 0.95"),
     "top_logprobs": works(
         "0 to 20; without it, `include` `message.output_text.logprobs` returns those of the generated tokens"
     ),
