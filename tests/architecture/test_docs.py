@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 import typer
-from fastapi.routing import iter_route_contexts
+from routes import with_table
 
 from notso.cli.app import VERBS, app
-from notso.web.app import create_app
-from notso.web.edge.access import front_ends_only, guarded, public
-from notso.web.testing.scripted_engine import ScriptedEngine
-from notso.web.values.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -206,17 +202,8 @@ def test_every_error_is_drawn() -> None:
     assert set(re.findall(r"\w+Error\b", tree)) == defined
 
 
-def test_every_route_is_listed_with_its_guard(tmp_path: Path) -> None:
-    listed = dict(re.findall(r"^\| `([A-Z]+ /\S*)` \| (\w+) \|", read(ROOT / "SECURITY.md"), re.MULTILINE))
-    declared = {}
-    settings = Settings(data_dir=tmp_path, engine_api=True, engine_key="a key for front ends only")
-    for context in iter_route_contexts(create_app(ScriptedEngine, settings).routes):
-        dependant: Any = getattr(context, "dependant", None) or context.original_route.dependant  # type: ignore[attr-defined]
-        known = (public, guarded, front_ends_only)
-        marks = [each.call.__name__ for each in dependant.dependencies if each.call in known]
-        for method in context.original_route.methods:  # type: ignore[attr-defined]
-            declared[f"{method} {context.path}"] = " ".join(marks)
-    assert declared and listed == declared
+def test_every_route_is_listed_with_its_audience() -> None:
+    assert with_table(read(ROOT / "SECURITY.md")) == read(ROOT / "SECURITY.md"), "run: python supply/routes.py"
 
 
 def test_every_kernel_page_keeps_its_promise() -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
+from notso.cli.field_options import params_from, takes_sampling
 from notso.cli.interruption import Interruption
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect, speed_line
-from notso.cli.sampling_options import params_from, takes_sampling
 from notso.text_file import NotTextError, decode_text
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def run(
         typer.Argument(metavar="PROMPT", help="Prompt; `-` inserts stdin.", show_default=False),
     ] = None,
     model: options.Model = None,
+    fetch: options.Fetch = False,
     system: options.System = None,
     no_think: options.NoThink = False,
     hide_thinking: options.HideThinking = False,
@@ -81,6 +82,7 @@ def run(
             silent=as_json,
             adapters=adapters,
             chat_template_file=chat_template_file,
+            fetch=fetch,
         )
         try:
             answer = _answer(

@@ -99,24 +99,6 @@ class GGUFWriter:
             raise TypeError(f"{value!r} is not a boolean")
         return SCALARS[number].pack(value)
 
-    def add_uint32(self, key: str, value: int) -> None:
-        self.add(key, value, "uint32")
-
-    def add_float32(self, key: str, value: float) -> None:
-        self.add(key, value, "float32")
-
-    def add_bool(self, key: str, value: bool) -> None:
-        self.add(key, value, "bool")
-
-    def add_string(self, key: str, value: str) -> None:
-        self.add(key, value, "string")
-
-    def add_strings(self, key: str, values: Sequence[str]) -> None:
-        self.add(key, values, "array of string")
-
-    def add_int32s(self, key: str, values: Sequence[int]) -> None:
-        self.add(key, values, "array of int32")
-
     # Tensors
 
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:

@@ -80,7 +80,7 @@ class SmolLM3Weights:
                 raise ModelFileError(f"the file has no tensor {name!r}")
             if tensor.shape != (rows, cols):
                 raise ModelFileError(
-                    f"tensor {name!r} has shape {tensor.shape}, but the configuration implies {(rows, cols)}"
+                    f"tensor {name!r} has shape {tensor.shape}, but but the configuration implies {(rows, cols)}"
                 )
             return tensor
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notso.smollm3 import Message
+from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
@@ -318,6 +319,8 @@ class ChatStore(Protocol):
     object does not exist.
     """
 
+    records: ApiRecords
+
     @property
     def damage(self) -> Damage: ...
 
@@ -377,6 +380,13 @@ class ChatStore(Protocol):
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         """Return the messages of all branches, oldest first (see tree.py)."""
 
+    def message_pieces(self, owner: str, chat_id: str, *, shown: bool = False) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of all branches, or of the shown one, oldest first, in pieces of bounded size.
+
+        Each piece is read when it is asked for, so that no more than one of a large chat is in memory; what was
+        deleted meanwhile is missing.
+        """
+
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
@@ -410,18 +420,8 @@ class ChatStore(Protocol):
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
         """Delete a summary and attach what follows to its parent. Chooses the branch."""
 
-    async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool: ...
-
-    async def set_title(self, owner: str, chat_id: str, title: str) -> bool: ...
-
-    async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool: ...
-
-    async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool: ...
-
-    async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool: ...
-
-    async def keep(self, owner: str, chat_id: str) -> bool:
-        """Make a temporary chat permanent."""
+    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
+        """Change fields of a chat."""
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of temporary chats last used before then."""
@@ -431,8 +431,6 @@ class ChatStore(Protocol):
     async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None: ...
 
     async def delete_prompt(self, owner: str, name: str) -> bool: ...
-
-    async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool: ...
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         """Return the owner's settings that differ from the program's."""

@@ -1,7 +1,8 @@
 """Strings of the pages in the language of the current request: one table per language in ../languages.
 
-The English table is complete. A key that another table lacks falls back to English, and so do the strings read by the
-model, which are never translated. Code in another thread sees the request's language only in a copy of its context.
+The English table is complete together with the labels of sampling parameters, which stand with them. A key that
+another table lacks falls back to English, and so do the strings read by the model, which are never translated. Code in
+another thread sees the request's language only in a copy of its context.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+
+from notso.smollm3 import PARAMETERS
 
 LANGUAGES: dict[str, str] = {
     "en": "English",
@@ -32,6 +35,9 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 }
 """Thousands separator and decimal mark."""
 
+FOR_THE_MODEL = "tool_says_"
+"""Prefix of strings that the model reads, which are never translated."""
+
 language: ContextVar[str] = ContextVar("language", default="en")
 """Language of the current request, a key of LANGUAGES."""
 
@@ -40,7 +46,15 @@ FOLDER = Path(__file__).parents[1] / "languages"
 
 @cache
 def table(code: str) -> dict[str, str]:
-    return tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
+    found: dict[str, str] = tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
+    return found | (_of_parameters() if code == "en" else {})
+
+
+def _of_parameters() -> dict[str, str]:
+    pages = {name: each.page for name, each in PARAMETERS.items() if each.page is not None}
+    labels = {f"set_{name}": page.label for name, page in pages.items()}
+    hints = {f"set_{name}_hint": page.hint for name, page in pages.items()}
+    return labels | hints | {f"unset_{name}": page.unset for name, page in pages.items() if page.unset}
 
 
 class _Words(Mapping[str, str]):
@@ -56,6 +70,11 @@ class _Words(Mapping[str, str]):
 
 
 words: Mapping[str, str] = _Words()
+
+
+def missing(code: str) -> list[str]:
+    """Return the strings of the pages that a language lacks; they are shown in English."""
+    return [name for name in table("en") if name not in table(code) and not name.startswith(FOR_THE_MODEL)]
 
 
 def localised(figure: str) -> str:

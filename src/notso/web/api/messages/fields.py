@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import MAX_STOP_STRINGS
 from notso.web.api.messages.context_edits import CLEARED, ContextManagement
 from notso.web.api.request_fields.fields import (
     EFFORTS,
@@ -23,7 +22,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
 
 THREAD_ADVICE = "send the whole conversation, as Anthropic's client does automatically after this error"
 
@@ -220,14 +219,11 @@ class CountFields(Fields):
     workspace_id: Annotated[Name | None, TELLS] = None
 
 
+@with_sampling("anthropic")
 class MessageFields(CountFields):
     """The body of POST /v1/messages."""
 
     max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: Annotated[list[Text], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     diagnostics: Annotated[dict[str, Any] | None, Hint()] = None
@@ -270,12 +266,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
         "required: maximum tokens, including reasoning; if the context ends before, `stop_reason` is "
         "`model_context_window_exceeded`"
     ),
-    "temperature": works("0 to 2; 0 is greedy; default 0.6"),
-    "top_p": works("above 0 to 1; default 0.95"),
-    "top_k": works("0 is off"),
-    "stop_sequences": works(
-        f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned, and reported in `stop_sequence`"
-    ),
+    **sampling_notes("anthropic"),
     "stream": works("the API's own events"),
     "metadata": hint("describes the caller"),
     "diagnostics": hint("usage and cached tokens are always reported"),
@@ -299,7 +290,7 @@ WITHIN_MESSAGE: Notes = {
     "input_examples": refused("put examples in the description"),
     "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool result names it"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
-    "clear_tool_uses_20250919": works(f"the results of all but the newest calls become `{CLEARED}`"),
+    "clear_tool_uses_20250919": works(f"the the results of all but the newest calls become `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
     "compact_20260112": hint("nothing is summarized; a prompt that does not fit is refused with both numbers"),
     "eager_input_streaming": hint("arguments with an enforced schema are streamed, others sent as a whole", "false"),

@@ -25,7 +25,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
 from notso.web.values.strict_fields import at_most
 
 LOGPROBS = "message.output_text.logprobs"
@@ -222,12 +222,11 @@ class InputTokenFields(Fields):
     conversation: None = None
 
 
+@with_sampling("responses")
 class ResponseFields(InputTokenFields):
     """The body of POST /v1/responses."""
 
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
@@ -270,9 +269,7 @@ INPUT_TOKEN_NOTES: Notes = {
 }
 
 RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
-    "max_output_tokens": works("maximum tokens, including reasoning; if omitted or too large: what fits"),
-    "temperature": works("0 to 2; 0 is greedy; default 0.6"),
-    "top_p": works("above 0 to 1; default 0.95"),
+    **sampling_notes("responses"),
     "top_logprobs": works(
         "0 to 20; without it, `include` `message.output_text.logprobs` returns those of the generated tokens"
     ),

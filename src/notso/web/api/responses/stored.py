@@ -10,13 +10,14 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
-from notso.web.api.responses.items import kept_input, page
+from notso.web.api.responses.items import kept_input
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED
+from notso.web.api.shared.listing import page
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
-from notso.web.api.shared.serializer import PING
+from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, sse_events, stream_of
+from notso.web.api.shared.serving import EventStream, Owner, known, sse_events
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
@@ -45,21 +46,21 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
             if (elsewhere := await services.resumable_streams.elsewhere.find(owner, response_id)) is not None:
                 services.reread_streams.opened(owner)
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
-                return stream_of(events, lambda: services.reread_streams.closed(owner))
+                return EventStream(events, lambda: services.reread_streams.closed(owner))
             await found_response(services, owner, response_id, "response_id")
             raise unsupported("stream", "the events of this response are not kept; use stream: false")
         services.reread_streams.opened(owner)
         again = running.serializer.again()
         events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
-        return stream_of(events, lambda: services.reread_streams.closed(owner))
+        return EventStream(events, lambda: services.reread_streams.closed(owner))
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.following)
-        return JSONResponse(running.followed.body(), headers=headers)
+        return await whole_response(running.followed, headers)
     if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
-        return JSONResponse(elsewhere.log.body, headers=headers)
+        return await large_response(lambda: elsewhere.log.body, headers)
     stored = await found_response(services, owner, response_id, "response_id")
-    return JSONResponse(stored.body, headers=headers)
+    return await large_response(lambda: stored.body, headers)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -71,8 +72,8 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
         items = kept_input(running.serializer.asked.items, response_id)
     else:
         items = (await found_response(services, owner, response_id, "response_id")).input
-    asked = {name: query.get(name) for name in ("limit", "order", "after")}
-    return JSONResponse(page(items, **asked), headers=headers)
+    listed = page(items, query)
+    return await large_response(lambda: listed, headers)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -82,14 +83,15 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     if running is not None:
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
-        return JSONResponse(running.followed.body())
+        return await whole_response(running.followed)
     if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
         elsewhere.stop()
-        return JSONResponse(await elsewhere.whole())
+        body = await elsewhere.whole()
+        return await large_response(lambda: body)
     stored = await found_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
         raise ApiError(400, "invalid_value", "only a background response can be cancelled", param="response_id")
-    return JSONResponse(stored.body)
+    return await large_response(lambda: stored.body)
 
 
 @router.delete("/v1/responses/{response_id}")

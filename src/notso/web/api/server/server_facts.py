@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from notso.web.api.shared.completion import release
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
-from notso.web.edge.access import guarded, public
+from notso.web.edge.access import guarded, operator_only, public
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
@@ -124,7 +125,7 @@ async def load(services: Services) -> Response:
     return JSONResponse({"server_load": 0 if stats is None else stats.running + stats.waiting})
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[operator_only()])
 async def metrics(services: Services) -> Response:
     """Return metrics in Prometheus text format. Requires a key, as they reveal the owner's usage."""
     headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
@@ -134,8 +135,7 @@ async def metrics(services: Services) -> Response:
 _CHAT = "SmolLM3 is a chat model"
 
 
-def _refused(reason: str) -> ApiError:
-    return ApiError(400, "not_supported", reason)
+_refused = partial(ApiError, 400, "not_supported")
 
 
 @router.post("/v1/embeddings")
