@@ -29,7 +29,7 @@ BUSY_MS = 5000  # how long one connection waits for the other
 
 DAMAGED = (
     "the database of conversations is damaged and was left unchanged: restore a backup, or move away all files"
-    " whose names begin with notso.db to start with an empty one, or choose another data directory"
+    " whose names begin with notso.db to start with an empty database, or choose another data directory"
 )
 
 
