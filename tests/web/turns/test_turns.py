@@ -376,7 +376,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_text_is_kept(start: Start, er
     answer = server.client.post("/chats", data={"text": "My words", "key": new_id()})
     assert answer.status_code == 503
     assert "My words" in answer.text
-    reason = "no SmolLM3" if isinstance(error, ModelFileError) else "see the server's log"
+    reason = "no SmolLM3" if isinstance(error, ModelFileError) else "could not be loaded; see"
     assert reason in answer.text and "secret" not in answer.text
 
 
