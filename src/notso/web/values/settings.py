@@ -153,7 +153,7 @@ class Settings:
     )
     mcp_config: Path | None = _setting(
         None,
-        help="MCP servers that provide tools (requires notso-smollm3-bot[mcp]).",
+        help="MCP servers that provide tools (requires the extra mcp).",
         metavar="FILE",
         variable="NOTSO_MCP_CONFIG",
     )
