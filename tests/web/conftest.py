@@ -217,7 +217,7 @@ class Running:
         return reader.events
 
     def finished(self, asked: Asked) -> Any:
-        """The stored answer once it has ended and everybody was told."""
+        """The stored answer once it has exited and everybody was told."""
         self._wait(lambda: not self.stored(asked).active)
         self._wait(lambda: self.on_loop(lambda: self.chat.turns.stats(asked.generation_id)) is None)
         return self.stored(asked)

@@ -54,7 +54,7 @@ class WeightPlacement:
         """Prepare the copy. Raises InvalidRequestError for "hugepages" without system support."""
         # `signal` is woken on the copying thread when there is something to adopt.
         if wanted == "hugepages" and not backend.has_weight_arena:
-            raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
+            raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
         self._file = file
         self._signal = signal
         self._backend = backend

@@ -1,7 +1,7 @@
-"""Tensors copied to anonymous memory on 2 MiB pages, where the kernels read them at the full speed of the memory.
+"""Tensors in anonymous memory on 2 MiB pages, which kernels read at the full memory bandwidth.
 
-A mapped file lies on 4 KiB pages (a fifth of them larger, on file systems that can), and walking their table costs
-decoding a quarter to a third of its speed. The copy has the same bytes, so results are the same bit for bit.
+A mapped file uses 4 KiB pages (a fifth of them larger on some file systems); page table walks slow decoding down by a
+quarter to a third. The copy has the same bytes, so results are identical.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from notso.qtensor.errors import QTensorError
 from notso.qtensor.tensor import QTensor
 
 PAGE_BYTES = 2 << 20
-TENSOR_ALIGNMENT = 4096  # each tensor begins on a small page, so that none shares a cache line with another
-COPY_BYTES = 8 << 20  # one piece of a copy; the interpreter's lock is free while it lasts
+TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
+COPY_BYTES = 8 << 20  # copied at a time, without the interpreter's lock
 
-LARGE_BYTES = 4 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
+LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
 
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def available() -> bool:
-    """Whether the kernel gives 2 MiB pages to memory that asks for them."""
+    """Return whether the kernel provides 2 MiB pages on request."""
     try:
         return "[never]" not in _POLICY.read_text() and hasattr(mmap, "MADV_HUGEPAGE")
     except OSError:
@@ -33,10 +33,11 @@ def available() -> bool:
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
-    """`size` bytes of zeros that take memory page by page as they are first written.
+    """Return `size` zero bytes whose pages are allocated when first written.
 
-    Large ones lie on 2 MiB pages where the system has them and unless `large_pages` is False: for what is written here
-    and there, and mostly never. Raises QTensorError when there is no room for them.
+    Large sizes use 2 MiB pages where available, unless `large_pages` is False, which suits sparsely written memory.
+    Raise
+    QTensorError if there is not enough address space.
     """
     large = large_pages and size >= LARGE_BYTES and available()
     try:
@@ -51,10 +52,10 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
 
 
 class HugePageArena:
-    """Room for a known amount of tensors. Memory is taken page by page as tensors are copied in."""
+    """Memory for a known amount of tensors, allocated page by page as tensors are copied."""
 
     def __init__(self, tensor_bytes: int, tensor_count: int) -> None:
-        """Reserve address space for `tensor_count` tensors of `tensor_bytes` together. Raises QTensorError."""
+        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raise QTensorError."""
         size = tensor_bytes + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -65,7 +66,7 @@ class HugePageArena:
         self._used = -self._bytes.ctypes.data % PAGE_BYTES
 
     def copy(self, tensor: QTensor) -> QTensor:
-        """The same tensor, its bytes in this arena. Raises QTensorError when the arena is full."""
+        """Return a copy of the tensor in this arena. Raise QTensorError if it is full."""
         start = -(-self._used // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         if start + tensor.nbytes > self._bytes.size:
             raise QTensorError(f"tensor {tensor.name!r} does not fit in the reserved memory")
@@ -78,7 +79,7 @@ class HugePageArena:
 
 
 def huge_page_bytes() -> int:
-    """Anonymous memory of this process that lies on huge pages (0 where the system does not say)."""
+    """Return the anonymous memory of this process on huge pages (0 if unknown)."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:
