@@ -1,10 +1,9 @@
-// Weights packed for vectors: line u of a packed block is 64 bytes, dword u of the block in the file of each of sixteen
-// rows. Nothing within a dword changes, so scales and values lie as the file has them, and a row is a lane.
+// Weights packed for vectors: line u of a packed block is dword u of the block in the file of each of 32 rows. Nothing
+// within a dword changes, so scales and values lie as the file has them, and a row is a lane.
 //
-// A slab is 64 rows: [block][four groups of sixteen]. It is read from end to end, in order, while a block of the batch
-// rows meets 64 rows of the weight. Lines lie in the order in which kernels want them; what is no dword (the d of
-// Q6_K) is half a line of sixteen halves, with that of the next packed block beside it. The last slab may have fewer
-// groups, and its last group ends in zeros.
+// A slab is 64 rows: [block][two groups of 32]. It is read from end to end, in order, while a block of the batch rows
+// meets 64 rows of the weight. Lines lie in the order in which kernels want them; what is no dword (the d of Q6_K) is
+// half a line before them. The last slab may have only one group; what is beyond the last row is zeros.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +13,17 @@
 
 namespace qtensor {
 
-constexpr int64_t kSlabRows = 64, kGroupRows = 16, kSlabGroups = kSlabRows / kGroupRows, kLineBytes = 64;
+constexpr int64_t kSlabRows = 64, kGroupRows = 32, kLineBytes = 4 * kGroupRows;
 
-constexpr int64_t groups_of(int64_t rows) {
-  return rows < kSlabRows ? (rows + kGroupRows - 1) / kGroupRows : kSlabGroups;
-}
+constexpr int64_t groups_of(int64_t rows) { return rows > kGroupRows ? 2 : 1; }
 
 // Where line i comes from in the file's block, and from where the half does, is all that a format adds to this.
 template <class Block, int HALVES>
 struct PackedBlock {
   static constexpr bool exists = true;
   static constexpr int halves = HALVES, bytes = int(sizeof(Block)), lines = (bytes - 2 * HALVES) / 4;
-  static_assert(HALVES == 0 || HALVES == 1);
-  // Of the packed blocks of a slab, in order: where the lines of one begin, and its half line.
-  static constexpr int64_t lines_at(int64_t i) { return kLineBytes * (i * lines + (HALVES ? i / 2 + 1 : 0)); }
-  static constexpr int64_t half_at(int64_t i) {
-    return kLineBytes * (2 * lines + 1) * (i / 2) + kLineBytes / 2 * (i % 2);
-  }
-  // Of the first `rows` rows of a slab, a multiple of 32 bytes.
-  static constexpr int64_t slab_bytes(int64_t rows, int64_t blocks) {
-    return lines_at(groups_of(rows) * blocks - 1) + kLineBytes * lines;
-  }
+  static constexpr int64_t packed_bytes = kGroupRows * bytes, lines_at = 2 * kGroupRows * HALVES;
+  static_assert(lines_at + kLineBytes * lines == packed_bytes && packed_bytes % 64 == 0);
 };
 
 template <class Block>
@@ -73,11 +62,12 @@ struct Packing<BlockQ6_K> : PackedBlock<BlockQ6_K, 1> {
 template <class Block>
 inline void unpack_block(const uint8_t* slab, int64_t groups, int64_t row, int64_t b, Block& to) {
   using P = Packing<Block>;
-  const int64_t i = b * groups + row / kGroupRows, lane = row % kGroupRows;
+  const uint8_t* const from = slab + (b * groups + row / kGroupRows) * P::packed_bytes;
+  const int64_t lane = row % kGroupRows;
   auto* const bytes = reinterpret_cast<uint8_t*>(&to);
   for (int u = 0; u < P::lines; u++)
-    std::memcpy(bytes + P::dword(u), slab + P::lines_at(i) + kLineBytes * u + 4 * lane, 4);
-  if constexpr (P::halves > 0) std::memcpy(bytes + P::half(), slab + P::half_at(i) + 2 * lane, 2);
+    std::memcpy(bytes + P::dword(u), from + P::lines_at + kLineBytes * u + 4 * lane, 4);
+  if constexpr (P::halves > 0) std::memcpy(bytes + P::half(), from + 2 * lane, 2);
 }
 
 // use(Block{}) of the formats that can be packed, or none().

@@ -25,7 +25,7 @@ constexpr int line_of(int dword) {
   return line;
 }
 
-// Sixteen bytes at the same place of sixteen rows to the lines of their dwords.
+// Sixteen bytes at the same place of all rows to the lines of their dwords.
 template <class P, int AT>
 void turn(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   constexpr int kTo[4] = {line_of<P>(AT), line_of<P>(AT + 4), line_of<P>(AT + 8), line_of<P>(AT + 12)};
@@ -52,16 +52,16 @@ template <class P>
 void pack_slab(const uint8_t* from, int64_t rows, int64_t blocks, uint8_t* slab) {
   static constexpr uint8_t kZeros[P::bytes] = {};
   const int64_t groups = groups_of(rows), row_bytes = blocks * P::bytes;
-  for (int64_t b = 0, i = 0; b < blocks; b++)
-    for (int64_t g = 0; g < groups; g++, i++) {
+  for (int64_t b = 0; b < blocks; b++)
+    for (int64_t g = 0; g < groups; g++, slab += P::packed_bytes) {
       const uint8_t* at[kGroupRows];
       for (int64_t r = 0; r < kGroupRows; r++) {
         const int64_t row = kGroupRows * g + r;
         at[r] = row < rows ? from + row * row_bytes + b * P::bytes : kZeros;
       }
-      turn_all<P>(at, slab + P::lines_at(i));
+      turn_all<P>(at, slab + P::lines_at);
       if constexpr (P::halves > 0)
-        for (int64_t r = 0; r < kGroupRows; r++) std::memcpy(slab + P::half_at(i) + 2 * r, at[r] + P::half(), 2);
+        for (int64_t r = 0; r < kGroupRows; r++) std::memcpy(slab + 2 * r, at[r] + P::half(), 2);
     }
 }
 
@@ -80,7 +80,7 @@ bool is_packed(Format format) {
 }
 
 int64_t slab_bytes(Format format, int64_t k, int64_t rows) {
-  return with_its_packing(format, [=]<class P>(P) { return P::slab_bytes(rows, k / kSuperBlock); });
+  return with_its_packing(format, [=]<class P>(P) { return groups_of(rows) * (k / kSuperBlock) * P::packed_bytes; });
 }
 
 int64_t packed_bytes(const Weight& w) {

@@ -62,14 +62,12 @@ QTENSOR_INLINE __m512i dword_to_all(const void* from) {
   return _mm512_set1_epi32(value);
 }
 
-struct Lines {  // of a packed block
+constexpr int kLanes = 16;
+// Of sixteen of a group's rows: a half of each line.
+struct Lines {
   const uint8_t *at, *halves;
   QTENSOR_INLINE __m512i operator[](int u) const { return _mm512_loadu_si512(at + kLineBytes * u); }
 };
-template <class Block>
-QTENSOR_INLINE Lines lines_of(const uint8_t* slab, int64_t i) {
-  return {slab + Packing<Block>::lines_at(i), slab + Packing<Block>::half_at(i)};
-}
 
 struct SlabHeader {
   __m512i scale[8], min[4];  // [pair]: two words for each row
@@ -110,7 +108,7 @@ struct SlabPairs;  // `shift`: how far B's values lie up; `largest`: the largest
 template <>
 struct SlabPairs<BlockQ4_K> : PairsWithMins {
   static constexpr int shift = 4, largest = 15;
-  static constexpr bool keeps = false;  // unpacking takes less than to load what was kept
+  static constexpr bool keeps = true;
   QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
     const __m512i v = w[Packing<BlockQ4_K>::values(pair, four)];
     a = _mm512_and_si512(v, _mm512_set1_epi8(15));
@@ -171,158 +169,158 @@ struct alignas(64) KeptValues {
   uint8_t q[64][64];
 };
 
-// acc[j] = fma(f, d of batch row j, acc[j]) of M batch rows. FITS: no sum outgrows a word.
+// What a pass over two groups of a slab's block works on: batch rows `x`, and sums as [group][m][16 rows].
+struct SlabPass {
+  Lines lines[2];
+  SlabHeader header[2];
+  KeptValues kept[2];
+  const uint8_t* later;  // memory to ask for, so many lines with each pair
+  int64_t asked;
+  int64_t m;
+};
+
+// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of two groups and M batch rows, where acc is [group][m][16 rows].
+// FITS: no sum outgrows a word.
 template <class Block, int M, bool FITS, Source SOURCE>
-QTENSOR_INLINE void slab_block(Lines w, const SlabHeader& h, const SlabBatchBlock* x, __m512 (&acc)[M],
-                               KeptValues& kept) {
+QTENSOR_INLINE void slab_block(SlabPass& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   const __m512i zero = _mm512_setzero_si512();
-  __m512i total[M];
+  __m512i total[2][M];
 #pragma GCC unroll 8
-  for (int j = 0; j < M; j++) total[j] = zero;
+  for (int j = 0; j < M; j++) total[0][j] = total[1][j] = zero;
 #pragma GCC unroll 8
   for (int pair = 0; pair < P::pairs; pair++) {
-    __m512i sum_a[M], sum_b[M];
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
+    __m512i sum_a[2][M], sum_b[2][M];
 #pragma GCC unroll 8
     for (int j = 0; j < M; j++) {
-      sum_a[j] = P::has_min ? zero : dword_to_all(x[j].start + P::a(pair, 0) / 16);
-      sum_b[j] = P::has_min ? zero : dword_to_all(x[j].start + P::b(pair, 0) / 16);
+      sum_a[0][j] = sum_a[1][j] = P::has_min ? zero : dword_to_all(x[j].start + P::a(pair, 0) / 16);
+      sum_b[0][j] = sum_b[1][j] = P::has_min ? zero : dword_to_all(x[j].start + P::b(pair, 0) / 16);
     }
 #pragma GCC unroll 8
     for (int four = 0; four < P::fours; four++) {
-      __m512i a, b;
-      uint8_t (*const two)[64] = kept.q + 2 * (pair * P::fours + four);
-      if (SOURCE == Source::kept) {
-        a = _mm512_load_si512(two[0]);
-        b = _mm512_load_si512(two[1]);
-      } else {
-        P::values(w, pair, four, a, b);
-      }
-      if (SOURCE == Source::unpacked_and_kept) {
-        _mm512_store_si512(two[0], a);
-        _mm512_store_si512(two[1], b);
+      __m512i a[2], b[2];
+#pragma GCC unroll 2
+      for (int g = 0; g < 2; g++) {
+        uint8_t (*const two)[64] = t.kept[g].q + 2 * (pair * P::fours + four);
+        if (SOURCE == Source::kept) {
+          a[g] = _mm512_load_si512(two[0]);
+          b[g] = _mm512_load_si512(two[1]);
+        } else {
+          P::values(t.lines[g], pair, four, a[g], b[g]);
+        }
+        if (SOURCE == Source::unpacked_and_kept) {
+          _mm512_store_si512(two[0], a[g]);
+          _mm512_store_si512(two[1], b[g]);
+        }
       }
 #pragma GCC unroll 8
       for (int j = 0; j < M; j++) {
-        sum_a[j] = _mm512_dpbusd_epi32(sum_a[j], a, dword_to_all(x[j].q + P::a(pair, four)));
-        sum_b[j] = _mm512_dpbusd_epi32(sum_b[j], b, dword_to_all(x[j].q + P::b(pair, four)));
+        const __m512i x_a = dword_to_all(x[j].q + P::a(pair, four));
+        sum_a[0][j] = _mm512_dpbusd_epi32(sum_a[0][j], a[0], x_a);
+        sum_a[1][j] = _mm512_dpbusd_epi32(sum_a[1][j], a[1], x_a);
+        const __m512i x_b = dword_to_all(x[j].q + P::b(pair, four));
+        sum_b[0][j] = _mm512_dpbusd_epi32(sum_b[0][j], b[0], x_b);
+        sum_b[1][j] = _mm512_dpbusd_epi32(sum_b[1][j], b[1], x_b);
       }
     }
+#pragma GCC unroll 2
+    for (int g = 0; g < 2; g++)
+#pragma GCC unroll 8
+      for (int j = 0; j < M; j++) {
+        const __m512i scale = t.header[g].scale[pair], sa = sum_a[g][j], sb = sum_b[g][j];
+        if (FITS) {
+          const __m512i words = _mm512_mask_blend_epi16(0xaaaaaaaa, sa, _mm512_slli_epi32(sb, 16 - P::shift));
+          total[g][j] = _mm512_dpwssd_epi32(total[g][j], words, scale);
+        } else {
+          const __m512i scale_a = _mm512_srai_epi32(_mm512_slli_epi32(scale, 16), 16);
+          const __m512i scale_b = _mm512_srai_epi32(scale, 16);
+          total[g][j] = _mm512_add_epi32(total[g][j], _mm512_mullo_epi32(sa, scale_a));
+          total[g][j] = _mm512_add_epi32(total[g][j], _mm512_mullo_epi32(_mm512_srai_epi32(sb, P::shift), scale_b));
+        }
+      }
+  }
+#pragma GCC unroll 2
+  for (int g = 0; g < 2; g++)
 #pragma GCC unroll 8
     for (int j = 0; j < M; j++) {
-      if (FITS) {
-        const __m512i words = _mm512_mask_blend_epi16(0xaaaaaaaa, sum_a[j], _mm512_slli_epi32(sum_b[j], 16 - P::shift));
-        total[j] = _mm512_dpwssd_epi32(total[j], words, h.scale[pair]);
-      } else {
-        const __m512i scale_a = _mm512_srai_epi32(_mm512_slli_epi32(h.scale[pair], 16), 16);
-        const __m512i scale_b = _mm512_srai_epi32(h.scale[pair], 16);
-        total[j] = _mm512_add_epi32(total[j], _mm512_mullo_epi32(sum_a[j], scale_a));
-        total[j] = _mm512_add_epi32(total[j], _mm512_mullo_epi32(_mm512_srai_epi32(sum_b[j], P::shift), scale_b));
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int j = 0; j < M; j++) {
-    __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(total[j]), h.d);
-    if constexpr (P::has_min) {
-      __m512i mins = zero;
+      __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(total[g][j]), t.header[g].d);
+      if constexpr (P::has_min) {
+        __m512i mins = zero;
 #pragma GCC unroll 4
-      for (int pair = 0; pair < 4; pair++)
-        mins = _mm512_dpwssd_epi32(mins, h.min[pair], dword_to_all(x[j].sums32 + 2 * pair));
-      f = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), h.dmin, f);
+        for (int pair = 0; pair < 4; pair++)
+          mins = _mm512_dpwssd_epi32(mins, t.header[g].min[pair], dword_to_all(x[j].sums32 + 2 * pair));
+        f = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), t.header[g].dmin, f);
+      }
+      float* const to = acc + kLanes * (t.m * g + j);
+      _mm512_store_ps(to, _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
     }
-    acc[j] = _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), acc[j]);
-  }
 }
-template <class Block, int M, Source SOURCE>
-QTENSOR_INLINE void some_batch_rows(Lines w, const SlabHeader& h, const SlabBatchBlock* x, float* acc,
-                                    KeptValues& kept) {
+// A function of its own: inlined into its caller, gcc 12 keeps sums in memory.
+template <class Block, Source SOURCE, int M>
+__attribute__((noinline)) void slab_pass(SlabPass& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
-  __m512 sum[M];
   int32_t largest = 0;
 #pragma GCC unroll 8
   for (int j = 0; j < M; j++) {
-    sum[j] = _mm512_load_ps(acc + 16 * j);
     const int32_t own = P::largest_sum(x[j]);
     largest = largest > own ? largest : own;
   }
   if (__builtin_expect(largest * P::largest <= 32767, 1))
-    slab_block<Block, M, true, SOURCE>(w, h, x, sum, kept);
+    slab_block<Block, M, true, SOURCE>(t, x, acc);
   else
-    slab_block<Block, M, false, SOURCE>(w, h, x, sum, kept);
-#pragma GCC unroll 8
-  for (int j = 0; j < M; j++) _mm512_store_ps(acc + 16 * j, sum[j]);
-}
-
-// So many share the registers: two sums and a total each. Up to kFewBatchRows memory decides, which the processor's own
-// prefetching reads best if nothing is asked for; each request lost. More of them take longer than memory does, and it
-// would not fetch far ahead of what is read so slowly: docs/kernels/packed.md.
-constexpr int kMostAtOnce = 6, kFewBatchRows = 4, kBlocksAhead = 4;
-
-// Each is a function of its own: inlined into its caller, gcc 12 keeps sums in memory.
-template <class Block, int M>
-__attribute__((noinline)) void few_batch_rows(const uint8_t* slab, int64_t groups, int64_t blocks,
-                                              const SlabBatchBlock* x, float* acc) {
-  KeptValues none;
-  for (int64_t b = 0, i = 0; b < blocks; b++, x += M)
-#pragma GCC unroll 1
-    for (int64_t g = 0; g < groups; g++, i++) {
-      const Lines w = lines_of<Block>(slab, i);
-      SlabHeader h;
-      SlabPairs<Block>::header(w, h);
-      some_batch_rows<Block, M, Source::unpacked>(w, h, x, acc + 16 * M * g, none);
-    }
-}
-template <class Block, int M>
-void few_of(int64_t m, const uint8_t* slab, int64_t groups, int64_t blocks, const SlabBatchBlock* x, float* acc) {
-  if constexpr (M > 1)
-    if (m < M) return few_of<Block, M - 1>(m, slab, groups, blocks, x, acc);
-  few_batch_rows<Block, M>(slab, groups, blocks, x, acc);
-}
-template <class Block, int M, Source SOURCE>
-__attribute__((noinline)) void one_pass(Lines w, const SlabHeader& h, const SlabBatchBlock* x, float* acc,
-                                        KeptValues& kept) {
-  some_batch_rows<Block, M, SOURCE>(w, h, x, acc, kept);
+    slab_block<Block, M, false, SOURCE>(t, x, acc);
 }
 template <class Block, Source SOURCE, int M>
-QTENSOR_INLINE void pass_of(int64_t m, Lines w, const SlabHeader& h, const SlabBatchBlock* x, float* acc,
-                            KeptValues& kept) {
-  if constexpr (M > 3)  // the least there is: seven are four and three
-    if (m < M) return pass_of<Block, SOURCE, M - 1>(m, w, h, x, acc, kept);
-  one_pass<Block, M, SOURCE>(w, h, x, acc, kept);
+QTENSOR_INLINE void pass_of(int64_t count, SlabPass& t, const SlabBatchBlock* x, float* acc) {
+  if constexpr (M > (SOURCE == Source::unpacked ? 1 : 2))  // of several passes the least is that of five: three and two
+    if (count < M) return pass_of<Block, SOURCE, M - 1>(count, t, x, acc);
+  slab_pass<Block, SOURCE, M>(t, x, acc);
 }
-// Passes are as even as can be, and each asks for its share of a later block.
+
+// Two groups share each broadcast, and so many batch rows the registers: two sums of each in either. More of them go in
+// passes, as even as can be. Each asks for its share of a later block: docs/kernels/packed.md.
+constexpr int kMostAtOnce = 4, kBlocksAhead = 2;
+
 template <class Block>
-void many_batch_rows(int64_t m, const uint8_t* slab, int64_t groups, int64_t blocks, const SlabBatchBlock* x,
+void slab_batch_rows(int64_t m, const uint8_t* slab, int64_t groups, int64_t blocks, const SlabBatchBlock* x,
                      float* acc) {
-  constexpr bool keeps = SlabPairs<Block>::keeps;
-  KeptValues kept;
-  const int64_t passes = (m + kMostAtOnce - 1) / kMostAtOnce;
-  const int64_t share = (Packing<Block>::lines + passes - 1) / passes * kLineBytes;
-  for (int64_t b = 0, i = 0; b < blocks; b++, x += m)
-    for (int64_t g = 0; g < groups; g++, i++) {
-      const Lines w = lines_of<Block>(slab, i);
-      const uint8_t* later = lines_of<Block>(slab, i + kBlocksAhead).at;
-      SlabHeader h;
-      SlabPairs<Block>::header(w, h);
-      int64_t begin = 0;
-      for (int64_t left = passes; left > 0; left--, later += share) {
-        const int64_t count = (m - begin + left - 1) / left;
-        const SlabBatchBlock* const from = x + begin;
-        float* const sums = acc + 16 * (m * g + begin);
-        if (m > 32 && g == groups - 1)  // the batch rows of the next block
-          for (int64_t at = 0; at < count * int64_t(sizeof *x); at += kLineBytes)
-            __builtin_prefetch(reinterpret_cast<const uint8_t*>(from + m) + at, 0, 2);
-        for (int64_t at = 0; at < share; at += kLineBytes) __builtin_prefetch(later + at, 0, 2);
-        if (!keeps || passes == 1)
-          pass_of<Block, Source::unpacked, kMostAtOnce>(count, w, h, from, sums, kept);
-        else if (left == passes)
-          pass_of<Block, Source::unpacked_and_kept, kMostAtOnce>(count, w, h, from, sums, kept);
-        else
-          pass_of<Block, Source::kept, kMostAtOnce>(count, w, h, from, sums, kept);
-        begin += count;
+  using P = SlabPairs<Block>;
+  constexpr int64_t kBytes = Packing<Block>::packed_bytes;
+  SlabPass each[kSlabRows / kGroupRows];
+  const int64_t passes = (m + kMostAtOnce - 1) / kMostAtOnce, asks = passes * P::pairs;
+  const int64_t asked = (kBytes / 64 + asks - 1) / asks,
+                asking = (kBytes / 64 + asked * P::pairs - 1) / (asked * P::pairs);
+  for (int64_t b = 0; b < blocks; b++, x += m) {
+    for (int64_t g = 0; g < groups; g++, slab += kBytes) {
+      SlabPass& t = each[g];
+      for (int half = 0; half < 2; half++) {
+        t.lines[half] = {slab + Packing<Block>::lines_at + 64 * half, slab + 2 * kLanes * half};
+        P::header(t.lines[half], t.header[half]);
       }
+      t.later = slab + kBlocksAhead * kBytes;
+      t.asked = asked;
+      t.m = m;
     }
+    int64_t begin = 0;
+    for (int64_t left = passes; left > 0; left--) {
+      const int64_t count = (m - begin + left - 1) / left;
+      for (int64_t g = 0; g < groups; g++) {
+        SlabPass& t = each[g];
+        float* const sums = acc + kLanes * (2 * m * g + begin);
+        if (passes - left == asking) t.asked = 0;
+        if (!P::keeps || passes == 1)
+          pass_of<Block, Source::unpacked, kMostAtOnce>(count, t, x + begin, sums);
+        else if (left == passes)
+          pass_of<Block, Source::unpacked_and_kept, kMostAtOnce>(count, t, x + begin, sums);
+        else
+          pass_of<Block, Source::kept, kMostAtOnce>(count, t, x + begin, sums);
+        t.later += 64 * t.asked * P::pairs;
+      }
+      begin += count;
+    }
+  }
 }
 
 template <class Block>
@@ -330,17 +328,14 @@ void matmul_slabs(const SlabTask& t) {
   const auto* const x = reinterpret_cast<const SlabBatchBlock*>(t.x);
   const uint8_t* slab = t.weight;
   for (int64_t row = 0; row < t.rows; row += kSlabRows, slab += t.slab_stride) {
-    const int64_t groups = groups_of(t.rows - row);
-    __builtin_memset(t.sums, 0, size_t(kGroupRows * t.m * groups) * sizeof(float));
-    if (t.m <= kFewBatchRows)
-      few_of<Block, kFewBatchRows>(t.m, slab, groups, t.blocks, x, t.sums);
-    else
-      many_batch_rows<Block>(t.m, slab, groups, t.blocks, x, t.sums);
-    for (int64_t g = 0; g < groups; g++) {
-      const int64_t at = row + kGroupRows * g, left = t.rows - at;
-      const __mmask16 mask = left < kGroupRows ? __mmask16((1 << left) - 1) : __mmask16(0xffff);
-      for (int64_t j = 0; j < t.m; j++)
-        _mm512_mask_storeu_ps(t.y + j * t.y_stride + at, mask, _mm512_load_ps(t.sums + kGroupRows * (t.m * g + j)));
+    const int64_t rows = t.rows - row < kSlabRows ? t.rows - row : kSlabRows, groups = groups_of(rows);
+    __builtin_memset(t.sums, 0, size_t(kGroupRows * groups * t.m) * sizeof(float));
+    slab_batch_rows<Block>(t.m, slab, groups, t.blocks, x, t.sums);
+    const float* sums = t.sums;
+    for (int64_t at = 0; at < rows; at += kLanes) {
+      const __mmask16 mask = rows - at < kLanes ? __mmask16((1 << (rows - at)) - 1) : __mmask16(0xffff);
+      for (int64_t j = 0; j < t.m; j++, sums += kLanes)
+        _mm512_mask_storeu_ps(t.y + j * t.y_stride + row + at, mask, _mm512_load_ps(sums));
     }
   }
 }

@@ -23,7 +23,7 @@ from notso.qtensor.tensor import QTensor
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a small page, so that none shares a cache line with another
 COPY_BYTES = 8 << 20  # one piece of a copy; the interpreter's lock is free while it lasts
-SLAB_ROWS = 64  # native/packed_weights.h; tensors with fewer rows are not packed, which fills up the last 16
+SLAB_ROWS = 64  # native/packed_weights.h; tensors with fewer rows are not packed, which fills up the last 32
 
 LARGE_BYTES = 4 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
 
@@ -80,7 +80,7 @@ class HugePageArena:
 
     def __init__(self, tensor_bytes: int, tensor_count: int) -> None:
         """Reserve address space for `tensor_count` tensors of `tensor_bytes` together. Raises QTensorError."""
-        # Packing fills up the last sixteen rows; what is not used takes no memory.
+        # Packing fills up the last 32 rows; what is not used takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
