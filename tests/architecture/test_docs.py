@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import typer
-from fastapi.routing import iter_route_contexts
+from routes import with_table
 
 from notso.cli.app import VERBS, app
-from notso.web.app import create_app
-from notso.web.edge.access import front_ends_only, guarded, public
-from notso.web.testing.scripted_engine import ScriptedEngine
-from notso.web.values.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "supply"))
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -89,7 +87,7 @@ def test_the_drawing_of_the_house_is_short() -> None:
 
 def test_what_comes_next_has_a_room_each() -> None:
     """Five rows; what changes is there, what is new is not there yet."""
-    rows = re.findall(r"^\| (?!next |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (?!item |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
     assert len(rows) >= 3
     for row in rows:
         name, _, new, changes, _ = row.split(" | ")
@@ -208,17 +206,8 @@ def test_every_error_is_drawn() -> None:
     assert set(re.findall(r"\w+Error\b", tree)) == defined
 
 
-def test_every_route_is_listed_with_its_guard(tmp_path: Path) -> None:
-    listed = dict(re.findall(r"^\| `([A-Z]+ /\S*)` \| (\w+) \|", read(ROOT / "SECURITY.md"), re.MULTILINE))
-    declared = {}
-    settings = Settings(data_dir=tmp_path, engine_api=True, engine_key="a key for front ends only")
-    for context in iter_route_contexts(create_app(ScriptedEngine, settings).routes):
-        dependant: Any = getattr(context, "dependant", None) or context.original_route.dependant  # type: ignore[attr-defined]
-        known = (public, guarded, front_ends_only)
-        marks = [each.call.__name__ for each in dependant.dependencies if each.call in known]
-        for method in context.original_route.methods:  # type: ignore[attr-defined]
-            declared[f"{method} {context.path}"] = " ".join(marks)
-    assert declared and listed == declared
+def test_every_route_is_listed_with_its_audience() -> None:
+    assert with_table(read(ROOT / "SECURITY.md")) == read(ROOT / "SECURITY.md"), "run: python supply/routes.py"
 
 
 def test_every_kernel_page_keeps_its_promise() -> None:
@@ -234,9 +223,12 @@ def test_every_kernel_page_keeps_its_promise() -> None:
 
 def test_the_changelog_keeps_its_form() -> None:
     text = read(ROOT / "CHANGELOG.md")
+    areas = {"Model and engine", "Server and APIs", "Chat page", "Command line", "Library", "Operations", "Tuning"}
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert re.search(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", text, re.MULTILINE)
-    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+    sections = re.findall(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", text, re.MULTILINE)
+    assert sections and len(sections) == len(set(sections))
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= areas | kinds
+    assert len(sections) > 1 or len(text.splitlines()) <= 120, "a first release lists features, not their history"
 
 
 LIBRARY = [body for language, body in FENCE.findall(read(ROOT / "docs" / "library.md")) if language == "python"]

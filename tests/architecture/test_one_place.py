@@ -14,8 +14,7 @@ from notso.qtensor.kv_formats import MAX_BYTE_DIM
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
 from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES
-from notso.smollm3.values.sampling_params import SamplingParams
-from notso.web.turns.chat_settings import ChatSettings
+from notso.smollm3.values.sampling_params import PARAMETERS, Api
 from notso.web.values.settings import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]
@@ -71,11 +70,11 @@ def test_the_front_door_has_the_defaults_of_the_floors() -> None:
 
 
 def test_sampling_defaults() -> None:
-    defaults, chat = SamplingParams(), ChatSettings()
-    assert (chat.temperature, chat.top_p) == (defaults.temperature, defaults.top_p)
-    source = ROOT / "src" / "notso"
-    # The command line derives its help from the fields.
-    said = "\n".join(p.read_text("utf-8") for p in (source / "web").rglob("*fields.py"))
-    for value, name in ((defaults.temperature, "temperature"), (defaults.top_p, "top_p")):
-        stated = re.findall(rf'"(?:{name})".*?(?:; |Default: )(\d\.\d+)(?: if left out|\.")', said)
-        assert len(stated) >= 4 and set(stated) == {str(value)}
+    stated = [
+        (each.name, value, float(each.default))
+        for each in PARAMETERS.values()
+        for api in get_args(Api)
+        for text in each.names(api).values()
+        for value in re.findall(r"(-?[\d.]+)(?:, all,)? if left out", text)
+    ]
+    assert len(stated) >= 10 and [each for each in stated if float(each[1]) != each[2]] == []

@@ -285,9 +285,8 @@ def pages(server: Running) -> list[str]:
 
 def compare(old: Path, new: Path) -> int:
     """Print where two records differ. Returns the number of differences."""
-    reworded = (
-        [line.split("\t") for line in REWORDED.read_text("utf-8").splitlines() if line] if REWORDED.exists() else []
-    )
+    lines = REWORDED.read_text("utf-8").splitlines() if REWORDED.exists() else []
+    reworded = [line.split("\t") for line in lines if "\t" in line]
     differences = 0
     for name in sorted({path.name for folder in (old, new) for path in folder.glob("*.txt")}):
         texts = [(folder / name).read_text("utf-8") if (folder / name).exists() else "" for folder in (old, new)]

@@ -105,35 +105,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
-for _name, _module in zip(
-    VERBS,
-    (
-        serve,
-        chat,
-        run,
-        batch,
-        backup,
-        store,
-        cluster,
-        pull,
-        convert,
-        quantize,
-        dataset,
-        tune,
-        list,
-        rm,
-        inspect,
-        verify,
-        perplexity,
-        synth,
-        plugin,
-        keys,
-        bench,
-        doctor,
-    ),
-    strict=True,
-):
-    app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
+for _name, _command in VERBS.items():
+    app.command(_name, epilog=f"\b\nExamples:\n{sys.modules[_command.__module__].EXAMPLES}")(_command)
 app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier releases
 
 

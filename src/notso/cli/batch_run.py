@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notso.cli import terminal
-from notso.cli.batch_files import MAX_LINE_BYTES, RequestLine
+from notso.cli.batch_files import RequestLine
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -165,27 +165,16 @@ class BatchRun:
 def read_request(line: RequestLine) -> ChatRequest:
     """Parse and validate a line. Raises ApiError."""
     from notso.web.api.chat_completions.fields import parse_chat_request
-    from notso.web.api.request_fields.strict_json import parse_object
+    from notso.web.api.shared.batch_line import line_too_long, read_line
     from notso.web.edge.api_error import ApiError
 
     if line.content is None:
-        raise ApiError(413, "request_too_large", f"the line is longer than {MAX_LINE_BYTES:,} bytes")
-    entry = parse_object(line.content)
-    if line.custom_id is None:
-        raise ApiError(400, "invalid_value", "custom_id must be a non-empty string", param="custom_id")
+        raise line_too_long()
+    entry = read_line(line.content, (URL,))
     if line.repeats:
         raise ApiError(400, "invalid_value", "custom_id is already used by an earlier line", param="custom_id")
-    if entry.get("method") != "POST":
-        raise ApiError(400, "invalid_value", "method must be POST", param="method")
-    if entry.get("url") != URL:
-        raise ApiError(400, "not_supported", f"url must be {URL}: batches support no other endpoint", param="url")
-    if not isinstance(entry.get("body"), dict):
-        raise ApiError(400, "invalid_value", "body must be an object", param="body")
-    request = parse_chat_request(entry["body"])
-    if request.stream:
-        raise ApiError(400, "unsupported_parameter", "stream is not supported in a batch", param="stream")
-    unknown = tuple(name[:80] for name in entry if name not in ("custom_id", "method", "url", "body"))
-    return replace(request, ignored=(*request.ignored, *unknown))
+    request = parse_chat_request(entry.body)
+    return replace(request, ignored=(*request.ignored, *entry.ignored))
 
 
 def _failure(line: RequestLine, error: ApiError) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from notso.cli import engines, exit_codes, options, terminal
 from notso.cli.conversation import Conversation
-from notso.cli.sampling_options import params_from, takes_sampling
+from notso.cli.field_options import params_from, takes_sampling
 from notso.cli.slash_commands import COMMANDS, Leave, Outcome, run_command
 
 EXAMPLES = """\

@@ -64,14 +64,8 @@ def cluster(
     cache_disk: options.CacheDisk = 4.0,
     data_dir: options.DataDir = None,
     api_key_file: options.ApiKeyFile = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Accept requests for this host name; repeatable."),
-    ] = None,
-    trust_proxy: Annotated[
-        list[str] | None,
-        typer.Option("--trust-proxy", metavar="ADDRESS", help="Trust X-Forwarded-For from this address; repeatable."),
-    ] = None,
+    allow_host: options.AllowHost = None,
+    trust_proxy: options.TrustProxy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Ray Serve configuration and exit.")] = False,
     as_json: options.Json = False,
     debug: options.Debug = False,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from notso.regular_file import SECRET_BYTES
 from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
 from notso.text_file import NotTextError, decode_text
+from notso.web.values.settings import OPTIONS
 
 
 def _remember(variable: str, value: bool) -> bool:
@@ -148,42 +149,32 @@ CacheDisk = Annotated[
         show_envvar=False,
     ),
 ]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        envvar="NOTSO_DATA_DIR",
-        metavar="FOLDER",
-        help="Directory for conversations and caches [env: NOTSO_DATA_DIR].",
+
+
+def of_setting(name: str) -> Any:
+    """Return the option of a setting."""
+    each = OPTIONS[name]
+    spelled = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
+    told = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
+    is_shown = isinstance(each.default, int | float | str) and bool(each.default)
+    return typer.Option(
+        *spelled,
+        metavar=each.metavar or None,
+        help=told,
+        envvar=each.variable or None,
+        min=each.low,
+        max=each.high,
+        exists=each.is_folder,
+        file_okay=not each.is_folder,
         show_envvar=False,
-    ),
-]
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--database-url",
-        envvar="DATABASE_URL",
-        metavar="URL",
-        help="Store conversations in PostgreSQL instead of SQLite [env: DATABASE_URL].",
-        show_envvar=False,
-        show_default=False,
-    ),
-]
-EngineApi = Annotated[
-    bool,
-    typer.Option("--engine-api", help="Serve the engine API to front ends (requires NOTSO_ENGINE_KEY)."),
-]
-EngineUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--engine-url",
-        envvar="NOTSO_ENGINE_URL",
-        metavar="URL",
-        help="Run as a front end for the engine at this URL [env: NOTSO_ENGINE_URL].",
-        show_envvar=False,
-        show_default=False,
-    ),
-]
+        show_default=is_shown,
+    )
+
+
+DataDir = Annotated[Path | None, of_setting("data_dir")]
+DatabaseUrl = Annotated[str | None, of_setting("database_url")]
+AllowHost = Annotated[list[str] | None, of_setting("allowed_hosts")]
+TrustProxy = Annotated[list[str] | None, of_setting("trusted_proxies")]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -261,19 +252,9 @@ def engine_key() -> str:
 
 # Options of `serve` that do not apply to a front end
 OF_THE_ENGINE = (
-    "model",
-    "context",
-    "kv",
-    "threads",
-    "device",
-    "weights",
-    "chat_template_file",
-    "adapter",
-    "adapter_dir",
-    "max_num_seqs",
+    *("model", "context", "kv", "threads", "device", "weights", "chat_template_file", "adapter", "max_num_seqs"),
     "cache_disk",
-    "engine_api",
-    "keep_alive",
+    *(each.name for each in OPTIONS.values() if each.of_the_engine),
 )
 
 

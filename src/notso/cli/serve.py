@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from notso.cli import config_file, engines, notices, options, terminal
+from notso.cli.field_options import settings_from, takes_settings
 from notso.cli.model_files import model_file
 from notso.cli.private_memory import keep_memory_private
 
@@ -29,41 +30,10 @@ EXAMPLES = """\
   notso serve --model SmolLM3-Q4_K_M.gguf --port 8080 --no-browser"""
 
 
+@takes_settings
 def serve(
     context_of_verb: typer.Context,
     model: options.Model = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            envvar="NOTSO_HOST",
-            metavar="HOST",
-            help="Address to listen on. Default: 127.0.0.1 [env: NOTSO_HOST].",
-            show_envvar=False,
-            show_default=False,
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            "-p",
-            envvar="NOTSO_PORT",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Port to listen on (0: any free port).",
-        ),
-    ] = 3000,
-    ollama_port: Annotated[
-        int | None,
-        typer.Option(
-            "--ollama-port",
-            metavar="PORT",
-            help="Also serve Ollama's API on this port (Ollama uses 11434).",
-            show_default=False,
-        ),
-    ] = None,
     open_browser: Annotated[
         bool | None,
         typer.Option(
@@ -79,115 +49,14 @@ def serve(
     weights: options.Weights = "auto",
     chat_template_file: options.ChatTemplateFile = None,
     adapter: options.Adapters = None,
-    adapter_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--adapter-dir",
-            metavar="DIR",
-            help="Directory from which the API may load adapters.",
-            exists=True,
-            file_okay=False,
-            show_default=False,
-        ),
-    ] = None,
     max_num_seqs: options.MaxNumSeqs = None,
-    keep_alive: Annotated[
-        str | None,
-        typer.Option(
-            "--keep-alive",
-            envvar="NOTSO_KEEP_ALIVE",
-            metavar="TIME",
-            help="Unload models after this idle time (30s, 5m; -1: never) [env: NOTSO_KEEP_ALIVE].",
-            show_envvar=False,
-            show_default=False,
-        ),
-    ] = None,
     cache_disk: options.CacheDisk = 4.0,
-    data_dir: options.DataDir = None,
-    database_url: options.DatabaseUrl = None,
-    engine_api: options.EngineApi = False,
-    engine_url: options.EngineUrl = None,
     api_key_file: options.ApiKeyFile = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Accept requests for this host name; repeatable."),
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option("--allow-origin", metavar="ORIGIN", help="Allow CORS requests from this origin; repeatable."),
-    ] = None,
-    rate_limit: Annotated[
-        int | None,
-        typer.Option(
-            "--rate-limit",
-            envvar="NOTSO_RATE_LIMIT",
-            metavar="N",
-            help="API requests per minute and client address (0: unlimited) [env: NOTSO_RATE_LIMIT].",
-            show_envvar=False,
-            show_default=False,
-        ),
-    ] = None,
-    valkey_url: Annotated[
-        str | None,
-        typer.Option(
-            "--valkey-url",
-            envvar="VALKEY_URL",
-            metavar="URL",
-            help="Valkey or Redis URL shared by several servers [env: VALKEY_URL].",
-            show_envvar=False,
-            show_default=False,
-        ),
-    ] = None,
-    trust_proxy: Annotated[
-        list[str] | None,
-        typer.Option("--trust-proxy", metavar="ADDRESS", help="Trust X-Forwarded-For from this address; repeatable."),
-    ] = None,
-    leave_seconds: Annotated[
-        float,
-        typer.Option(
-            "--leave-seconds",
-            metavar="S",
-            help="Keep serving this long after shutdown is announced to the load balancer.",
-            show_default=False,
-        ),
-    ] = 0.0,
-    mcp_config: Annotated[
-        Path | None,
-        typer.Option(
-            "--mcp-config",
-            envvar="NOTSO_MCP_CONFIG",
-            metavar="FILE",
-            help="MCP servers that provide tools (requires notso-smollm3-bot[mcp]) [env: NOTSO_MCP_CONFIG].",
-            show_envvar=False,
-        ),
-    ] = None,
-    mcp_allow_http: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mcp-allow-http",
-            envvar="NOTSO_MCP_ALLOW_HTTP",
-            metavar="HOST",
-            help="Allow MCP servers at this host or network over http; repeatable [env: NOTSO_MCP_ALLOW_HTTP].",
-            show_envvar=False,
-        ),
-    ] = None,
     plugin: options.Plugins = None,
     sign_in: Annotated[
         Path | None,
         typer.Option("--sign-in", metavar="FILE", help="TOML file that configures authentication.", show_default=False),
     ] = None,
-    keep_volatile: Annotated[
-        bool, typer.Option("--keep-volatile", help="Keep clients' changing billing lines in prompts.")
-    ] = False,
-    strict_fields: Annotated[
-        bool,
-        typer.Option(
-            "--strict-fields",
-            envvar="NOTSO_STRICT_FIELDS",
-            show_envvar=False,
-            help="Reject requests with unsupported fields [env: NOTSO_STRICT_FIELDS].",
-        ),
-    ] = False,
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Show each option, its value and its source, and exit.")
     ] = False,
@@ -213,10 +82,10 @@ def serve(
     ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
+    **chosen: Any,
 ) -> None:
     """Serve the chat page and the API until Ctrl-C."""
     from notso.smollm3.values.engine_config import EngineConfig
-    from notso.web.values.settings import Settings
     from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
@@ -228,34 +97,17 @@ def serve(
         notices.install_json()
     if access_log:
         notices.install_access_log()
+    engine_url = chosen["engine_url"] or None
     if engine_url:
         options.refuse_for_a_front_end(context_of_verb)
     path = None if engine_url else model_file(model)
-    chosen = options.plugins(plugin)
-    settings = Settings(
-        host=host,
-        port=port,
-        ollama_port=ollama_port,
-        data_dir=data_dir,
-        database_url=database_url or None,
-        mcp_config=mcp_config,
-        mcp_allowed_http=tuple(mcp_allow_http or ()),
-        adapter_dir=adapter_dir,
-        sign_in_plugin=chosen.sign_in,
-        keep_alive_seconds=None if keep_alive is None else options.duration(keep_alive, "--keep-alive"),
+    enabled = options.plugins(plugin)
+    settings = settings_from(
+        chosen,
+        sign_in_plugin=enabled.sign_in,
         sign_in=read_sign_in(sign_in) if sign_in is not None else SignInSettings(),
-        allowed_hosts=tuple(allow_host or ()),
-        allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
-        engine_url=engine_url or None,
-        engine_key=options.engine_key() if engine_api or engine_url else None,
-        engine_api=engine_api,
-        requests_per_minute=rate_limit,
-        strict_fields=strict_fields,
-        keep_volatile=keep_volatile,
-        valkey_url=valkey_url,
-        trusted_proxies=tuple(trust_proxy or ()),
-        leave_seconds=leave_seconds,
+        engine_key=options.engine_key() if chosen["engine_api"] or engine_url else None,
     )
     config = EngineConfig(
         context_tokens=context,
@@ -271,7 +123,7 @@ def serve(
     )
     from notso.plugins.plugin_set import Plugins
 
-    plugins = Plugins(chosen.names)
+    plugins = Plugins(enabled.names)
     starting = of_front_end(engine_url) if engine_url else introduction(path, config)
     if as_json:
         terminal.say_json({"event": "starting", **starting.facts})

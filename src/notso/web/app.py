@@ -24,6 +24,9 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from notso.extras import install_line
 from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import give_back_freed
+from notso.web.api.batches import files as batch_files
+from notso.web.api.batches import routes as batch_routes
+from notso.web.api.batches.runner import BatchRunner
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import fields as text_completions
 from notso.web.api.engine import routes as engine_routes
@@ -34,6 +37,7 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, models, openapi, server_facts, tokens
+from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
@@ -51,7 +55,7 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.edge.access import LOCAL_OWNER, TruePeer, owner_of
+from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
@@ -157,6 +161,7 @@ async def purge(shared: Shared, turns: Turns) -> None:
                 await host.clear_cache(each.owner, each.first_message_id)
                 del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
+            await store.records.purge(time.time_ns() // 1_000_000)
         await asyncio.sleep(PURGE_SECONDS)
 
 
@@ -194,6 +199,7 @@ class Parts:
     leases: Leases
     mcp: McpServers | None
     ways: SignInWays
+    batches: BatchRunner
 
 
 def create_app(
@@ -226,6 +232,7 @@ def create_app(
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
+        parts.batches.start(app)
         now_and_then = [asyncio.create_task(each) for each in (purge(parts.shared, parts.chat.turns), give_back())]
         try:
             yield
@@ -257,9 +264,11 @@ def create_app(
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
+            Middleware(KeptAnswers, services=parts.api),
         ],
     )
     app.state.parts = parts
+    app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
@@ -273,6 +282,8 @@ def create_app(
         anthropic_messages.router,
         responses.router,
         stored_responses.router,
+        batch_files.router,
+        batch_routes.router,
         ollama.router,
         ollama_models.router,
         tokens.router,
@@ -286,7 +297,7 @@ def create_app(
         adapter_pages.router,
         *(part.router for part in chats),
     ):
-        app.include_router(router)
+        include_marked(app, router)
     if settings.engine_api:
         engine_routes.mount(app, parts.api)
     app.add_exception_handler(ApiError, _show_api_error)
@@ -307,6 +318,7 @@ async def begin_stopping(parts: Parts) -> None:
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = True
+    await parts.batches.close()
     parts.chat.turns.interrupt_all(asking_only=True)  # an answer from the user would come too late
     try:
         await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
@@ -361,11 +373,12 @@ def _parts(
     leases = shared.leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
-    return Parts(shared, chat, api, leases, mcp, ways)
+    return Parts(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring))
 
 
 async def _shut_down(parts: Parts) -> None:
     parts.shared.stopping = True
+    await parts.batches.close()
     parts.chat.turns.interrupt_all()
     parts.shared.engine.close()
     try:

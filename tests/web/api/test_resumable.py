@@ -275,3 +275,31 @@ def test_a_search_that_is_canceled_follows_nothing_any_more() -> None:
         return before, exchange.open, len(elsewhere._tasks)
 
     assert asyncio.run(search()) == (1, 0, 0)
+
+
+def test_an_answer_elsewhere_is_followed_while_it_is_read() -> None:
+    class Begun(Following):
+        """An exchange with the beginning of an answer that another replica never ends."""
+
+        @contextlib.contextmanager
+        def following(self, name: str, take: Any) -> Iterator[None]:
+            with super().following(name, take):
+                take({"id": "a", "after": -1, "sse_events": ["data: 1\n\n"], "body": None, "finished": False})
+                yield
+
+    async def read() -> tuple[int, int, int]:
+        exchange = Begun()
+        elsewhere = AnswersElsewhere(exchange)
+        found = await elsewhere.find("ann", "c1")
+        assert found is not None
+        events = found.events(0, b"")
+        del found
+        assert await anext(events) == b"id: 0\ndata: 1\n\n"
+        before = exchange.open
+        await events.aclose()
+        del events
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return before, exchange.open, len(elsewhere._tasks)
+
+    assert asyncio.run(read()) == (1, 0, 0)

@@ -3,6 +3,7 @@ of routes, so that a route without an entry here fails. What is not a caller's o
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import threading
@@ -14,10 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
 
 from notso.web import app
-from notso.web.edge.access import COOKIE, OPERATORS_ONLY, Caller, _digest, _Session
+from notso.web.edge.access import COOKIE, Caller, _digest, _Session, include_marked
 from notso.web.engine.port import Event, Progress, ToolCall
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -66,7 +68,10 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /ping", "POST /ping"), PUBLIC),
     **dict.fromkeys(("GET /static/{path:path}", "GET /login", "POST /login"), PUBLIC),
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
-    **dict.fromkeys(OPERATORS_ONLY, OPERATOR),
+    **dict.fromkeys(("GET /backup", "GET /metrics", "GET /operator", "POST /plugins/{name}/start"), OPERATOR),
+    **dict.fromkeys(("POST /models/switch", "POST /models/download", "POST /models/download/stop"), OPERATOR),
+    **dict.fromkeys(("POST /models/adapters/load", "POST /models/adapters/unload"), OPERATOR),
+    **dict.fromkeys(("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"), OPERATOR),
     **{f"POST /engine/v1/{name}": FRONT_END for name in ("events", "submit", "prepare", "steer", "call")},
     **{
         f"POST {prefix}{path}": OPEN
@@ -157,6 +162,17 @@ ENTRIES: dict[str, Entry] = {
     "GET /v1/responses/{response_id}/input_items": OWNED,
     "POST /v1/responses/{response_id}/cancel": Entry(ids={"response_id": "background_id"}),
     "DELETE /v1/responses/{response_id}": Entry(ids={"response_id": "background_id"}),
+    "POST /v1/files": Entry("open"),
+    "GET /v1/files": TO_ANYBODY,
+    "GET /v1/files/{file_id}": OWNED,
+    "GET /v1/files/{file_id}/content": OWNED,
+    "DELETE /v1/files/{file_id}": Entry(ids={"file_id": "other_file"}),
+    "POST /v1/batches": Entry(
+        json={"input_file_id": "{file_id}", "endpoint": "/v1/completions", "completion_window": "24h"}
+    ),
+    "GET /v1/batches": TO_ANYBODY,
+    "GET /v1/batches/{batch_id}": OWNED,
+    "POST /v1/batches/{batch_id}/cancel": OWNED,
 }
 
 
@@ -173,6 +189,9 @@ class Things:
             **dict.fromkeys(("running_id", "conversation"), self._running),
             **{"trash_id": self._trash, "prompt": self._prompt, "response_id": self._response},
             "background_id": self._background,
+            "file_id": lambda: {"file_id": self._file()},
+            "other_file": lambda: {"other_file": self._file()},
+            "batch_id": self._batch,
         }
 
     def everything(self) -> Things:
@@ -230,6 +249,18 @@ class Things:
         _, chat_id, _ = self._ask(f"away {SECRET}")
         self._world.server.wait(lambda: not self._last(chat_id).active)
         return {"trash_id": self._post(f"/chats/{chat_id}/delete", data={}).headers["location"].rpartition("=")[2]}
+
+    def _file(self) -> str:
+        line = {"custom_id": SECRET, "method": "POST", "url": "/v1/completions", "body": {"prompt": SECRET}}
+        files = {"file": (f"{SECRET}.jsonl", json.dumps(line))}
+        return str(self._post("/v1/files", files=files, data={"purpose": "batch"}).json()["id"])
+
+    def _batch(self) -> dict[str, str]:
+        asked = {"input_file_id": self["file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        id = self._post("/v1/batches", json=asked | {"metadata": {"secret": SECRET}}).json()["id"]
+        records = self._world.server.shared.store.records
+        self._world.server.wait(lambda: not self._world.server.on_loop(lambda: records.batch(self.owner, id)).is_open)
+        return {"batch_id": id}
 
     def _prompt(self) -> dict[str, str]:
         name = f"p{new_id()[-8:]}"
@@ -431,3 +462,10 @@ def test_a_stop_before_the_owner_is_checked_is_found(world: World, monkeypatch: 
     monkeypatch.setattr(Turns, "stop_chat", stop)
     found = list(faults(world, ["POST /archive"]))
     assert "POST /archive by B changed what is A's" in found
+
+
+def test_a_route_without_a_mark_is_not_registered() -> None:
+    router = APIRouter()
+    router.add_api_route("/open", lambda: None)
+    with pytest.raises(TypeError, match="/open does not say who may use it"):
+        include_marked(FastAPI(), router)

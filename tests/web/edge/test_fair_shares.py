@@ -29,7 +29,7 @@ from notso.web.values.ids import new_generation_id, new_id
 from notso.web.values.sign_in import SignInSettings
 
 SECURITY = (Path(__file__).parents[3] / "SECURITY.md").read_text()
-ROUTES = re.findall(r"^\| `([A-Z]+) (/\S*)` \| \w+ \|", SECURITY, re.MULTILINE)
+ROUTES = re.findall(r"^\| `([A-Z]+) (/\S*)` \| [\w, ]+ \|", SECURITY, re.MULTILINE)
 MOST_WAITING = 4
 AT_ONCE = 8
 """Requests of the greedy owner: more than there are threads of any kind, and places."""

@@ -52,3 +52,15 @@ async def shown(store: ChatStore, chat: Chat) -> list[str]:
     stored = await store.chat(OWNER, chat.id)
     assert stored is not None
     return [each.message.content for each in shown_path(await store.messages(OWNER, chat.id), stored.chosen_root)]
+
+
+def large_chats(turns: int = 500, small: int = 300) -> list[tuple[Chat, list[StoredMessage]]]:
+    """A long chat, and many short ones: more than one transaction writes at once."""
+    chat, messages = a_chat("long"), list[StoredMessage]()
+    for number in range(2 * turns):
+        role: Any = "user" if number % 2 == 0 else "assistant"
+        message = replace(an_answer(chat), role=role, state="done", content=f"needle {number}")
+        generation_id = message.generation_id if role == "assistant" else None
+        above = messages[-1].id if messages else None
+        messages.append(replace(message, parent_id=above, generation_id=generation_id))
+    return [(chat, messages), *((a_chat(f"short {number}"), []) for number in range(small))]

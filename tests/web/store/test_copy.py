@@ -28,6 +28,7 @@ from notso.web.store.protocol import (
     ToolUse,
     TurnAccepted,
 )
+from notso.web.store.records import KeptAnswer, StoredBatch, StoredFile
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError
@@ -66,6 +67,9 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
         conversation = (Message("user", STRANGE), Message("assistant", "a", tool_calls=(ToolCall("id", "n", "{}"),)))
         body = {"text": STRANGE, "n": number}
         await store.save_response(OWNER, StoredResponse(f"resp_{9 - number}", None, body, conversation, 1, (body,)))
+    await store.records.add_file(OWNER, StoredFile("file-1", STRANGE, "batch", 3, 1, 2), b"\x00\xff\n")
+    await store.records.add_batch(StoredBatch("batch_1", OWNER, 1, {"text": STRANGE}, {"text": STRANGE}))
+    await store.records.keep_answer(OWNER, STRANGE, KeptAnswer(b"\x00\xff", 200, (("a", STRANGE),), b"\xff\x00", 1))
 
 
 async def fill_access(store: AccessStore) -> None:
@@ -88,6 +92,7 @@ def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
     """What is in the tables, and in which order responses came."""
     db = sqlite3.connect(directory / "notso.db")
     tables = ("chats", "messages", "trash", "preferences", "prompts")
+    tables += ("api_files", "api_file_parts", "api_batches", "kept_answers")
     found = {name: sorted(db.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in tables}
     found["responses"] = db.execute("SELECT * FROM responses ORDER BY rowid").fetchall()
     db.close()

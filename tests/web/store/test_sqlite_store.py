@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store, shown
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store, large_chats, shown
 
 from notso.web.store.sqlite import connection as connection_module
 from notso.web.store.sqlite import migrations
@@ -205,3 +205,44 @@ def test_a_database_of_the_first_release_opens(tmp_path: Path) -> None:
     run(tmp_path, lambda store: store.purge(0))  # type: ignore[arg-type, return-value]
     copy = sqlite3.connect(tmp_path / f"notso-before-{migrations.SCHEMA_VERSION}.db")
     assert copy.execute("PRAGMA user_version").fetchone()[0] == 1
+
+
+def test_what_a_page_reads_costs_the_same_in_a_large_store(tmp_path: Path) -> None:
+    """Counted in steps of SQLite's machine: the planner once took an index of all messages of the owner."""
+    chat, others = large_chats(turns=60, small=0)[0], large_chats(turns=1000, small=0)
+
+    async def steps(store: SQLiteStore) -> dict[str, int]:
+        counted: dict[str, int] = {}
+        ids = [each.id for each in chat[1]]
+
+        async def count(name: str, work: Callable[[], Awaitable[object]], connection: sqlite3.Connection) -> None:
+            calls: list[None] = []
+            connection.set_progress_handler(lambda: calls.append(None), 10)
+            await work()
+            connection.set_progress_handler(None, 10)
+            counted[name] = len(calls)
+
+        await store.chats(OWNER)
+        [reader] = store._readers
+        await count("page", lambda: store.shown_chat(OWNER, chat[0].id, 40), reader)
+        await count("above", lambda: store.shown_above(OWNER, chat[0].id, ids[-40], 40), reader)
+        await count("prompt", lambda: store.branch(OWNER, chat[0].id, None, most_characters=1000), reader)
+        await count("piece", lambda: anext(store.message_pieces(OWNER, chat[0].id)), reader)
+        await count("trash", lambda: store.thrown_away(0), writer := store._require_writer().connection)
+        trash_id = await store.trash_messages(OWNER, chat[0].id, reset=False) or ""
+        await count("restore", lambda: store.restore(OWNER, trash_id), writer)
+        await store.trash_messages(OWNER, chat[0].id, reset=False)
+        await count("purge", lambda: store.purge(0), writer)
+        return counted
+
+    async def work(store: SQLiteStore) -> None:
+        await store.add_chats(OWNER, [chat])
+        small = await steps(store)
+        await store.trash_chat(OWNER, chat[0].id)
+        await store.purge(0)
+        await store.add_chats(OWNER, others)
+        await store.add_chats(OWNER, [chat])
+        large = await steps(store)
+        assert small == {name: pytest.approx(count, rel=0.2, abs=5) for name, count in large.items()}
+
+    run(tmp_path, work)

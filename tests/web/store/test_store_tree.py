@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from web.store.conftest import Kept
-from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, shown
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, large_chats, shown
 
 from notso.web.store.protocol import (
     MOST_SHOWN,
     Attachment,
-    Chat,
     ChatStore,
     Conversation,
     NewMessage,
@@ -350,18 +349,6 @@ def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: py
     kept.run(work)
 
 
-def large_chats(turns: int = 500, small: int = 300) -> list[tuple[Chat, list[StoredMessage]]]:
-    """A long chat, and many short ones: more than one transaction writes at once."""
-    chat, messages = a_chat("long"), list[StoredMessage]()
-    for number in range(2 * turns):
-        role: Any = "user" if number % 2 == 0 else "assistant"
-        message = replace(an_answer(chat), role=role, state="done", content=f"needle {number}")
-        generation_id = message.generation_id if role == "assistant" else None
-        above = messages[-1].id if messages else None
-        messages.append(replace(message, parent_id=above, generation_id=generation_id))
-    return [(chat, messages), *((a_chat(f"short {number}"), []) for number in range(small))]
-
-
 def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_of_it(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,5 +443,55 @@ def test_what_is_stored_slowly_is_hidden_anew_and_undone_when_it_was_purged(
         monkeypatch.setattr(store, "write", write)
         await store.purge(0)
         assert await store.chats("slow") == []
+
+    kept.run(work)
+
+
+def test_a_deep_chat_is_purged_in_parts_between_which_others_write(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite deletes no more than 1,000 messages by cascade; one transaction for all would make others wait."""
+    chats = large_chats(turns=700, small=1)
+    order: list[str] = []
+    purge_piece = tree_writes.purge_piece
+
+    async def work(store: Any) -> None:
+        def noted(db: Any, trash_id: str) -> bool:
+            if order.count("piece") == 1:
+                assert tree_writes.restore(db, OWNER, trash_id) is None, "half of it must not come back"
+            order.append("piece")
+            return purge_piece(db, trash_id)
+
+        await store.add_chats(OWNER, chats)
+        await store.add_chat(OWNER, kept_chat := a_chat("kept"), [])
+        await store.trash_chat(OWNER, chats[0][0].id)
+        monkeypatch.setattr(tree_writes, "purge_piece", noted)
+        purging = asyncio.create_task(store.purge(0))
+        others = [asyncio.create_task(store.write(lambda db: order.append("another"), "another")) for _ in range(3)]
+        await asyncio.gather(purging, *others)
+        assert purging.result() == 1 and order.count("piece") == 8
+        assert "piece" in order[order.index("another") + 2 :]
+        words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
+        for table, count in ({"chats": 2, "messages": 0, "trash": 0} | dict.fromkeys(words, 2)).items():
+            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
+            assert row["n"] == count, table
+        assert {each.id for each in await store.chats(OWNER)} == {chats[1][0].id, kept_chat.id}
+
+    kept.run(work)
+
+
+def test_messages_are_read_in_pieces(kept: Kept) -> None:
+    [(chat, messages), *_] = large_chats()
+    messages[7] = replace(messages[7], content="x" * (1 << 18))
+
+    async def work(store: Any) -> None:
+        await store.add_chat(OWNER, chat, messages)
+        for shown_only in (False, True):
+            pieces = [piece async for piece in store.message_pieces(OWNER, chat.id, shown=shown_only)]
+            assert [each for piece in pieces for each in piece] == messages
+            assert [len(piece) for piece in pieces[:4]] == [7, 1, 100, 100]
+            assert [piece async for piece in store.message_pieces("other", chat.id, shown=shown_only)] == []
+        reading = store.message_pieces(OWNER, chat.id)
+        await anext(reading)
+        await store.trash_messages(OWNER, chat.id, reset=False)
+        assert [piece async for piece in reading] == [], "what was deleted meanwhile is missing"
 
     kept.run(work)

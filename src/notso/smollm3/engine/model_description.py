@@ -15,23 +15,11 @@ from notso.smollm3.errors import InvalidRequestError, one_line
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.vocabulary import END_KEYS
 from notso.smollm3.values.model_info import ModelInfo
-from notso.smollm3.values.sampling_params import SamplingParams
+from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 
 # Length limit of the name in the file, which is shown on the page, in the terminal and in API responses.
 MAX_NAME_CHARACTERS = 100
 
-
-_SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "penalty_repeat": "repetition_penalty",
-    "penalty_last_n": "penalty_window",
-}
-"""Keys of a file under `general.sampling.`, and the parameters that they are defaults of."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +27,7 @@ logger = logging.getLogger(__name__)
 def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
     """Return the sampling parameters that a file recommends; one that cannot be used is logged and left out."""
     found: dict[str, float] = {}
-    for key, name in _SAMPLING.items():
+    for name, key in ((name, each.gguf) for name, each in PARAMETERS.items() if each.gguf):
         value = metadata.get(f"general.sampling.{key}")
         if value is None:
             continue

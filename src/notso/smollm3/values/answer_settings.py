@@ -6,41 +6,16 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import date as Date
-from typing import Any, TypedDict
+from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError, UnknownOptionError
 from notso.smollm3.values.messages import Priority, Tool, WhenFull
 from notso.smollm3.values.request_options import Grammar, RequestOptions, ToolChoice
-from notso.smollm3.values.sampling_params import SamplingParams
+from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, SamplingSettings
 
 
-class AnswerSettings(TypedDict, total=False):
+class AnswerSettings(SamplingSettings, total=False):
     """The fields of SamplingParams and RequestOptions."""
-
-    max_tokens: int | None
-    thinking_budget: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    penalty_window: int
-    seed: int | None
-    logit_bias: Mapping[int, float]
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    min_tokens: int
-    ignore_eos: bool
-    typical_p: float
-    xtc_probability: float
-    xtc_threshold: float
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
-    dry_sequence_breakers: Sequence[str]
 
     thinking: bool
     tools: Sequence[Tool] | None
@@ -62,7 +37,7 @@ class AnswerSettings(TypedDict, total=False):
     logits_processors: Sequence[str]
 
 
-_SAMPLING = frozenset(each.name for each in fields(SamplingParams)) - {"given"}
+_SAMPLING = frozenset(PARAMETERS)
 _OPTIONS = frozenset(each.name for each in fields(RequestOptions))
 
 

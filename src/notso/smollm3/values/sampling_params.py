@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from notso.smollm3.errors import InvalidRequestError
 
@@ -16,123 +15,330 @@ MAX_STOP_TOKENS = 64
 MAX_BREAKERS = 32
 MAX_BREAKER_CHARACTERS = 40
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's defaults for DRY
+MAX_CONTEXT = 131_072  # longest context of the model
+
+Api = Literal["openai", "responses", "anthropic", "ollama"]
 
 
-def _option(help: str, metavar: str, short: str = "") -> dict[str, str]:
-    # For the command line, which offers no option for a field without these.
-    return {"help": help, "metavar": metavar, "short": short}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPage:
+    """A parameter on the settings page: English label, hint, and what an empty field without a default stands for."""
+
+    label: str
+    hint: str
+    unset: str = ""
+    place: int = 99  # on the form
+    low: float | None = None  # narrower than the engine's range
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A sampling parameter as the command line, the APIs, the documents and the settings page have it.
+
+    An API maps its names of the parameter to their documentation; by default it has the parameter's own name.
+    """
+
+    help: str = ""  # of the command-line option; without it there is none
+    metavar: str = ""  # default: by kind and range
+    short: str = ""
+    low: float = 0
+    high: float = 1 << 31
+    above: bool = False  # `low` itself is not allowed
+    most: int = 0  # items of a list
+    characters: int = 0  # of each
+    text: str = ""  # documentation of the field in the APIs; default: `help`
+    openai: Mapping[str, str] | None = None  # /v1/chat/completions, /v1/completions and llama.cpp's /completion
+    responses: Mapping[str, str] | None = None
+    anthropic: Mapping[str, str] | None = None
+    ollama: Mapping[str, str] | None = None
+    gguf: str = ""  # key of a model file under general.sampling
+    page: OnPage | None = None
+    # Known from the field itself
+    name: str = ""
+    default: Any = None
+    kind: type = object  # of a list, the kind of its items
+    is_list: bool = False
+
+    def names(self, api: Api) -> Mapping[str, str]:
+        """Return the API's names of this parameter and their documentation; none if the API does not have it."""
+        spelled: Mapping[str, str] | None = getattr(self, api)
+        return {self.name: self.text or self.help} if spelled is None else spelled
+
+
+def _parameter(default: Any, **facts: Any) -> Any:
+    return field(default=default, metadata={"parameter": Parameter(**facts)})
+
+
+_NONE: Mapping[str, str] = {}
+_OPENAI_AND_OLLAMA: Mapping[str, Any] = {"responses": _NONE, "anthropic": _NONE}
+_OPENAI_ONLY: Mapping[str, Any] = {**_OPENAI_AND_OLLAMA, "ollama": _NONE}
+_WINDOW = "how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
-    max_tokens: limit including reasoning; None: the rest of the context.
-    thinking_budget: limit on reasoning, which is then closed; None: only max_tokens.
-    temperature: 0..2; 0 is greedy. top_p: 0 < p <= 1; top_k: 0 is off; min_p: 0..1, relative to the likeliest token.
-    repetition_penalty: > 0, 1 is off; presence_penalty, frequency_penalty: -2..2; all over the last
-        `penalty_window` tokens of prompt and answer (0: all).
-    seed: 64-bit; None: random. The same seed and input give the same text.
-    logit_bias: token id -> -100..100, added to its logit.
-    stop: up to 64 strings of up to 256 characters, excluded from the answer.
-    stop_token_ids: up to 64 additional end tokens, excluded from the answer.
-    min_tokens: tokens before the answer may end. ignore_eos: mask the model's own end tokens.
-    typical_p: 0 < p <= 1, 1 is off; locally typical sampling.
-    xtc_probability: chance of removing all but the least likely token above `xtc_threshold` (0 is off; above 0.5 the
-        threshold never matches two).
-    dry_multiplier: 0 is off. A token that extends a repetition of at least `dry_allowed_length` tokens loses
-        dry_multiplier * dry_base ** (length - dry_allowed_length), within the last `dry_penalty_last_n` tokens (-1:
-        all, 0: none), and not across `dry_sequence_breakers`.
+    The metadata of each field has its range and meaning (PARAMETERS). None: no limit, or a random seed. The same seed
+    and input give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers a
+    token that extends a repetition of at least `dry_allowed_length` tokens by
+    dry_multiplier * dry_base ** (length - dry_allowed_length).
+
     given: names of fields that were set although they have the default's value. Other fields with their default's value
         take that of the model file, if it has one (see `with_defaults`).
 
     Raises InvalidRequestError with the field as `param`.
     """
 
-    max_tokens: int | None = field(
-        default=None, metadata=_option("Maximum tokens to generate, including thinking. Default: what fits.", "N", "-n")
+    max_tokens: int | None = _parameter(
+        None,
+        help="Maximum tokens to generate, including thinking. Default: what fits.",
+        short="-n",
+        low=1,
+        openai=_NONE,  # differs among its APIs
+        responses={"max_output_tokens": "longest answer, thinking included; what fits if left out, or more than that"},
+        anthropic=_NONE,  # required there
+        ollama={"num_predict": "longest answer, thinking included; what fits if 0 or less"},
+        page=OnPage(
+            label="Max tokens",
+            hint="Maximum length of a response. One token is about ¾ of a word.",
+            unset="Unlimited",
+            place=4,
+            high=MAX_CONTEXT,
+        ),
     )
-    thinking_budget: int | None = field(
-        default=None,
-        metadata=_option("Maximum tokens of thinking, which then ends. Default: no limit of its own.", "N"),
+    thinking_budget: int | None = _parameter(
+        None,
+        help="Maximum tokens of thinking, which then ends. Default: no limit of its own.",
+        openai=_NONE,  # each API has its own forms of it
+        responses=_NONE,
+        anthropic=_NONE,
+        ollama=_NONE,
+        page=OnPage(
+            label="Max thinking tokens",
+            hint="The answer starts when this many tokens are used.",
+            unset="Unlimited",
+            place=6,
+            high=MAX_CONTEXT,
+        ),
     )
-    temperature: float = field(default=0.6, metadata=_option("Temperature; 0 is greedy.", "0..2", "-t"))
-    top_p: float = field(default=0.95, metadata=_option("Nucleus sampling (top-p).", "0..1"))
-    top_k: int = field(default=0, metadata=_option("Choose among the N most likely tokens; 0 is off.", "N"))
-    min_p: float = field(
-        default=0.0,
-        metadata=_option("Drop tokens less likely than this share of the most likely one.", "0..1"),
+    temperature: float = _parameter(
+        0.6,
+        help="Temperature; 0 is greedy.",
+        short="-t",
+        high=2,
+        text="0 to 2; 0 takes the likeliest token; 0.6 if left out",
+        gguf="temp",
+        page=OnPage(label="Temperature", hint="0 is deterministic; higher values are more varied.", place=1),
     )
-    repetition_penalty: float = field(default=1.0, metadata=_option("Penalty on repeated tokens; 1 is off.", "NUMBER"))
-    presence_penalty: float = field(default=0.0, metadata=_option("Penalty on tokens that occurred.", "-2..2"))
-    frequency_penalty: float = field(
-        default=0.0, metadata=_option("Penalty on tokens by how often they occurred.", "-2..2")
+    top_p: float = _parameter(
+        0.95,
+        help="Nucleus sampling (top-p).",
+        high=1,
+        above=True,
+        text="above 0, to 1; 0.95 if left out",
+        openai={"top_p": "0 to 1; 0 takes the likeliest token; 0.95 if left out"},
+        gguf="top_p",
+        page=OnPage(
+            label="Top P", hint="Sample only from the most likely tokens whose probabilities add up to this.", place=2
+        ),
     )
-    penalty_window: int = field(default=256, metadata=_option("Tokens that the penalties look back; 0: all.", "N"))
-    seed: int | None = field(default=None, metadata=_option("Random seed; the same seed gives the same answer.", "N"))
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop: tuple[str, ...] = field(default=(), metadata=_option("Stop at this text; repeatable (64 at most).", "TEXT"))
-    stop_token_ids: tuple[int, ...] = field(
-        default=(), metadata=_option("Stop at this token; repeatable (64 at most).", "ID")
+    top_k: int = _parameter(
+        0,
+        help="Choose among the N most likely tokens; 0 is off.",
+        text="0 is off",
+        openai={"top_k": "0 or -1 is off"},
+        responses=_NONE,
+        ollama={"top_k": "0 or less is off"},
+        gguf="top_k",
     )
-    min_tokens: int = field(default=0, metadata=_option("Minimum tokens before the answer may end.", "N"))
-    ignore_eos: bool = field(default=False, metadata=_option("Continue past the model's own end of the answer.", ""))
-    typical_p: float = field(default=1.0, metadata=_option("Locally typical sampling; 1 is off.", "0..1"))
-    xtc_probability: float = field(
-        default=0.0,
-        metadata=_option("Chance of dropping all but the least likely token above the XTC threshold.", "0..1"),
+    min_p: float = _parameter(
+        0.0,
+        help="Drop tokens less likely than this share of the most likely one.",
+        high=1,
+        text="0 to 1, relative to the likeliest token; 0 is off",
+        gguf="min_p",
+        page=OnPage(
+            label="Min P", hint="Ignore tokens less likely than this fraction of the most likely one.", place=3
+        ),
+        **_OPENAI_AND_OLLAMA,
     )
-    xtc_threshold: float = field(default=0.1, metadata=_option("XTC threshold.", "0..1"))
-    dry_multiplier: float = field(
-        default=0.0, metadata=_option("DRY penalty on repeated sequences; 0 is off.", "0..100")
+    repetition_penalty: float = _parameter(
+        1.0,
+        help="Penalty on repeated tokens; 1 is off.",
+        metavar="NUMBER",
+        low=0.01,
+        high=10,
+        openai={
+            "repeat_penalty": "over the last 256 tokens; 1 is off",
+            "repetition_penalty": "another name of `repeat_penalty`",
+        },
+        ollama={"repeat_penalty": "1 is off"},
+        gguf="penalty_repeat",
+        **_OPENAI_AND_OLLAMA,
     )
-    dry_base: float = field(
-        default=1.75, metadata=_option("Growth of the DRY penalty with each repeated token.", "1..100")
+    presence_penalty: float = _parameter(
+        0.0,
+        help="Penalty on tokens that occurred.",
+        low=-2,
+        high=2,
+        text="-2 to 2",
+        openai={"presence_penalty": "-2 to 2, over the last 256 tokens"},
+        **_OPENAI_AND_OLLAMA,
     )
-    dry_allowed_length: int = field(
-        default=2, metadata=_option("Length up to which repeated sequences have no DRY penalty.", "N")
+    frequency_penalty: float = _parameter(
+        0.0,
+        help="Penalty on tokens by how often they occurred.",
+        low=-2,
+        high=2,
+        text="-2 to 2",
+        openai={"frequency_penalty": "-2 to 2, over the last 256 tokens"},
+        **_OPENAI_AND_OLLAMA,
     )
-    dry_penalty_last_n: int = field(default=-1, metadata=_option("Tokens that DRY looks back; -1: all.", "N"))
-    dry_sequence_breakers: tuple[str, ...] = field(
-        default=DEFAULT_BREAKERS,
-        metadata=_option("Text that ends a sequence for DRY; repeatable (32 at most).", "TEXT"),
+    penalty_window: int = _parameter(
+        256,
+        help="Tokens that the penalties look back; 0: all.",
+        openai={"repeat_last_n": _WINDOW},
+        ollama={"repeat_last_n": _WINDOW},
+        gguf="penalty_last_n",
+        **_OPENAI_AND_OLLAMA,
+    )
+    seed: int | None = _parameter(
+        None,
+        help="Random seed; the same seed gives the same answer.",
+        low=-(1 << 63),
+        high=(1 << 64) - 1,
+        text="64 bits; the same seed and input give the same text",
+        ollama={"seed": "64 bits; -1 draws one"},
+        page=OnPage(
+            label="Seed",
+            hint="The same seed, settings and messages give the same response.",
+            unset="Random",
+            place=5,
+            high=(1 << 63) - 1,
+        ),
+        **_OPENAI_AND_OLLAMA,
+    )
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict,
+        metadata={
+            "parameter": Parameter(
+                low=-100, high=100, most=MAX_LOGIT_BIAS, text="token id to -100..100, up to 1,024", **_OPENAI_ONLY
+            )
+        },
+    )
+    stop: tuple[str, ...] = _parameter(
+        (),
+        help="Stop at this text; repeatable (64 at most).",
+        most=MAX_STOP_STRINGS,
+        characters=MAX_STOP_CHARACTERS,
+        text=f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer",
+        responses=_NONE,
+        anthropic={
+            "stop_sequences": f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer, and "
+            "named in `stop_sequence`"
+        },
+    )
+    stop_token_ids: tuple[int, ...] = _parameter(
+        (),
+        help="Stop at this token; repeatable (64 at most).",
+        most=MAX_STOP_TOKENS,
+        text=f"up to {MAX_STOP_TOKENS} token ids that end the answer and are not part of it",
+        **_OPENAI_ONLY,
+    )
+    min_tokens: int = _parameter(
+        0,
+        help="Minimum tokens before the answer may end.",
+        text="fewest tokens, thinking included, before the model's end or a stop token may come; not with a grammar",
+        **_OPENAI_ONLY,
+    )
+    ignore_eos: bool = _parameter(
+        False,
+        help="Continue past the model's own end of the answer.",
+        text="true: the model's end never comes, as in llama.cpp; not with a grammar",
+        **_OPENAI_ONLY,
+    )
+    typical_p: float = _parameter(
+        1.0,
+        help="Locally typical sampling; 1 is off.",
+        high=1,
+        above=True,
+        text="above 0, to 1, where it is off",
+        openai={"typical_p": "above 0, to 1, where it is off; behind `top_k`, before `top_p`"},
+        **_OPENAI_AND_OLLAMA,
+    )
+    xtc_probability: float = _parameter(
+        0.0,
+        help="Chance of dropping all but the least likely token above the XTC threshold.",
+        high=1,
+        text="0 to 1, 0 is off: how often all but the last of the choices of `xtc_threshold` or more are taken away, "
+        "behind the other filters",
+        gguf="xtc_probability",
+        **_OPENAI_ONLY,
+    )
+    xtc_threshold: float = _parameter(
+        0.1,
+        help="XTC threshold.",
+        high=1,
+        text="0 to 1; 0.1 if left out; above 0.5 nothing is taken away",
+        gguf="xtc_threshold",
+        **_OPENAI_ONLY,
+    )
+    dry_multiplier: float = _parameter(
+        0.0,
+        help="DRY penalty on repeated sequences; 0 is off.",
+        high=100,
+        text="0 to 100, 0 is off: a token that prolongs a repetition is penalised, as in llama.cpp",
+        **_OPENAI_ONLY,
+    )
+    dry_base: float = _parameter(
+        1.75,
+        help="Growth of the DRY penalty with each repeated token.",
+        low=1,
+        high=100,
+        text="1 to 100; 1.75 if left out",
+        **_OPENAI_ONLY,
+    )
+    dry_allowed_length: int = _parameter(
+        2,
+        help="Length up to which repeated sequences have no DRY penalty.",
+        text="repetitions up to this length are free; 2 if left out",
+        **_OPENAI_ONLY,
+    )
+    dry_penalty_last_n: int = _parameter(
+        -1,
+        help="Tokens that DRY looks back; -1: all.",
+        low=-1,
+        text="tokens in which repetitions are looked for; -1, all, if left out; 0 is off",
+        **_OPENAI_ONLY,
+    )
+    dry_sequence_breakers: tuple[str, ...] = _parameter(
+        DEFAULT_BREAKERS,
+        help="Text that ends a sequence for DRY; repeatable (32 at most).",
+        most=MAX_BREAKERS,
+        characters=MAX_BREAKER_CHARACTERS,
+        text=f"up to {MAX_BREAKERS} texts that no repetition goes across; a line's end, `:`, `\"` and `*` if left out",
+        **_OPENAI_ONLY,
     )
     given: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 1 << 31)
-        if self.thinking_budget is not None:
-            _integer("thinking_budget", self.thinking_budget, 0, 1 << 31)
-        _number("temperature", self.temperature, 0.0, 2.0)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise InvalidRequestError("top_p must be above 0 and at most 1", param="top_p")
-        _integer("top_k", self.top_k, 0, 1 << 31)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("penalty_window", self.penalty_window, 0, 1 << 31)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
-        if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequestError("logit_bias must map token ids to numbers", param="logit_bias")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(f"logit_bias holds at most {MAX_LOGIT_BIAS} entries", param="logit_bias")
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, 1 << 31)
-            _number("logit_bias", bias, -100.0, 100.0)
-        self._texts("stop", MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
-        self._check_end()
-        self._check_rarer()
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self, name)
+            if parameter.is_list:
+                object.__setattr__(self, name, _list(parameter, value))
+            elif value is not None or parameter.default is not None:
+                _check(parameter, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError("min_tokens must not be above max_tokens", param="min_tokens")
 
     def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Return a copy in which fields that were not chosen take the values of `defaults`."""
         unset = {
             name: value
             for name, value in defaults.items()
-            if name not in self.given and getattr(self, name) == _DEFAULTS[name]
+            if name not in self.given and getattr(self, name) == PARAMETERS[name].default
         }
         return replace(self, **unset) if unset else self  # type: ignore[arg-type]
 
@@ -140,52 +346,97 @@ class SamplingParams:
     def repeats_are_dried(self) -> bool:
         return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
-    def _check_end(self) -> None:
-        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids, "token ids"))
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise InvalidRequestError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids", param="stop_token_ids")
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 1 << 31)
-        _integer("min_tokens", self.min_tokens, 0, 1 << 31)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError("min_tokens must not be above max_tokens", param="min_tokens")
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequestError("ignore_eos must be true or false", param="ignore_eos")
 
-    def _check_rarer(self) -> None:
-        _number("typical_p", self.typical_p, 0.0, 1.0)
-        if self.typical_p == 0.0:
-            raise InvalidRequestError("typical_p must be above 0 and at most 1", param="typical_p")
-        _number("xtc_probability", self.xtc_probability, 0.0, 1.0)
-        _number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
-        _number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
-        _number("dry_base", self.dry_base, 1.0, 100.0)
-        _integer("dry_allowed_length", self.dry_allowed_length, 0, 1 << 31)
-        _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, 1 << 31)
-        self._texts("dry_sequence_breakers", MAX_BREAKERS, MAX_BREAKER_CHARACTERS)
-
-    def _texts(self, name: str, most: int, most_characters: int) -> None:
-        texts = _listed(name, getattr(self, name), "strings")
-        object.__setattr__(self, name, texts)
-        if len(texts) > most:
-            raise InvalidRequestError(f"{name} holds at most {most} strings", param=name)
-        for text in texts:
-            if not isinstance(text, str) or not 1 <= len(text) <= most_characters:
-                raise InvalidRequestError(
-                    f"each {name.replace('_', ' ')} string must have 1 to {most_characters} characters", param=name
-                )
+_METAVARS = {(int, False): "N", (int, True): "ID", (str, True): "TEXT", (bool, False): ""}
 
 
-_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
+def _known(each: Field[Any], hint: Any) -> Parameter:
+    kinds = [kind for kind in get_args(hint) if kind not in (type(None), ...)]
+    is_list = get_origin(hint) is tuple
+    kind = kinds[0] if kinds and get_origin(hint) is not Mapping else get_origin(hint) or hint
+    default = {} if each.default is MISSING else each.default
+    parameter: Parameter = each.metadata["parameter"]
+    metavar = parameter.metavar or _METAVARS.get((kind, is_list), f"{parameter.low:g}..{parameter.high:g}")
+    return replace(parameter, name=each.name, default=default, kind=kind, is_list=is_list, metavar=metavar)
 
 
-def _listed(name: str, value: object, what: str) -> tuple[Any, ...]:
+_HINTS = get_type_hints(SamplingParams)
+PARAMETERS: Mapping[str, Parameter] = {
+    each.name: _known(each, _HINTS[each.name]) for each in fields(SamplingParams) if each.metadata
+}
+"""Every sampling parameter by its name."""
+
+
+class SamplingSettings(TypedDict, total=False):
+    """The fields of SamplingParams as keywords."""
+
+    max_tokens: int | None
+    thinking_budget: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_window: int
+    seed: int | None
+    logit_bias: Mapping[int, float]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    min_tokens: int
+    ignore_eos: bool
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+
+
+def _check(parameter: Parameter, value: object) -> None:
+    name, low, high = parameter.name, parameter.low, parameter.high
+    if parameter.kind is bool:
+        if not isinstance(value, bool):
+            raise InvalidRequestError(f"{name} must be true or false", param=name)
+    elif parameter.kind is int:
+        _integer(name, value, low, high)
+    elif parameter.kind is float:
+        _number(name, value, low, high)
+        if parameter.above and value == low:
+            raise InvalidRequestError(f"{name} must be above {low:g} and at most {high:g}", param=name)
+    elif not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{name} must map token ids to numbers", param=name)
+    else:
+        if len(value) > parameter.most:
+            raise InvalidRequestError(f"{name} holds at most {parameter.most} entries", param=name)
+        for token, bias in value.items():
+            _integer(name, token, 0, 1 << 31)
+            _number(name, bias, low, high)
+
+
+def _list(parameter: Parameter, value: object) -> tuple[Any, ...]:
+    name, are_texts = parameter.name, parameter.kind is str
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequestError(f"{name} must be a sequence of {what}", param=name)
-    return tuple(value)
+        raise InvalidRequestError(f"{name} must be a sequence of {'strings' if are_texts else 'token ids'}", param=name)
+    items = tuple(value)
+    if len(items) > parameter.most:
+        raise InvalidRequestError(
+            f"{name} holds at most {parameter.most} {'strings' if are_texts else 'ids'}", param=name
+        )
+    for item in items:
+        if not are_texts:
+            _integer(name, item, parameter.low, parameter.high)
+        elif not isinstance(item, str) or not 1 <= len(item) <= parameter.characters:
+            raise InvalidRequestError(
+                f"each {name.replace('_', ' ')} string must have 1 to {parameter.characters} characters", param=name
+            )
+    return items
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
+def _integer(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidRequestError(f"{name} must be an integer from {low} to {high}", param=name)
 
@@ -194,5 +445,3 @@ def _number(name: str, value: object, low: float, high: float) -> None:
     # Written to refuse NaN, which compares false with everything.
     if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high):
         raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}", param=name)
-    if not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be finite", param=name)

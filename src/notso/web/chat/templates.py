@@ -22,6 +22,7 @@ from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.plugin_view import PluginView
+from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.fair_queue import FairQueue
@@ -63,6 +64,8 @@ class Pages:
             shortcuts=SHORTCUTS,
             languages=LANGUAGES,
             language=language.get,
+            numeric_settings=[(each.name, "numeric" if each.kind is int else "decimal") for each in NUMERIC],
+            setting_choices=CHOICES,
         )
         self._environment.filters.update(
             answer_html=self.answer_html,

@@ -1,4 +1,4 @@
-"""Access control. Every route declares its audience with `public` or `guarded`; a test checks all routes.
+"""Access control. Every route declares its audience with a mark; one without is not registered.
 
 Without a key or another sign-in method, the server listens on loopback only, and guarded routes are open to any request
 that passed the Host and cross-site guards. Otherwise a client sends a key as a bearer token or as `x-api-key`, and a
@@ -14,9 +14,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from fastapi import HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.values.problems import Problem
@@ -35,17 +35,10 @@ SESSION_IDLE_SECONDS = 7 * 86_400.0
 SHARE_SECONDS = 3600.0
 """Interval at which other replicas learn that a cookie is in use."""
 LOCAL_OWNER = "local"
-OPERATORS_ONLY = frozenset(
-    {
-        *("GET /backup", "GET /metrics", "GET /operator"),
-        *("POST /models/switch", "POST /models/download", "POST /models/download/stop"),
-        *("POST /models/adapters/load", "POST /models/adapters/unload"),
-        *("POST /plugins/{name}/start", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
-    }
-)
-"""Routes that affect all users. With a single user, that user is the operator."""
 WRONG_KEY = "notso.wrong_key"
 """Scope key of requests that carried an invalid key; RateLimit counts them per address."""
+INSIDE = "notso.inside"
+"""Scope key of requests that this program makes itself: their Caller. No client can set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ class Caller:
 
     owner: str  # owner of the conversations
     name: str  # for display
-    is_operator: bool = False  # may use OPERATORS_ONLY routes
+    is_operator: bool = False  # may use `operator_only` routes
     key_id: str = ""
     requests_per_minute: int = 0
     tokens_per_day: int = 0
@@ -221,6 +214,8 @@ class KeyRing:
 
     async def caller(self, request: Request) -> Caller | None:
         """Return the authenticated sender, None if access is denied."""
+        if (inside := request.scope.get(INSIDE)) is not None:
+            return cast(Caller, inside)
         if shown := _keys_shown(request):
             caller = await self.caller_with(shown[0])
             for key in shown[1:]:  # stop at the first invalid key
@@ -235,11 +230,15 @@ class KeyRing:
         if self.open:
             return LOCAL
         if (known := await self._continues(request.cookies.get(cookie_name(request), ""))) is not None:
-            return known if not known.key_id or self._keys is None else await self._keys.by_id(known.key_id)
+            return await self.still(known)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller
         return None
+
+    async def still(self, caller: Caller) -> Caller | None:
+        """Return a caller authenticated earlier as the key's record is now; None if it was revoked."""
+        return caller if not caller.key_id or self._keys is None else await self._keys.by_id(caller.key_id)
 
     async def _continues(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
@@ -298,6 +297,50 @@ async def public() -> None:
     """Mark a route that exposes no user's data."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Further marks of a guarded route, which `guarded` reads."""
+
+    operators: bool = False
+    audit: str = ""
+
+    async def __call__(self) -> None: ...
+
+
+def operator_only(audit: str = "") -> Any:
+    """Mark a route that affects all users; `audit` is what the audit log says of its use."""
+    return Depends(Mark(operators=True, audit=audit))
+
+
+def audited(action: str) -> Any:
+    """Mark a route whose use is written to the audit log. Actions never contain content or chat ids."""
+    return Depends(Mark(audit=action))
+
+
+def mark_of(route: Any) -> Mark:
+    """Return the further marks of a route."""
+    found = (each.dependency for each in getattr(route, "dependencies", ()))
+    return next((each for each in found if isinstance(each, Mark)), Mark())
+
+
+def audience_of(route: Any) -> str:
+    """Return "public", "guarded", "operators" or "front_ends_only". Raise TypeError for a route without a mark."""
+    found = [each.dependency for each in getattr(route, "dependencies", ())]
+    for kind in (public, front_ends_only):
+        if kind in found:
+            return kind.__name__
+    if guarded not in found:
+        raise TypeError(f"{route.path} does not say who may use it: public, guarded or front_ends_only")
+    return "operators" if mark_of(route).operators else "guarded"
+
+
+def include_marked(app: FastAPI, router: APIRouter) -> None:
+    """Register the routes of a router. Raise TypeError for one that does not say who may use it."""
+    for route in router.routes:
+        audience_of(route)
+    app.include_router(router)
+
+
 async def guarded(request: Request) -> None:
     """Require an authenticated caller and check quotas."""
     ring: KeyRing = request.app.state.key_ring
@@ -307,7 +350,7 @@ async def guarded(request: Request) -> None:
             request.scope[WRONG_KEY] = True
         raise NeedsKey
     request.state.caller = caller
-    if not caller.is_operator and asked_of(request) in OPERATORS_ONLY:
+    if not caller.is_operator and mark_of(request.scope["route"]).operators:
         raise Problem(403, words["error_operator"])
     if ring.gate is not None:
         await ring.gate(request, caller)
@@ -320,11 +363,6 @@ async def front_ends_only(request: Request) -> None:
     if not shown or not all(ring.fits(key) for key in shown):
         request.scope[WRONG_KEY] = bool(shown)
         raise NeedsKey
-
-
-def asked_of(request: Request) -> str:
-    """Return method and route template, such as `GET /chats/{chat_id}`."""
-    return f"{request.method} {getattr(request.scope.get('route'), 'path', '')}"
 
 
 def caller_of(request: Request) -> Caller:

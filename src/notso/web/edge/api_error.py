@@ -27,7 +27,6 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _PARAMS = {  # engine parameter -> field of the API
-    "repetition_penalty": "repeat_penalty",
     "context_tokens": "messages",
     "grammar": "response_format",
 }

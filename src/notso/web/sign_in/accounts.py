@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from fastapi import Request
 from limits import RateLimitItemPerMinute
 
-from notso.web.edge.access import NOBODY, Caller, asked_of
+from notso.web.edge.access import NOBODY, Caller, mark_of
 from notso.web.edge.errors import is_api
 from notso.web.edge.rate_limit import Counters
 from notso.web.engine.port import Usage
@@ -37,20 +37,6 @@ AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last path segments of page requests that use the model."""
-AUDITED = {
-    "GET /export": "exported all chats",
-    "GET /backup": "took a backup",
-    "POST /import": "imported chats",
-    "POST /models/switch": "switched the model",
-    "POST /models/download": "fetched a model",
-    "POST /plugins/{name}/start": "switched a plugin on",
-    "POST /models/adapters/load": "loaded an adapter",
-    "POST /models/adapters/unload": "unloaded an adapter",
-    "POST /v1/load_lora_adapter": "loaded an adapter",
-    "POST /v1/unload_lora_adapter": "unloaded an adapter",
-    "GET /operator": "looked at the operator's page",
-}
-"""Audited routes. Entries never contain content or chat ids."""
 _log = logging.getLogger("notso.web.access")
 
 
@@ -229,7 +215,7 @@ class Accounts:
         """Check a key's limits and record audited actions. Raise Problem (429) or StorageError."""
         if caller.tokens_per_day or caller.requests_per_day:
             self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
-        if (action := AUDITED.get(asked_of(request))) is not None:
+        if action := mark_of(request.scope["route"]).audit:
             await self.audit(caller.owner, action, request, by_operator=caller.is_operator)
         if not caller.key_id or not _asks_the_model(request):
             return

@@ -65,6 +65,14 @@ TABLES = (
     Table("preferences", ("owner", "settings"), ("owner",)),
     Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),
     Table("responses", ("id", "owner", "previous_id", "body", "conversation", "created_ms", "input"), ("rowid",)),
+    Table("api_files", ("id", "owner", "name", "purpose", "size", "created_ms", "expires_ms"), ("id",)),
+    Table("api_file_parts", ("file_id", "part", "content"), ("file_id", "part")),
+    Table("api_batches", ("id", "owner", "created_ms", "body", "plan", "is_open"), ("id",), frozenset({"is_open"})),
+    Table(
+        "kept_answers",
+        ("owner", "idempotency_key", "digest", "status", "headers", "body", "created_ms"),
+        ("owner", "idempotency_key"),
+    ),
 )
 
 # In a data directory these are a file of their own, which may be missing.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notso.smollm3 import Message
+from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
@@ -318,6 +319,8 @@ class ChatStore(Protocol):
     object does not exist.
     """
 
+    records: ApiRecords
+
     @property
     def damage(self) -> Damage: ...
 
@@ -376,6 +379,13 @@ class ChatStore(Protocol):
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         """Return the messages of all branches, oldest first (see tree.py)."""
+
+    def message_pieces(self, owner: str, chat_id: str, *, shown: bool = False) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of all branches, or of the shown one, oldest first, in pieces of bounded size.
+
+        Each piece is read when it is asked for, so that no more than one of a large chat is in memory; what was
+        deleted meanwhile is missing.
+        """
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
 

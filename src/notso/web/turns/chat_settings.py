@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import cast
+from dataclasses import dataclass, field, fields
+from typing import Any
 
+from notso.smollm3 import PARAMETERS, OnPage, Parameter
 from notso.web.engine.port import SamplingParams, WhenFull
 from notso.web.store.protocol import SettingValue
 from notso.web.values.wording import number, words
 
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
-MAX_TOKENS = 131_072
 MAX_TOOL_NAMES_CHARACTERS = 4_000
 MAX_MODEL_NAME_CHARACTERS = 200
-CHOICES = ("when_full", "suggestions", "keep_thinking", "raw_user_messages", "titles", "speculative_prefill")
+CHOICES = {
+    "when_full": ("stop", "drop_oldest"),
+    "suggestions": ("on", "off"),
+    "keep_thinking": ("off", "on"),
+    "raw_user_messages": ("on", "off"),
+    "titles": ("off", "on"),
+    "speculative_prefill": ("on", "off"),
+}
 """Settings that the page shows as a list of choices."""
+NUMERIC = sorted(
+    (each for each in PARAMETERS.values() if each.page), key=lambda each: each.page.place if each.page else 0
+)
+"""Sampling parameters that the page shows as a field."""
 NO_LIMIT = "none"
 """Marks a number as unlimited even where the default is a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of one chat; SamplingParams defines shared ranges."""
+    """Settings of one chat."""
 
     system_prompt: str = ""
-    temperature: float = 0.6
-    top_p: float = 0.95
-    min_p: float = 0.0
-    max_tokens: int | None = None
-    seed: int | None = None
-    thinking_budget: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     suggestions: bool = True  # offer follow-up questions when idle
     keep_thinking: bool = False  # keep earlier reasoning in the prompt
     raw_user_messages: bool = True  # show user messages as typed
@@ -40,36 +46,25 @@ class ChatSettings:
     when_full: WhenFull = "stop"
     tools: str | None = None  # names separated by spaces
     model: str | None = None  # None: the default model
-    given: tuple[str, ...] = ()  # names of the fields that were chosen; others may follow the model file
 
     @property
     def tool_names(self) -> list[str]:
         return (self.tools or "").split()
 
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            thinking_budget=self.thinking_budget,
-            given=self.given,
-        )
 
-
-SETTING_NAMES = tuple(field.name for field in fields(ChatSettings) if field.name != "given")
+_OTHERS = tuple(each.name for each in fields(ChatSettings) if each.name not in ("system_prompt", "sampling"))
+SETTING_NAMES = ("system_prompt", *(each.name for each in NUMERIC), *_OTHERS)
 
 
 def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
     """Merge the layers over the defaults; later layers win."""
-    merged: dict[str, SettingValue | None] = {}
+    merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
             if name in SETTING_NAMES:
                 merged[name] = None if value == NO_LIMIT else value
-    return ChatSettings(**merged, given=tuple(merged))  # type: ignore[arg-type]
+    sampling = {each.name: merged.pop(each.name) for each in NUMERIC if each.name in merged}
+    return ChatSettings(**merged, sampling=SamplingParams(**sampling, given=tuple(sampling)))
 
 
 def changed(
@@ -115,8 +110,9 @@ def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
 
 def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
     """Return what an empty field stands for. of_model: defaults of the model file."""
-    follows = {name: value for name, value in (of_model or {}).items() if name not in settings.given}
-    return {name: _text(follows.get(name, getattr(settings, name))) for name in SETTING_NAMES}
+    sampling = settings.sampling.with_defaults(of_model or {})
+    numbers = {each.name: _text(getattr(sampling, each.name)) for each in NUMERIC}
+    return numbers | {name: _text(getattr(settings, name)) for name in ("system_prompt", *_OTHERS)}
 
 
 def _text(value: SettingValue | None) -> str:
@@ -127,23 +123,22 @@ def _text(value: SettingValue | None) -> str:
     return "" if value is None else str(value)
 
 
-def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        sentence = words["refused_above"] if above else words["refused_number"]
+def _numeric(parameter: Parameter, page: OnPage) -> Callable[[str], float | int | str]:
+    low = parameter.low if page.low is None else page.low
+    high = parameter.high if page.high is None else page.high
+
+    def read_number(text: str) -> float:
+        sentence = words["refused_above"] if parameter.above else words["refused_number"]
         reason = sentence.format(low=f"{low:g}", high=f"{high:g}")
         try:
             value = float(text.replace(",", "."))
         except ValueError:
             raise ValueError(reason) from None
-        if not low <= value <= high or (above and value == low):  # NaN fails too
+        if not low <= value <= high or (parameter.above and value == low):  # NaN fails too
             raise ValueError(reason)
         return value
 
-    return read
-
-
-def _integer(low: int, high: int) -> Callable[[str], int | str]:
-    def read(text: str) -> int | str:
+    def read_integer(text: str) -> int | str:
         if text.lower() == NO_LIMIT:
             return NO_LIMIT
         digits = text.removeprefix("-").replace(",", "")
@@ -154,7 +149,7 @@ def _integer(low: int, high: int) -> Callable[[str], int | str]:
             raise ValueError(words["refused_integer"].format(low=number(low), high=number(high)))
         return value
 
-    return read
+    return read_integer if parameter.kind is int else read_number
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -192,23 +187,10 @@ def _model(text: str) -> str:
     return text
 
 
-_READERS = cast(
-    "dict[str, Callable[[str], SettingValue]]",
-    {
-        "system_prompt": _system_prompt,
-        "temperature": _number(0, 2),
-        "top_p": _number(0, 1, above=True),
-        "min_p": _number(0, 1),
-        "max_tokens": _integer(1, MAX_TOKENS),
-        "seed": _integer(-(1 << 63), (1 << 63) - 1),
-        "thinking_budget": _integer(0, MAX_TOKENS),
-        "suggestions": _switch,
-        "keep_thinking": _switch,
-        "raw_user_messages": _switch,
-        "titles": _switch,
-        "speculative_prefill": _switch,
-        "when_full": _one_of("stop", "drop_oldest"),
-        "tools": _tool_names,
-        "model": _model,
-    },
-)
+_READERS: dict[str, Callable[[str], SettingValue]] = {
+    "system_prompt": _system_prompt,
+    **{each.name: _numeric(each, each.page) for each in NUMERIC if each.page},
+    **{name: _switch if "on" in choices else _one_of(*choices) for name, choices in CHOICES.items()},
+    "tools": _tool_names,
+    "model": _model,
+}

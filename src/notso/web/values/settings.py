@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -27,46 +28,163 @@ def default_data_dir() -> Path:
     return Path(platformdirs.user_data_dir("notso", appauthor=False))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A setting's range, and how `notso serve` offers it; without help, it does not."""
+
+    help: str = ""
+    metavar: str = ""
+    name: str = ""  # default: the setting's
+    short: str = ""
+    variable: str = ""  # environment variable
+    low: float | None = None
+    high: float | None = None
+    is_duration: bool = False  # such as 30s, 5m or 1h30m
+    is_folder: bool = False  # an existing one
+    of_the_engine: bool = False  # has no meaning for a front end
+    after: str = ""  # option of `serve` before it; default: that of the setting before
+    default: Any = None
+    kind: Any = None
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+
+def _setting(default: Any, *, secret: bool = False, **facts: Any) -> Any:
+    return field(default=default, repr=not secret, metadata={"option": Option(default=default, **facts)})
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Server settings. Times in seconds. Raises SettingsError."""
 
-    host: str = "127.0.0.1"  # address to listen on; others than loopback require `api_key` (UnsafeBindError)
-    port: int = DEFAULT_PORT  # 0: any free port
-    ollama_port: int | None = None  # additional port for Ollama's clients; 0: any free port
-    data_dir: Path | None = None  # conversations; None: default_data_dir()
-    # PostgreSQL database for conversations, shared by several servers; other files stay in data_dir.
-    database_url: str | None = field(default=None, repr=False)
-    mcp_config: Path | None = None  # MCP servers for chats
-    mcp_allowed_http: tuple[str, ...] = ()  # hosts and networks, besides this machine, of MCP servers without https
-    adapter_dir: Path | None = None  # folder that API clients may load adapters from
+    # Addresses other than loopback require `api_key` (UnsafeBindError).
+    host: str = _setting(
+        "127.0.0.1", help="Address to listen on.", metavar="HOST", variable="NOTSO_HOST", after="model"
+    )
+    port: int = _setting(
+        DEFAULT_PORT,
+        help="Port to listen on (0: any free port).",
+        metavar="PORT",
+        short="-p",
+        variable="NOTSO_PORT",
+        low=0,
+        high=65_535,
+    )
+    ollama_port: int | None = _setting(
+        None, help="Also serve Ollama's API on this port (Ollama uses 11434).", metavar="PORT", low=0, high=65_535
+    )
+    adapter_dir: Path | None = _setting(
+        None,
+        help="Directory from which the API may load adapters.",
+        metavar="DIR",
+        is_folder=True,
+        of_the_engine=True,
+        after="adapter",
+    )
+    # Negative: unlimited. None: the default model stays, others five minutes.
+    keep_alive_seconds: float | None = _setting(
+        None,
+        help="Unload models after this idle time (30s, 5m; -1: never).",
+        metavar="TIME",
+        name="keep_alive",
+        variable="NOTSO_KEEP_ALIVE",
+        is_duration=True,
+        of_the_engine=True,
+        after="max_num_seqs",
+    )
+    data_dir: Path | None = _setting(  # None: default_data_dir()
+        None,
+        help="Directory for conversations and caches.",
+        metavar="FOLDER",
+        variable="NOTSO_DATA_DIR",
+        after="cache_disk",
+    )
+    # Conversations only, shared by several servers; other files stay in data_dir.
+    database_url: str | None = _setting(
+        None,
+        help="Store conversations in PostgreSQL instead of SQLite.",
+        metavar="URL",
+        variable="DATABASE_URL",
+        secret=True,
+    )
+    engine_api: bool = _setting(
+        False, help="Serve the engine API to front ends (requires NOTSO_ENGINE_KEY).", of_the_engine=True
+    )
+    engine_url: str | None = _setting(  # None: compute locally
+        None, help="Run as a front end for the engine at this URL.", metavar="URL", variable="NOTSO_ENGINE_URL"
+    )
+    allowed_hosts: tuple[str, ...] = _setting(  # besides loopback and `host`
+        (),
+        help="Accept requests for this host name; repeatable.",
+        metavar="NAME",
+        name="allow_host",
+        after="api_key_file",
+    )
+    allowed_origins: tuple[str, ...] = _setting(  # as for OriginRules
+        (), help="Allow CORS requests from this origin; repeatable.", metavar="ORIGIN", name="allow_origin"
+    )
+    requests_per_minute: int | None = _setting(  # None: RATE_BEYOND_LOOPBACK if public
+        None,
+        help="API requests per minute and client address (0: unlimited).",
+        metavar="N",
+        name="rate_limit",
+        variable="NOTSO_RATE_LIMIT",
+        low=0,
+        high=MAX_REQUESTS_PER_MINUTE,
+    )
+    valkey_url: str | None = _setting(  # for short-lived messages
+        None,
+        help="Valkey or Redis URL shared by several servers.",
+        metavar="URL",
+        variable="VALKEY_URL",
+        secret=True,
+    )
+    trusted_proxies: tuple[str, ...] = _setting(  # addresses or networks; X-Forwarded-Proto, too
+        (), help="Trust X-Forwarded-For from this address; repeatable.", metavar="ADDRESS", name="trust_proxy"
+    )
+    leave_seconds: float = _setting(  # /health fails in this time
+        0.0,
+        help="Keep serving this long after shutdown is announced to the load balancer.",
+        metavar="S",
+        low=0,
+        high=600,
+    )
+    mcp_config: Path | None = _setting(
+        None,
+        help="MCP servers that provide tools (requires notso-smollm3-bot[mcp]).",
+        metavar="FILE",
+        variable="NOTSO_MCP_CONFIG",
+    )
+    mcp_allowed_http: tuple[str, ...] = _setting(  # besides this machine
+        (),
+        help="Allow MCP servers at this host or network over http; repeatable.",
+        metavar="HOST",
+        name="mcp_allow_http",
+        variable="NOTSO_MCP_ALLOW_HTTP",
+    )
+    keep_volatile: bool = _setting(False, help="Keep clients' changing billing lines in prompts.", after="sign_in")
+    strict_fields: bool = _setting(
+        False, help="Reject requests with unsupported fields.", variable="NOTSO_STRICT_FIELDS"
+    )
+    api_key: str | None = field(default=None, repr=False)  # required by guarded routes
+    engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends
     sign_in_plugin: str | None = None  # plugin that identifies callers
     sign_in: SignInSettings = field(default_factory=SignInSettings)  # rules for several users
-    allowed_hosts: tuple[str, ...] = ()  # accepted Host names besides loopback and `host`
-    allowed_origins: tuple[str, ...] = ()  # origins with access to the API, as for OriginRules
-    api_key: str | None = field(default=None, repr=False)  # required by guarded routes
-    engine_url: str | None = None  # URL of the engine server; None: compute locally
-    engine_api: bool = False  # serve as the engine of front ends
-    engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends
-    requests_per_minute: int | None = None  # API requests per address; None: RATE_BEYOND_LOOPBACK if public
-    strict_fields: bool = False  # reject request fields that would be ignored
-    keep_volatile: bool = False  # keep client lines that change with every request in the prompt
-    # Idle time before a model is unloaded, negative: unlimited. None: the default model stays, others five minutes.
-    keep_alive_seconds: float | None = None
-    max_waiting_turns: int = 32  # waiting requests before new ones are refused
-    max_message_characters: int = 200_000  # of a question
-    max_answer_characters: int = 262_144  # an answer beyond this is stopped
-    drain_seconds: float = 10.0  # time for running answers on shutdown
-    leave_seconds: float = 0.0  # time in which /health fails but requests are admitted, for a proxy
-    valkey_url: str | None = field(default=None, repr=False)  # Valkey server for short-lived messages between replicas
-    trusted_proxies: tuple[str, ...] = ()  # addresses or networks with trusted X-Forwarded-For and X-Forwarded-Proto
+    max_waiting_turns: int = _setting(32, low=1)  # waiting requests before new ones are refused
+    max_message_characters: int = _setting(200_000, low=1)  # of a question
+    max_answer_characters: int = _setting(262_144, low=1)  # an answer beyond this is stopped
+    drain_seconds: float = _setting(10.0, low=0, high=600)  # time for running answers on shutdown
     send_timeout_seconds: float = 30.0  # a reader that takes nothing for this long is dropped
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65_535:
-            raise SettingsError("port must be from 0 to 65535", setting="port")
-        if self.ollama_port is not None and not 0 <= self.ollama_port <= 65_535:
-            raise SettingsError("ollama_port must be from 0 to 65535", setting="ollama_port")
+        for name, option in OPTIONS.items():
+            value, low, high = getattr(self, name), option.low, option.high
+            if value is None or low is None or low <= value <= (math.inf if high is None else high):
+                continue
+            wanted = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise SettingsError(f"{name} must be {wanted}", setting=name)
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
         if not is_loopback(self.host) and not self.asks_who:
@@ -87,19 +205,8 @@ class Settings:
             raise SettingsError("an engine and its front ends need a key", setting="engine_key")
         if self.engine_api and self.engine_url is not None:
             raise SettingsError("a front end computes for nobody", setting="engine_api")
-        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= MAX_REQUESTS_PER_MINUTE:
-            raise SettingsError(
-                f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
-            )
         if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
             raise SettingsError("keep_alive_seconds must be a number", setting="keep_alive_seconds")
-        for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} must be at least 1", setting=name)
-        if not 0 <= self.drain_seconds <= 600:
-            raise SettingsError("drain_seconds must be from 0 to 600", setting="drain_seconds")
-        if not 0 <= self.leave_seconds <= 600:
-            raise SettingsError("leave_seconds must be from 0 to 600", setting="leave_seconds")
         if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
             raise SettingsError(f"valkey_url begins with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
         for proxy in self.trusted_proxies:
@@ -138,6 +245,15 @@ class Settings:
     @property
     def directory(self) -> Path:
         return self.data_dir if self.data_dir is not None else default_data_dir()
+
+
+_KINDS = get_type_hints(Settings)
+OPTIONS: dict[str, Option] = {
+    each.name: replace(each.metadata["option"], kind=_KINDS[each.name], name=each.metadata["option"].name or each.name)
+    for each in fields(Settings)
+    if each.metadata
+}
+"""Settings with metadata, by name."""
 
 
 def _require_key(key: str | None, name: str) -> None:

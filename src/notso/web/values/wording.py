@@ -1,7 +1,8 @@
 """Strings of the pages in the language of the current request: one table per language in ../languages.
 
-The English table is complete. A key that another table lacks falls back to English, and so do the strings read by the
-model, which are never translated. Code in another thread sees the request's language only in a copy of its context.
+The English table is complete together with the labels of sampling parameters, which stand with them. A key that
+another table lacks falls back to English, and so do the strings read by the model, which are never translated. Code in
+another thread sees the request's language only in a copy of its context.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+
+from notso.smollm3 import PARAMETERS
 
 LANGUAGES: dict[str, str] = {
     "en": "English",
@@ -40,7 +43,15 @@ FOLDER = Path(__file__).parents[1] / "languages"
 
 @cache
 def table(code: str) -> dict[str, str]:
-    return tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
+    found: dict[str, str] = tomllib.loads((FOLDER / f"{code}.toml").read_text("utf-8"))
+    return found | (_of_parameters() if code == "en" else {})
+
+
+def _of_parameters() -> dict[str, str]:
+    pages = {name: each.page for name, each in PARAMETERS.items() if each.page is not None}
+    labels = {f"set_{name}": page.label for name, page in pages.items()}
+    hints = {f"set_{name}_hint": page.hint for name, page in pages.items()}
+    return labels | hints | {f"unset_{name}": page.unset for name, page in pages.items() if page.unset}
 
 
 class _Words(Mapping[str, str]):

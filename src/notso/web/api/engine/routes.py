@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from notso.smollm3 import EngineError, NotsoError
 from notso.web.api.engine.sessions import Asked, FrontEnds
 from notso.web.api.shared.services import ApiServices
-from notso.web.edge.access import KeyRing, front_ends_only
+from notso.web.edge.access import KeyRing, front_ends_only, include_marked
 from notso.web.engine.port import ChatEngine, PromptInput, RequestOptions, SamplingParams
 from notso.web.engine.remote.engine_link import WIRE_PATH
 from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
@@ -33,7 +33,7 @@ def mount(app: FastAPI, services: ApiServices) -> None:
     """Serve front ends that have the engine's key."""
     app.state.front_ends = FrontEnds(services)
     app.state.engine_ring = KeyRing(services.shared.settings.engine_key)
-    app.include_router(router)
+    include_marked(app, router)
 
 
 def front_ends(request: Request) -> FrontEnds:

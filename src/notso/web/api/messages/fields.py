@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import MAX_STOP_STRINGS
 from notso.web.api.messages.context_edits import CLEARED, ContextManagement
 from notso.web.api.request_fields.fields import (
     EFFORTS,
@@ -23,7 +22,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
 
 THREAD_ADVICE = "send the whole conversation; Anthropic's own client does so by itself when it is told"
 
@@ -220,14 +219,11 @@ class CountFields(Fields):
     workspace_id: Annotated[Name | None, TELLS] = None
 
 
+@with_sampling("anthropic")
 class MessageFields(CountFields):
     """The body of POST /v1/messages."""
 
     max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: Annotated[list[Text], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     diagnostics: Annotated[dict[str, Any] | None, Hint()] = None
@@ -270,12 +266,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
         "required: the longest answer, thinking included; of one that the context ends before, `stop_reason` is "
         "`model_context_window_exceeded`"
     ),
-    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
-    "top_p": works("above 0, to 1; 0.95 if left out"),
-    "top_k": works("0 is off"),
-    "stop_sequences": works(
-        f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer, and named in `stop_sequence`"
-    ),
+    **sampling_notes("anthropic"),
     "stream": works("events by the API's own names"),
     "metadata": hint("tells of the caller"),
     "diagnostics": hint("usage and what was found in the cache are told anyway"),

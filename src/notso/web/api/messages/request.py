@@ -45,7 +45,7 @@ from notso.web.api.request_fields.fields import (
     schema_grammar,
     strict_names,
 )
-from notso.web.api.request_fields.sampling_fields import checked_params
+from notso.web.api.request_fields.sampling_fields import checked_params, parameters_in, sampling_names
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.port import ChatEngine
@@ -72,7 +72,7 @@ def without_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
 F = TypeVar("F", bound=CountFields)
 
 NAMES = {
-    "stop": "stop_sequences",
+    **sampling_names("anthropic"),
     "thinking_budget": "thinking.budget_tokens",
     "response_format": "output_config.format.schema",
 }
@@ -116,22 +116,15 @@ def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = Fals
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
         raise invalid("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
-    chosen = {
-        "max_tokens": fields.max_tokens,
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "top_k": fields.top_k,
-        "stop": None if fields.stop_sequences is None else tuple(fields.stop_sequences),
-        "thinking_budget": budget,
-    }
-    params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
+    chosen = {"max_tokens": fields.max_tokens, "thinking_budget": budget}
+    params = checked_params(NAMES, parameters_in(fields, "anthropic") | chosen)
     return _request(fields, keep_volatile, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body))
 
 
 def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
     """Validate a count request. Raise ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
-    return _request(fields, keep_volatile, params=(checked_params(NAMES),), hints=hints_of(fields, body))
+    return _request(fields, keep_volatile, params=(checked_params(NAMES, {}),), hints=hints_of(fields, body))
 
 
 def _thread_refusal() -> ApiError:

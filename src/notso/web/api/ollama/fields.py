@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from notso.smollm3 import (
-    MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     Grammar,
     Message,
@@ -37,7 +36,16 @@ from notso.web.api.request_fields.fields import (
     schema_grammar,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, MIROSTAT_ADVICE, checked_params
+from notso.web.api.request_fields.sampling_fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MIROSTAT_ADVICE,
+    checked_params,
+    parameters_in,
+    sampling_names,
+    sampling_notes,
+    with_sampling,
+)
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.edge.api_error import ApiError
@@ -50,30 +58,14 @@ CONTEXT_MARK = 0x6E6F7401
 """First number of a `context` made here: those of Ollama are token ids of its own prompts."""
 
 
-def _whole(given: Any) -> Any:
-    # Ollama accepts 40.0 for 40.
-    return int(given) if isinstance(given, float) and given.is_integer() else given
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
 Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
 
 
+@with_sampling("ollama")
 class OptionFields(Fields):
     """Sampling and runtime options; the engine checks sampler ranges."""
 
-    temperature: float | None = None
-    top_k: Whole | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: Whole | None = None
-    num_predict: Whole | None = None
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: Whole | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    typical_p: float | None = None
     # Values that would change the answer are rejected, except for the neutral one.
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
@@ -102,18 +94,7 @@ _SET_UP = "the server is set up already"
 _OFF = "leave this out; use top_p, top_k or min_p"
 
 OPTION_NOTES: Notes = {
-    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
-    "top_k": works("0 or less is off"),
-    "top_p": works("above 0, to 1; 0.95 if left out"),
-    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
-    "seed": works("64 bits; -1 draws one"),
-    "num_predict": works("longest answer, thinking included; what fits if 0 or less"),
-    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer"),
-    "repeat_penalty": works("1 is off"),
-    "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
-    "typical_p": works("above 0, to 1, where it is off"),
-    "presence_penalty": works("-2 to 2"),
-    "frequency_penalty": works("-2 to 2"),
+    **sampling_notes("ollama"),
     "tfs_z": inert("1: off", _OFF),
     "mirostat": inert("0: off", MIROSTAT_ADVICE),
     "penalize_newline": inert("true: a line's end is a token as any other", "leave this out"),
@@ -128,57 +109,22 @@ OPTION_NOTES: Notes = {
     ),
     hint(_SET_UP),
 )
-PARAMS = {  # engine parameter -> Ollama's field
-    "max_tokens": "options.num_predict",
-    "repeat_penalty": "options.repeat_penalty",
-    "penalty_window": "options.repeat_last_n",
-    **{
-        name: f"options.{name}"
-        for name in (
-            *(
-                "temperature",
-                "top_k",
-                "top_p",
-                "min_p",
-                "typical_p",
-                "seed",
-                "stop",
-                "presence_penalty",
-                "frequency_penalty",
-            ),
-        )
-    },
-}
+PARAMS = sampling_names("ollama", within="options.")
+"""Engine parameter -> Ollama's field."""
 
 
 def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
     """Convert to engine parameters. Raise ApiError (400) naming the option."""
     if options.tfs_z not in (None, 1.0):
         raise invalid("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
-    penalties = {
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "penalty_window": _window(options.repeat_last_n),
-    }
-    chosen = {
-        "max_tokens": options.num_predict if options.num_predict and options.num_predict > 0 else None,
-        "thinking_budget": thinking_budget,
-        "temperature": options.temperature,
-        "top_k": None if options.top_k is None else max(0, options.top_k),
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "typical_p": options.typical_p,
-        "seed": None if options.seed == RANDOM_SEED else options.seed,
-        "stop": (options.stop,) if isinstance(options.stop, str) else options.stop and tuple(options.stop),
-        **({} if options.repeat_last_n == 0 else penalties),
-    }
-    return checked_params(PARAMS, **{name: value for name, value in chosen.items() if value is not None})
-
-
-def _window(last: int | None) -> int | None:
-    # Everything is 0 in the engine and -1 in Ollama.
-    return 0 if last == -1 else last
+    given = parameters_in(options, "ollama") | {"thinking_budget": thinking_budget}
+    if (given["max_tokens"] or 0) <= 0:
+        given["max_tokens"] = None
+    if given["top_k"] is not None:
+        given["top_k"] = max(0, given["top_k"])
+    if given["seed"] == RANDOM_SEED:
+        given["seed"] = None
+    return checked_params(PARAMS, given)
 
 
 Nothing = Annotated[list[Any], Field(max_length=0)]

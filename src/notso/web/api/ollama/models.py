@@ -16,6 +16,7 @@ from notso.smollm3 import ModelInfo
 from notso.web.api.ollama.fields import SHOW_NOTES, ShowFields
 from notso.web.api.ollama.stream import timestamp
 from notso.web.api.request_fields.fields import invalid, read_fields
+from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.completion import fingerprint, release
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import chosen_model, read_body
@@ -179,8 +180,8 @@ def _details(info: ModelInfo) -> dict[str, Any]:
 
 def _parameters(info: ModelInfo) -> str:
     """Return the file's sampling defaults as lines of a Modelfile."""
-    names = {"repetition_penalty": "repeat_penalty", "penalty_window": "repeat_last_n"}
-    known = {names.get(name, name): value for name, value in info.sampling.items() if not name.startswith("xtc_")}
+    names = sampling_names("ollama")
+    known = {names[name]: value for name, value in info.sampling.items() if name in names}
     return "\n".join(f"{name:<30} {value:g}" for name, value in known.items())
 
 

@@ -80,6 +80,7 @@ class Note:
     text: str
     instead: str = ""  # advice for rejected values; default: `text`
     ignored: str = ""  # reason for ignoring a hint; `text` then names values that are not ignored
+    done: tuple[Any, ...] = ()  # those values
 
     @property
     def advice(self) -> str:
@@ -108,9 +109,19 @@ def inert(text: str, instead: str = "") -> Note:
     return Note("inert", text, instead)
 
 
-def hint(text: str, done: str = "", instead: str = "") -> Note:
-    """Describe an ignored field: the reason, and values in `done` that are not ignored."""
-    return Note("hint", done, instead, text)
+def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
+    """Describe an ignored field: the reason, and values that are not ignored, in words and as they are."""
+    return Note("hint", but, instead, text, done)
+
+
+def notes_of(body: type[BaseModel]) -> Notes:
+    """Return the notes that stand in the annotations of a body's fields."""
+    return {
+        spelling(name, field): note
+        for name, field in body.model_fields.items()
+        for note in field.metadata
+        if isinstance(note, Note)
+    }
 
 
 def refused(text: str) -> Note:
@@ -196,7 +207,7 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
             return invalid(shown, f"{shown} must be an object")
     if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
         return invalid(shown, f"{shown} is empty: there is nothing to answer", "empty_prompt")
-    said = re.sub(r"^(Input|List|String|Dictionary|Value) should", "it should", fault["msg"])
+    said = re.sub(r"^(Input|List|String|Dictionary|Value|Value error, it) should", "it should", fault["msg"])
     return invalid(shown, f"{shown}: {said}")
 
 
@@ -310,9 +321,15 @@ def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...]
 @lru_cache(maxsize=256)
 def _marks(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
     return {
-        spelling(name, field): (name, next((each for each in field.metadata if isinstance(each, Hint)), None))
+        spelling(name, field): (name, next(filter(None, map(_as_hint, field.metadata)), None))
         for name, field in kind.model_fields.items()
     }
+
+
+def _as_hint(mark: object) -> Hint | None:
+    if isinstance(mark, Note) and mark.state == "hint":
+        return Hint(mark.done)
+    return mark if isinstance(mark, Hint) else None
 
 
 EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 
-from notso.smollm3 import MAX_BREAKERS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Grammar, SamplingParams
+from notso.smollm3 import (
+    MAX_BREAKERS,
+    MAX_CONTEXT,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKENS,
+    PARAMETERS,
+    Api,
+    Grammar,
+    Parameter,
+    SamplingParams,
+)
 from notso.web.api.request_fields.fields import (
     TELLS,
     Fields,
@@ -20,6 +30,7 @@ from notso.web.api.request_fields.fields import (
     hint,
     inert,
     invalid,
+    notes_of,
     refused,
     schema_grammar,
     works,
@@ -31,7 +42,7 @@ from notso.web.values.strict_fields import at_most
 def whole(given: Any) -> Any:
     """Convert integral floats to int; reject booleans."""
     if isinstance(given, bool):
-        raise ValueError("it should be a number")
+        raise ValueError("it should be a valid integer")
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
@@ -43,109 +54,72 @@ Whole = Annotated[int, BeforeValidator(whole)]
 Number = int | float
 
 
-class AbsentSamplerFields(Fields):
-    """Samplers and options not implemented, with their neutral value."""
-
-    tfs_z: Off1 | None = None
-    top_a: Off0 | None = None
-    dynatemp_range: Off0 | None = None
-    dynatemp_exponent: Annotated[Number | None, Hint(done=(1,))] = None
-    mirostat_tau: Annotated[Number | None, Hint()] = None
-    mirostat_eta: Annotated[Number | None, Hint()] = None
-    smoothing_factor: Off0 | None = None
-    guidance_scale: Off1 | None = None
-    length_penalty: Off1 | None = None
-    no_repeat_ngram_size: Off0 | None = None
-    top_n_sigma: Off | None = None
-    adaptive_target: OffBelow0 | None = None
-    adaptive_decay: Annotated[Number | None, Hint()] = None
-    min_keep: Off0 | None = None
-    n_indent: Off0 | None = None
-    t_max_predict_ms: Off | None = None
-    id_slot: Annotated[int | None, Hint(done=(-1,))] = None
-    n_keep: Annotated[int | None, Hint(done=(0,))] = None
-    n_discard: Annotated[int | None, Hint(done=(0,))] = None
-    n_cache_reuse: Annotated[int | None, Hint(done=(0,))] = None
-    sse_ping_interval: Annotated[Number | None, Hint()] = None
-    backend_sampling: Annotated[bool | None, Hint(done=(False,))] = None
-    samplers: Annotated[Any, Hint()] = None
-    sampler_order: Annotated[Any, Hint()] = None
-    sampler_priority: Annotated[Any, Hint()] = None
-    temperature_last: Annotated[bool | None, Hint(done=(False,))] = None
-    smoothing_curve: Annotated[Number | None, Hint()] = None
-    skew: Off0 | None = None
-    typical: Off1 | None = None
-    epsilon_cutoff: Off0 | None = None
-    eta_cutoff: Off0 | None = None
-    penalty_alpha: Off0 | None = None
-    encoder_repetition_penalty: Off1 | None = None
-    num_beams: Off1 | None = None
-    use_beam_search: Literal[False] | None = None
-    early_stopping: Annotated[bool | None, Hint(done=(False,))] = None
-    best_of: Off1 | None = None
-    skip_special_tokens: Literal[True] | None = None
-    spaces_between_special_tokens: Annotated[bool | None, Hint(done=(True,))] = None
-    include_stop_str_in_output: Literal[False] | None = None
-    add_bos_token: Annotated[bool | None, Hint()] = None
-    ban_eos_token: Literal[False] | None = None
-    truncation_length: Annotated[int | None, Hint()] = None
-    truncate_prompt_tokens: Annotated[int | None, Hint()] = None
-
-
 _ORDER = "the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
-
-ABSENT_NOTES: Notes = {
-    "tfs_z": inert("1: off", "use top_p, top_k or min_p"),
-    "top_a": inert("0: off", "use min_p"),
-    "dynatemp_range": inert("0: off", "use temperature"),
-    "dynatemp_exponent": hint("the range is 0", "1"),
-    "mirostat_tau": hint("mirostat is off"),
-    "mirostat_eta": hint("mirostat is off"),
-    "smoothing_factor": inert("0: off", "use temperature or min_p"),
-    "guidance_scale": inert("1: off", "say it in the messages"),
-    "length_penalty": inert("1: off", "use max_tokens"),
-    "no_repeat_ngram_size": inert("0: off", "use repeat_penalty or dry_multiplier"),
-    "top_n_sigma": inert("0 or -1: off", "use top_k, top_p or min_p"),
-    "adaptive_target": inert("-1: off", "use temperature, top_p or min_p"),
-    "adaptive_decay": hint("the sampler it belongs to is off"),
-    "min_keep": inert("0: off", "leave it out"),
-    "n_indent": inert("0: off", "leave it out"),
-    "t_max_predict_ms": inert("0 or -1: off", "an answer does not depend on the machine's speed; use max_tokens"),
-    "id_slot": hint("what is known of a prompt is found wherever it was computed", "-1"),
-    "n_keep": hint("nothing of a prompt is thrown away", "0"),
-    "n_discard": hint("nothing of a prompt is thrown away", "0"),
-    "n_cache_reuse": hint("what is known of a prompt is found by itself", "0"),
-    "sse_ping_interval": hint("a comment comes every 15 s"),
-    "backend_sampling": hint("there is one sampler", "false"),
-    "samplers": hint(_ORDER),
-    "sampler_order": hint(_ORDER),
-    "sampler_priority": hint(_ORDER),
-    "temperature_last": hint(_ORDER, "false"),
-    "smoothing_curve": hint("the sampler it belongs to is off"),
-    "skew": inert("0: off", "use top_p or min_p"),
-    "typical": inert("1: off", "use typical_p"),
-    "epsilon_cutoff": inert("0: off", "use min_p"),
-    "eta_cutoff": inert("0: off", "use min_p"),
-    "penalty_alpha": inert("0: off", "use temperature, top_p or min_p"),
-    "encoder_repetition_penalty": inert("1: off", "use repeat_penalty"),
-    "num_beams": inert("1: off", "there is no beam search; use n"),
-    "use_beam_search": inert("false", "there is no beam search; use n"),
-    "early_stopping": hint("there is no beam search", "false"),
-    "best_of": inert("1", "use n"),
-    "skip_special_tokens": inert("true", "an answer never shows control tokens"),
-    "spaces_between_special_tokens": hint("an answer never shows control tokens", "true"),
-    "include_stop_str_in_output": inert("false", "the event or field `stop` tells which stop string came"),
-    "add_bos_token": hint("the model has no token that begins a text"),
-    "ban_eos_token": inert("false", "use ignore_eos"),
-    "truncation_length": hint("the context is the server's (`--context`)"),
-    "truncate_prompt_tokens": hint("a prompt that is too long is refused"),
-}
-
-
 MIROSTAT_ADVICE = (
     "it steers by how surprising the tokens before were, so a token would depend on more than seed, text and place, "
     "which an answer here never does; use min_p, typical_p or top_p"
 )
+
+
+class AbsentSamplerFields(Fields):
+    """Samplers and options not implemented, with their neutral value."""
+
+    tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
+    top_a: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
+    dynatemp_range: Annotated[Off0 | None, inert("0: off", "use temperature")] = None
+    dynatemp_exponent: Annotated[Number | None, hint("the range is 0", "1", done=(1,))] = None
+    mirostat_tau: Annotated[Number | None, hint("mirostat is off")] = None
+    mirostat_eta: Annotated[Number | None, hint("mirostat is off")] = None
+    smoothing_factor: Annotated[Off0 | None, inert("0: off", "use temperature or min_p")] = None
+    guidance_scale: Annotated[Off1 | None, inert("1: off", "say it in the messages")] = None
+    length_penalty: Annotated[Off1 | None, inert("1: off", "use max_tokens")] = None
+    no_repeat_ngram_size: Annotated[Off0 | None, inert("0: off", "use repeat_penalty or dry_multiplier")] = None
+    top_n_sigma: Annotated[Off | None, inert("0 or -1: off", "use top_k, top_p or min_p")] = None
+    adaptive_target: Annotated[OffBelow0 | None, inert("-1: off", "use temperature, top_p or min_p")] = None
+    adaptive_decay: Annotated[Number | None, hint("the sampler it belongs to is off")] = None
+    min_keep: Annotated[Off0 | None, inert("0: off", "leave it out")] = None
+    n_indent: Annotated[Off0 | None, inert("0: off", "leave it out")] = None
+    t_max_predict_ms: Annotated[
+        Off | None, inert("0 or -1: off", "an answer does not depend on the machine's speed; use max_tokens")
+    ] = None
+    id_slot: Annotated[
+        int | None, hint("what is known of a prompt is found wherever it was computed", "-1", done=(-1,))
+    ] = None
+    n_keep: Annotated[int | None, hint("nothing of a prompt is thrown away", "0", done=(0,))] = None
+    n_discard: Annotated[int | None, hint("nothing of a prompt is thrown away", "0", done=(0,))] = None
+    n_cache_reuse: Annotated[int | None, hint("what is known of a prompt is found by itself", "0", done=(0,))] = None
+    sse_ping_interval: Annotated[Number | None, hint("a comment comes every 15 s")] = None
+    backend_sampling: Annotated[bool | None, hint("there is one sampler", "false", done=(False,))] = None
+    samplers: Annotated[Any, hint(_ORDER)] = None
+    sampler_order: Annotated[Any, hint(_ORDER)] = None
+    sampler_priority: Annotated[Any, hint(_ORDER)] = None
+    temperature_last: Annotated[bool | None, hint(_ORDER, "false", done=(False,))] = None
+    smoothing_curve: Annotated[Number | None, hint("the sampler it belongs to is off")] = None
+    skew: Annotated[Off0 | None, inert("0: off", "use top_p or min_p")] = None
+    typical: Annotated[Off1 | None, inert("1: off", "use typical_p")] = None
+    epsilon_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
+    eta_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
+    penalty_alpha: Annotated[Off0 | None, inert("0: off", "use temperature, top_p or min_p")] = None
+    encoder_repetition_penalty: Annotated[Off1 | None, inert("1: off", "use repeat_penalty")] = None
+    num_beams: Annotated[Off1 | None, inert("1: off", "there is no beam search; use n")] = None
+    use_beam_search: Annotated[Literal[False] | None, inert("false", "there is no beam search; use n")] = None
+    early_stopping: Annotated[bool | None, hint("there is no beam search", "false", done=(False,))] = None
+    best_of: Annotated[Off1 | None, inert("1", "use n")] = None
+    skip_special_tokens: Annotated[Literal[True] | None, inert("true", "an answer never shows control tokens")] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, hint("an answer never shows control tokens", "true", done=(True,))
+    ] = None
+    include_stop_str_in_output: Annotated[
+        Literal[False] | None, inert("false", "the event or field `stop` tells which stop string came")
+    ] = None
+    add_bos_token: Annotated[bool | None, hint("the model has no token that begins a text")] = None
+    ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
+    truncation_length: Annotated[int | None, hint("the context is the server's (`--context`)")] = None
+    truncate_prompt_tokens: Annotated[int | None, hint("a prompt that is too long is refused")] = None
+    mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
+
+
+ABSENT_NOTES = notes_of(AbsentSamplerFields)
 
 
 def _as_list(given: Any) -> Any:
@@ -158,64 +132,53 @@ def _as_list(given: Any) -> Any:
         raise ValueError("it should be a list of texts") from None
 
 
-class RarerSamplingFields(Fields):
-    """Less common sampling fields; the engine checks their ranges."""
-
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: (
-        Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_as_list)] | None
-    ) = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    mirostat: Literal[0] | None = None
+B = TypeVar("B", bound=BaseModel)
 
 
-RARER_NOTES: Notes = {
-    "typical_p": works("above 0, to 1, where it is off; behind `top_k`, before `top_p`"),
-    "xtc_probability": works(
-        "0 to 1, 0 is off: how often all but the last of the choices of `xtc_threshold` or more are taken away, "
-        "behind the other filters"
-    ),
-    "xtc_threshold": works("0 to 1; 0.1 if left out; above 0.5 nothing is taken away"),
-    "dry_multiplier": works("0 to 100, 0 is off: a token that prolongs a repetition is penalised, as in llama.cpp"),
-    "dry_base": works("1 to 100; 1.75 if left out"),
-    "dry_allowed_length": works("repetitions up to this length are free; 2 if left out"),
-    "dry_penalty_last_n": works("tokens in which repetitions are looked for; -1, all, if left out; 0 is off"),
-    "dry_sequence_breakers": works(
-        f"up to {MAX_BREAKERS} texts that no repetition goes across; a line's end, `:`, `\"` and `*` if left out"
-    ),
-    "min_tokens": works(
-        "fewest tokens, thinking included, before the model's end or a stop token may come; not with a grammar"
-    ),
-    "ignore_eos": works("true: the model's end never comes, as in llama.cpp; not with a grammar"),
-    "stop_token_ids": works(f"up to {MAX_STOP_TOKENS} token ids that end the answer and are not part of it"),
-    "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
-    "mirostat": inert("0: off", MIROSTAT_ADVICE),
-}
+def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
+    """Give a body the sampling parameters of an API; a field that the body declares itself keeps its type."""
 
-_SAME = tuple(name for name in RARER_NOTES if name not in ("repeat_last_n", "mirostat"))
-NAMES = {"penalty_window": "repeat_last_n"}
-"""Engine parameter -> API field."""
-_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    def extended(body: type[B]) -> type[B]:
+        fields = {
+            name: (_kind(parameter) | None, None)
+            for parameter in PARAMETERS.values()
+            for name in parameter.names(api)
+            if name not in body.model_fields
+        }
+        own = {"__base__": body, "__module__": body.__module__, "__doc__": body.__doc__}
+        return create_model(body.__name__, **own, **fields)  # type: ignore[call-overload, no-any-return]
+
+    return extended
 
 
-def with_rarer(fields: RarerSamplingFields, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Add the less common parameters."""
-    rarer = {name: getattr(fields, name) for name in _SAME}
-    for name in ("dry_sequence_breakers", "stop_token_ids"):
-        rarer[name] = None if rarer[name] is None else tuple(rarer[name])
-    # A penalty over no token is none.
-    if fields.repeat_last_n == 0:
-        return chosen | rarer | dict.fromkeys(_PENALTIES)
-    return chosen | rarer | {"penalty_window": 0 if fields.repeat_last_n == -1 else fields.repeat_last_n}
+def _kind(parameter: Parameter) -> Any:
+    if parameter.is_list:
+        item: Any = Text if parameter.kind is str else parameter.kind
+        return Annotated[list[item], Field(fail_fast=True)]
+    return Whole if parameter.kind is int else parameter.kind
+
+
+def sampling_notes(api: Api) -> Notes:
+    """Return the documentation of an API's sampling parameters."""
+    return {name: works(text) for each in PARAMETERS.values() for name, text in each.names(api).items()}
+
+
+def sampling_names(api: Api, within: str = "") -> dict[str, str]:
+    """Map engine parameters to the fields of an API."""
+    return {name: within + next(iter(spelled)) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
+
+
+def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
+    """Return the values of a body by engine parameter. Raise ApiError (400) for names that contradict each other."""
+    given = {name: either(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
+    for name, value in given.items():
+        if PARAMETERS[name].is_list and value is not None:
+            given[name] = (value,) if isinstance(value, str) else tuple(value)
+    if given.get("penalty_window") == 0:  # a penalty over no token is none
+        given |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
+    elif given.get("penalty_window") == -1:  # all tokens
+        given["penalty_window"] = 0
+    return given
 
 
 MAX_CHOICES = 64
@@ -224,8 +187,6 @@ MAX_WORK = 4_000_000
 """Limit of n x max_tokens x log probabilities per token: the response size that a small request may cause."""
 ANY_LENGTH = -1
 """`max_tokens` for as many as fit, as in llama.cpp and LM Studio."""
-MOST_TOKENS = 131_072
-"""Longest possible answer: the longest context of the model."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -237,26 +198,24 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
-class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
+@with_sampling("openai")
+class SamplingFields(AbsentSamplerFields):
     """Sampling fields; the engine checks their ranges."""
 
     model: Name | None = None
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = None
     n_predict: Whole | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Whole | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     seed: Whole | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     do_sample: bool | None = None
     logit_bias: Annotated[dict[TokenId, float], at_most(MAX_LOGIT_BIAS)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    dry_sequence_breakers: (
+        Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_as_list)] | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
@@ -268,18 +227,8 @@ class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
 
 SAMPLING_NOTES: Notes = {
     "model": works("one of the names that `GET /v1/models` tells; may be left out"),
-    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
-    "top_p": works("0 to 1; 0 takes the likeliest token; 0.95 if left out"),
-    "top_k": works("0 or -1 is off"),
-    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
-    "repeat_penalty": works("over the last 256 tokens; 1 is off"),
-    "repetition_penalty": works("another name of `repeat_penalty`"),
-    "frequency_penalty": works("-2 to 2, over the last 256 tokens"),
-    "presence_penalty": works("-2 to 2, over the last 256 tokens"),
-    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer"),
-    "seed": works("64 bits; the same seed and input give the same text"),
+    **sampling_notes("openai"),
     "n": works("choices, up to as many as the server writes at a time; with a seed, choice i has seed + i"),
-    "logit_bias": works("token id to -100..100, up to 1,024"),
     "stream": works("events with chunks"),
     "stream_options": works("`include_usage` sends a last chunk with the counts"),
     "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
@@ -287,7 +236,6 @@ SAMPLING_NOTES: Notes = {
     "cache_prompt": works("false reads the whole prompt anew"),
     "logits_processors": works("up to 8 names of what plugins give, which change the logits in this order"),
     "user": hint("tells of the caller"),
-    **RARER_NOTES,
     **ABSENT_NOTES,
     "n_predict": works("llama.cpp's name of `max_tokens`"),
     "max_new_tokens": works("another name of `max_tokens`"),
@@ -305,39 +253,35 @@ def sampling_of(
 ) -> tuple[SamplingParams, ...]:
     """Return the parameters of each choice, which differ in the seed. Raise ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
-    chosen: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "thinking_budget": thinking_budget,
-        "temperature": 0.0 if fields.do_sample is False else fields.temperature,
-        "top_p": fields.top_p or None,
-        "top_k": 1 if fields.top_p == 0 else 0 if fields.top_k == -1 else fields.top_k,
-        "min_p": fields.min_p,
-        "repetition_penalty": either(fields, "repeat_penalty", "repetition_penalty"),
-        "frequency_penalty": fields.frequency_penalty,
-        "presence_penalty": fields.presence_penalty,
-        "stop": (fields.stop,) if isinstance(fields.stop, str) else fields.stop and tuple(fields.stop),
-        "logit_bias": fields.logit_bias and {int(token): bias for token, bias in fields.logit_bias.items()},
-    }
-    given = {name: value for name, value in with_rarer(fields, chosen).items() if value is not None}
+    given = parameters_in(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
+    if fields.do_sample is False:
+        given["temperature"] = 0.0
+    if given["top_p"] == 0:
+        given |= {"top_p": None, "top_k": 1}
+    elif given["top_k"] == -1:
+        given["top_k"] = 0
+    if given["logit_bias"]:
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
     choices = fields.n or 1
-    work = choices * min(max_tokens or 1, MOST_TOKENS) * (1 + (top_logprobs or 0))
+    work = choices * min(max_tokens or 1, MAX_CONTEXT) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
     # Choices with the same seed would be identical. Seeds past the range wrap around.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
-    names = NAMES if fields.n_predict is None else NAMES | {"max_tokens": "n_predict"}
-    return tuple(checked_params(names, seed=seed, **given) for seed in seeds)
+    names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
+    return tuple(checked_params(names, given | {"seed": seed}) for seed in seeds)
 
 
-def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
-    """Create engine parameters. Raise ApiError (400) with the API's field name."""
+def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> SamplingParams:
+    """Create engine parameters; None: not given. Raise ApiError (400) with the API's field name."""
+    chosen = {name: value for name, value in given.items() if value is not None}
     try:
-        return SamplingParams(**given, given=tuple(given))
+        return SamplingParams(**chosen, given=tuple(chosen))
     except ValueError as error:  # InvalidRequestError with the parameter's name
         raise api_error_of(error).called(names) from None
 
 
-def either(fields: Fields, *names: str) -> Any:
+def either(fields: BaseModel, *names: str) -> Any:
     """Return the value of a field with several spellings. Raise ApiError if they differ."""
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:

@@ -25,7 +25,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
 from notso.web.values.strict_fields import at_most
 
 LOGPROBS = "message.output_text.logprobs"
@@ -222,12 +222,11 @@ class InputTokenFields(Fields):
     conversation: None = None
 
 
+@with_sampling("responses")
 class ResponseFields(InputTokenFields):
     """The body of POST /v1/responses."""
 
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
@@ -270,9 +269,7 @@ INPUT_TOKEN_NOTES: Notes = {
 }
 
 RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
-    "max_output_tokens": works("longest answer, thinking included; what fits if left out, or more than that"),
-    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
-    "top_p": works("above 0, to 1; 0.95 if left out"),
+    **sampling_notes("responses"),
     "top_logprobs": works("0 to 20; `include` `message.output_text.logprobs` without it gives the tokens' own"),
     "include": Note(
         "hint",

@@ -21,9 +21,6 @@ MAX_REFERENCED_CHARACTERS = 1 << 22
 
 _MARKS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
-_NUMBER = re.compile(r"[0-9]{1,3}")
-_MOST_LISTED = 100
-_USUALLY_LISTED = 20
 
 
 def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) -> str:
@@ -65,29 +62,6 @@ async def referenced_items(
             raise invalid(param, f"the items that input names hold more than {MAX_REFERENCED_CHARACTERS:,} characters")
         found[id] = item
     return found
-
-
-def page(items: Sequence[Item], *, limit: str | None, order: str | None, after: str | None) -> dict[str, Any]:
-    """Return a page of items in the API's format. Raise ApiError (400) naming the parameter."""
-    if order not in (None, "asc", "desc"):
-        raise invalid("order", "order must be asc or desc")
-    most = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else _USUALLY_LISTED if limit is None else 0
-    if not 1 <= most <= _MOST_LISTED:
-        raise invalid("limit", f"limit must be 1 to {_MOST_LISTED}")
-    # The API's default order is descending.
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    ids = [item["id"] for item in ordered]
-    if after is not None and after not in ids:
-        raise invalid("after", "after must be the id of an item of this response")
-    start = 0 if after is None else ids.index(after) + 1
-    shown = ordered[start : start + most]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": start + most < len(ordered),
-    }
 
 
 def _by_id(response: StoredResponse | None) -> dict[str, Item]:

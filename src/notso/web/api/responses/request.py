@@ -18,7 +18,12 @@ from notso.web.api.request_fields.fields import (
     schema_grammar,
     strict_names,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_TOOLS, checked_params
+from notso.web.api.request_fields.sampling_fields import (
+    MAX_TOOLS,
+    checked_params,
+    parameters_in,
+    sampling_names,
+)
 from notso.web.api.responses.fields import (
     INPUT_TOKEN_NOTES,
     LOGPROBS,
@@ -43,8 +48,8 @@ from notso.web.api.responses.items import Item, Reference
 from notso.web.api.shared.api_request import ApiRequest
 
 NAMES = {
+    **sampling_names("responses"),
     "messages": "input",
-    "max_tokens": "max_output_tokens",
     "thinking_budget": "reasoning.effort",
     "response_format": "text.format.schema",
 }
@@ -91,13 +96,8 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     if fields.background and fields.store is False:
         raise invalid("background", "background needs store: what nobody reads must be kept")
     effort = fields.reasoning.effort if fields.reasoning else None
-    chosen = {
-        "max_tokens": fields.max_output_tokens,
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "thinking_budget": EFFORT_BUDGETS.get(effort or ""),
-    }
-    params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
+    sampling = parameters_in(fields, "responses")
+    params = checked_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
     items = [] if isinstance(fields.input, str) else fields.input
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
     spelt_out = [item for item in items if not isinstance(item, ItemReference)]
@@ -128,7 +128,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         previous_id=fields.previous_response_id,
         keep=fields.store is not False,
         background=bool(fields.background),
-        echoed=_echoed(fields, body),
+        echoed=_echoed(fields, body, sampling),
     )
     return with_conversation(asked, said)
 
@@ -261,7 +261,7 @@ def _grammar(fields: ResponseFields) -> Grammar | None:
     return None
 
 
-def _echoed(fields: ResponseFields, body: Mapping[str, Any]) -> dict[str, Any]:
+def _echoed(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
@@ -270,11 +270,11 @@ def _echoed(fields: ResponseFields, body: Mapping[str, Any]) -> dict[str, Any]:
         "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": fields.reasoning.effort if fields.reasoning else None, "summary": None},
         "store": fields.store is not False,
-        "temperature": fields.temperature,
+        "temperature": sampling["temperature"],
         "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
         "top_logprobs": fields.top_logprobs,
-        "top_p": fields.top_p,
+        "top_p": sampling["top_p"],
         "truncation": fields.truncation or "disabled",
     }

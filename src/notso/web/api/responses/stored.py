@@ -10,11 +10,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
-from notso.web.api.responses.items import kept_input, page
+from notso.web.api.responses.items import kept_input
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED
+from notso.web.api.shared.listing import page
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
-from notso.web.api.shared.serializer import PING
+from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, sse_events, stream_of
 from notso.web.edge.access import guarded
@@ -55,11 +56,11 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.following)
-        return JSONResponse(running.followed.body(), headers=headers)
+        return await whole_response(running.followed, headers)
     if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
-        return JSONResponse(elsewhere.log.body, headers=headers)
+        return await large_response(lambda: elsewhere.log.body, headers)
     stored = await found_response(services, owner, response_id, "response_id")
-    return JSONResponse(stored.body, headers=headers)
+    return await large_response(lambda: stored.body, headers)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -71,8 +72,8 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
         items = kept_input(running.serializer.asked.items, response_id)
     else:
         items = (await found_response(services, owner, response_id, "response_id")).input
-    asked = {name: query.get(name) for name in ("limit", "order", "after")}
-    return JSONResponse(page(items, **asked), headers=headers)
+    listed = page(items, query)
+    return await large_response(lambda: listed, headers)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -82,14 +83,15 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     if running is not None:
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
-        return JSONResponse(running.followed.body())
+        return await whole_response(running.followed)
     if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
         elsewhere.stop()
-        return JSONResponse(await elsewhere.whole())
+        body = await elsewhere.whole()
+        return await large_response(lambda: body)
     stored = await found_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
         raise ApiError(400, "invalid_value", "only a response in the background can be cancelled", param="response_id")
-    return JSONResponse(stored.body)
+    return await large_response(lambda: stored.body)
 
 
 @router.delete("/v1/responses/{response_id}")

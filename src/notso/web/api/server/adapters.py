@@ -15,7 +15,7 @@ from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMem
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, operator_only
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.adapter_files import within
 from notso.web.engine.model_names import adapters_of
@@ -54,7 +54,7 @@ UNLOAD_NOTES: Notes = {
 }
 
 
-@router.post("/v1/load_lora_adapter")
+@router.post("/v1/load_lora_adapter", dependencies=[operator_only(audit="loaded an adapter")])
 async def load(request: Request, services: Services) -> Response:
     """Load an adapter. Requests may name it from then on."""
     fields = await read_body(request, lambda body: read_fields(LoadFields, body, LOAD_NOTES))
@@ -71,7 +71,7 @@ async def load(request: Request, services: Services) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter")
+@router.post("/v1/unload_lora_adapter", dependencies=[operator_only(audit="unloaded an adapter")])
 async def unload(request: Request, services: Services) -> Response:
     """Unload an adapter. Running answers that use it continue."""
     fields = await read_body(request, lambda body: read_fields(UnloadFields, body, UNLOAD_NOTES))

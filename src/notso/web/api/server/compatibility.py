@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from notso.web.api.batches.routes import NOTES as BATCH_NOTES
+from notso.web.api.batches.routes import BatchFields
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
 from notso.web.api.llama_cpp.request import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
@@ -62,6 +64,7 @@ ADDRESSES = (
     Address("POST /v1/chat/completions", "OpenAI", ChatFields, CHAT_NOTES, WITHIN_CHAT),
     Address("POST /v1/responses", "OpenAI", ResponseFields, RESPONSE_NOTES, WITHIN_RESPONSE),
     Address("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
+    Address("POST /v1/batches", "OpenAI", BatchFields, BATCH_NOTES, {}),
     Address("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
     Address("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
     Address("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),

@@ -15,7 +15,7 @@ from notso.web.api.shared.completion import release
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
-from notso.web.edge.access import guarded, public
+from notso.web.edge.access import guarded, operator_only, public
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
@@ -124,7 +124,7 @@ async def load(services: Services) -> Response:
     return JSONResponse({"server_load": 0 if stats is None else stats.running + stats.waiting})
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[operator_only()])
 async def metrics(services: Services) -> Response:
     """Return metrics in Prometheus text format. Requires a key, as they reveal the owner's usage."""
     headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}

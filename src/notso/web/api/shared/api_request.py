@@ -76,7 +76,12 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
     The request must have been accepted, so that its schemas are valid.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
-    names = dict.fromkeys((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
+    return header_naming((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
+
+
+def header_naming(ignored: Iterable[str]) -> dict[str, str]:
+    """Return the header with these names; empty without any."""
+    names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
     least = "at least " if len(names) >= MAX_HINTS else ""  # collection stops there
     more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""

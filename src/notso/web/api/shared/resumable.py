@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -115,7 +116,7 @@ class AnswerElsewhere:
             if self.log.finished and number >= len(self.log.sse_events):
                 return
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
-                if await self._is_abandoned():
+                if await self.is_abandoned():
                     yield data_event(_gone().body_for("/v1/"))
                     return
                 silent_s += SILENT_SECONDS
@@ -126,11 +127,12 @@ class AnswerElsewhere:
     async def whole(self) -> Any:
         """Wait for the body. Raise ApiError (503) if the writer is gone."""
         while not self.log.finished:
-            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self._is_abandoned():
+            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self.is_abandoned():
                 raise _gone()
         return self.log.body
 
-    async def _is_abandoned(self) -> bool:
+    async def is_abandoned(self) -> bool:
+        """Whether the writer is gone."""
         return not self.log.finished and not await self._exchange.is_held(self._name)
 
 
@@ -146,16 +148,18 @@ class AnswersElsewhere:
         if not self._exchange.is_shared:
             return None
         found = AnswerElsewhere(self._exchange, owner, conversation)
-        begun = asyncio.Event()
+        begun, log = asyncio.Event(), found.log
 
         def take(changes: Body) -> bool:
-            taken = found.log.take(changes)
+            taken = log.take(changes)
             begun.set()
             return taken
 
-        task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, found.log))
+        task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # The copy grows only while it is in use: its last reader may leave long before the answer ends.
+        weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
         except BaseException as error:  # nobody reads the copy, also where the caller was canceled
@@ -170,6 +174,12 @@ class AnswersElsewhere:
             while not log.finished:
                 if not await log.wait(log.number, PING_SECONDS) and not await self._exchange.is_held(name):
                     return
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    # The last reference may be dropped in any thread.
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def claim_name(owner: str, conversation: str) -> str:
@@ -214,7 +224,7 @@ class ResumableStream:
         finally:
             self.running.close()
             if self.log is not None:
-                self.log.finish(serializer.body())
+                self.log.finish(await asyncio.to_thread(serializer.body))
 
     def _tell(self, sse_events: Iterable[bytes]) -> None:
         sse_events = list(sse_events)

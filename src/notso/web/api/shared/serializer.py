@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse
@@ -70,9 +70,14 @@ async def failure_event_of(serializer: Serializer, error: ApiError) -> bytes:
     return await asyncio.to_thread(serializer.failure, error)
 
 
-async def whole_response(serializer: Serializer) -> JSONResponse:
-    """Return the response of a finished serializer."""
-    return await asyncio.to_thread(lambda: LargeJSONResponse(serializer.body()))
+async def whole_response(serializer: Serializer, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the response of a serializer at its end, or so far."""
+    return await large_response(serializer.body, headers)
+
+
+async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Make a body that may be large, and encode it, off the event loop."""
+    return await asyncio.to_thread(lambda: LargeJSONResponse(body(), headers=headers))
 
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.edge.open_streams import OpenStreams
@@ -15,6 +16,10 @@ from notso.web.services import Shared
 MAX_REREAD_STREAMS = 64  # a reader on another replica may follow many answers, so rereading has its own limit
 
 
+async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("the application has not been started")
+
+
 @dataclass(slots=True)
 class ApiServices:
     """API-specific services."""
@@ -22,6 +27,7 @@ class ApiServices:
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
+    inside: ASGIApp = _not_built  # routes without the layers around them, for requests of this program
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 
 

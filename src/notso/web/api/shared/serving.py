@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import ModelError, ModelInfo, NotsoError
+from notso.smollm3 import ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
@@ -51,6 +51,10 @@ T = TypeVar("T")
 
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
+BACKGROUND = "notso.background"
+"""Scope key of requests that give way to those of people and other programs."""
+INCOMPLETE = "notso.incomplete"
+"""Scope key of streams that ended with an error."""
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -203,7 +207,8 @@ async def _response(
                 )
             conversation = serializer.id
         cached_of = secrets.token_hex(16) if asked.fresh else owner
-        options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
+        priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
+        options = asked.options_for(cached_of, priority, conversation=serializer.id if asked.keep else None)
         options = replace(options, adapter=choice.adapter)
 
         ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
@@ -223,15 +228,16 @@ async def _response(
         if isinstance(error, Exception):
             raise known(error, asked.names) from error
         raise
+    events = sse_events(running, serializer, request.scope)
     try:
         if conversation is not None:
             if asked.stream:
-                return stream_of(numbered(sse_events(running, serializer), 0, serializer.ping), lambda: None)
+                return stream_of(numbered(events, 0, serializer.ping), lambda: None)
             if asked.background:
                 return JSONResponse(serializer.body())
             return await whole(running, serializer)
         if asked.stream:
-            return stream_of(sse_events(running, serializer), running.close)
+            return stream_of(events, running.close)
         return await _unless_gone(request, running, serializer)
     except Exception as error:
         raise known(error, asked.names) from error
@@ -247,8 +253,10 @@ def conversation_of(request: Request) -> str | None:
     return name
 
 
-async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIterator[bytes]:
-    """Yield the whole stream; an error becomes its last frame."""
+async def sse_events(
+    running: RunningRequest, serializer: Serializer, scope: Scope | None = None
+) -> AsyncIterator[bytes]:
+    """Yield the whole stream; an error becomes its last frame, and marks the request's scope."""
     try:
         for sse_event in serializer.initial_events():
             yield sse_event
@@ -262,6 +270,8 @@ async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIt
         for sse_event in await closing_events_of(serializer):
             yield sse_event
     except Exception as error:
+        if scope is not None:
+            scope[INCOMPLETE] = True
         yield await failure_event_of(serializer, known(error))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
@@ -24,15 +24,29 @@ JSON_HEAD = f'{{\n "format": "{FORMAT_NAME}",\n "version": {FORMAT_VERSION},\n "
 JSON_TAIL = b"]\n}\n"
 
 
-def chat_as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
-    """Return one of the chats between JSON_HEAD and JSON_TAIL, comma-separated."""
-    return json.dumps(_chat_json(chat, messages), ensure_ascii=False, indent=1).encode()
+CHAT_TAIL = b"\n ]\n}"
+MARKDOWN_TAIL = b"\n"
 
 
-def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
+def json_head(chat: Chat) -> bytes:
+    """Begin one of the chats between JSON_HEAD and JSON_TAIL; comma-separated messages and CHAT_TAIL follow."""
+    text = json.dumps(_chat_json(chat) | {"messages": []}, ensure_ascii=False, indent=1)
+    return text.removesuffix("]\n}").encode()
+
+
+def json_messages(messages: Iterable[StoredMessage]) -> bytes:
+    """Return messages as JSON, one a line, comma-separated."""
+    return ",".join("\n  " + json.dumps(_message_json(each), ensure_ascii=False) for each in messages).encode()
+
+
+def markdown_head(chat: Chat) -> bytes:
+    return f"# {chat.title}".encode()
+
+
+def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
     """Return messages as Markdown, without thoughts."""
-    parts = [f"# {chat.title}"]
-    for message in shown:
+    parts = [""]
+    for message in messages:
         if message.kind == "summary":
             name = words["summary"]
         else:
@@ -43,8 +57,8 @@ def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
         for part, use in zip_longest(parts_of(message), message.tool_uses):
             text += [part] if part else []
             text += [_tool_use(use)] if use is not None else []
-        parts.append("\n\n".join(text))
-    return "\n\n".join(parts) + "\n"
+        parts += text
+    return "\n\n".join(parts).encode()
 
 
 def file_name(chat: Chat, ending: str) -> str:
@@ -52,7 +66,7 @@ def file_name(chat: Chat, ending: str) -> str:
     return (_UNFIT_IN_NAMES.sub("-", chat.title).strip("-.").lower()[:60] or "chat") + f".{ending}"
 
 
-def _chat_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
+def _chat_json(chat: Chat) -> dict[str, Any]:
     return {
         "title": chat.title,
         "thinking": chat.thinking,
@@ -62,7 +76,6 @@ def _chat_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
         "pinned": chat.pinned,
         "settings": {name: value for name, value in chat.settings.items() if name in SETTING_NAMES},
         "chosen_root": chat.chosen_root,
-        "messages": [_message_json(message) for message in messages],
     }
 
 

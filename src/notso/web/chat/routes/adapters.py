@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from notso.web.chat.routes.models import shown
 from notso.web.chat.services import Services
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import within
 from notso.web.engine.port import AdapterSource
@@ -19,7 +19,7 @@ from notso.web.values.wording import words
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
-@router.post("/models/adapters/load")
+@router.post("/models/adapters/load", dependencies=[operator_only(audit="loaded an adapter")])
 async def load_adapter(request: Request, services: Services) -> Response:
     """Load an adapter for the default model."""
     fields = await read_form(request)
@@ -37,7 +37,7 @@ async def load_adapter(request: Request, services: Services) -> Response:
     return await shown(request, services)
 
 
-@router.post("/models/adapters/unload")
+@router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
 async def unload_adapter(request: Request, services: Services) -> Response:
     """Remove an adapter; running answers keep it until they end."""
     name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine

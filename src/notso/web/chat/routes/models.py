@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 from notso.smollm3 import official_files
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import adapter_files
 from notso.web.engine.change_over import change_over
@@ -39,7 +39,7 @@ async def show_download(request: Request, services: Services) -> Response:
     return await services.pages.respond(request, "_models.html", **await _context(services))
 
 
-@router.post("/models/download")
+@router.post("/models/download", dependencies=[operator_only(audit="fetched a model")])
 async def begin_download(request: Request, services: Services) -> Response:
     """Start or resume a download; the file then replaces the demo model."""
     name = (await read_form(request)).get("name", "")
@@ -54,7 +54,7 @@ async def begin_download(request: Request, services: Services) -> Response:
     return await shown(request, services)
 
 
-@router.post("/models/download/stop")
+@router.post("/models/download/stop", dependencies=[operator_only()])
 async def stop_download(request: Request, services: Services) -> Response:
     """Stop a download, keeping what was received."""
     await read_form(request)
@@ -62,7 +62,7 @@ async def stop_download(request: Request, services: Services) -> Response:
     return await shown(request, services)
 
 
-@router.post("/models/switch")
+@router.post("/models/switch", dependencies=[operator_only(audit="switched the model")])
 async def switch_model(request: Request, services: Services) -> Response:
     """Make another model the default; running answers finish, new ones wait for it."""
     fields = await read_form(request)

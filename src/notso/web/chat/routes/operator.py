@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from fastapi import APIRouter, Depends, Request, Response
 
 from notso.web.chat.services import Services
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, operator_only
 from notso.web.sign_in.given_keys import owner_of_key
 from notso.web.store.access import AuditEntry
 from notso.web.values.problems import Problem
@@ -19,7 +19,7 @@ DAYS = 30
 MAX_ROWS, MAX_ENTRIES = 500, 200
 
 
-@router.get("/operator")
+@router.get("/operator", dependencies=[operator_only(audit="looked at the operator's page")])
 async def operator_page(request: Request, services: Services) -> Response:
     """Show the page, to operators only."""
     accounts = services.shared.accounts

@@ -14,7 +14,7 @@ from notso.plugins.process import PluginProcess
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner
-from notso.web.edge.access import guarded
+from notso.web.edge.access import guarded, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.values.plugin_call import call_plugin
 from notso.web.values.problems import Problem
@@ -33,7 +33,7 @@ NO_SCRIPTS = (
 MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 
 
-@router.post("/plugins/{name}/start")
+@router.post("/plugins/{name}/start", dependencies=[operator_only(audit="switched a plugin on")])
 async def start_plugin(request: Request, services: Services, name: str) -> Response:
     await read_form(request)
     process = _find(services, name)

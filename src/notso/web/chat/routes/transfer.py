@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,17 +16,27 @@ from markupsafe import Markup
 from starlette.responses import FileResponse, RedirectResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from notso.web.chat.files.export import JSON_HEAD, JSON_TAIL, chat_as_json, export_markdown, file_name
+from notso.web.chat.files.export import (
+    CHAT_TAIL,
+    JSON_HEAD,
+    JSON_TAIL,
+    MARKDOWN_TAIL,
+    file_name,
+    json_head,
+    json_messages,
+    markdown_head,
+    markdown_messages,
+)
 from notso.web.chat.files.imports import ImportedChat, read_chats
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, tab_of
-from notso.web.edge.access import guarded
+from notso.web.edge.access import audited, guarded, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
-from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat
+from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
@@ -43,25 +54,14 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
     """Export the shown branch as Markdown or HTML, or everything as JSON."""
     chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
-    async with services.exporting.turn(owner):
-        if kind == "json":
-            messages = await services.shared.store.messages(owner, chat.id)
-            text = await asyncio.to_thread(chat_as_json, chat, messages)
-            return _download(JSON_HEAD + text + JSON_TAIL, "application/json", name)
-        shown = await services.shared.store.branch(owner, chat.id, None)
-        line = shown.line if shown is not None else ()
-        if kind == "md":
-            markdown = await asyncio.to_thread(export_markdown, chat, line)
-            return _download(markdown, "text/markdown; charset=utf-8", name)
-        answers = [each for each in line if each.role == "assistant"]
-        html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
-        with_html = [html.get(each.id, each) for each in line]
-        css = await asyncio.to_thread(_css)
-        page = await services.pages.html(request, "export.html", chat=chat, line=with_html, css=css)
-        return _download(page, "text/html; charset=utf-8", name)
+    if kind == "json":
+        return await _download(_as_json(services, owner, [chat]), "application/json", name)
+    if kind == "md":
+        return await _download(_as_markdown(services, owner, chat), "text/markdown; charset=utf-8", name)
+    return await _download(_as_html(request, services, owner, chat), "text/html; charset=utf-8", name)
 
 
-@router.get("/export")
+@router.get("/export", dependencies=[audited("exported all chats")])
 async def export_all(services: Services, owner: Owner) -> Response:
     """Export all readable chats; the file name says if some are missing."""
     chats, name = await services.shared.store.chats(owner), "notso-chats.json"
@@ -69,10 +69,10 @@ async def export_all(services: Services, owner: Owner) -> Response:
     if services.shared.store.read_only:
         readable = [chat for chat in chats if await _can_be_read(services, owner, chat)]
         chats, name = readable, name if len(readable) == len(chats) else "notso-chats-not-all.json"
-    return _download(_as_json(services, owner, chats), "application/json", name)
+    return await _download(_as_json(services, owner, chats), "application/json", name)
 
 
-@router.get("/backup")
+@router.get("/backup", dependencies=[operator_only(audit="took a backup")])
 async def backup(services: Services) -> Response:
     """Download a copy of the SQLite database. Raises Problem 429 while busy, 501 on PostgreSQL."""
     if services.shared.store.is_shared:
@@ -100,7 +100,7 @@ async def backup(services: Services) -> Response:
     return _PassingFile(services, copy, media_type="application/vnd.sqlite3", filename=name)
 
 
-@router.post("/import")
+@router.post("/import", dependencies=[audited("imported chats")])
 async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
     """Add chats from an export or a message list."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -150,18 +150,65 @@ class _PassingFile(FileResponse):
             await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
 
 
-async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
-
-    # Each chat is read only after the client took the one before it.
-    yield JSON_HEAD
-    for number, chat in enumerate(chats):
+async def _pieces(
+    services: ChatServices,
+    owner: str,
+    chat: Chat,
+    written: Callable[[list[StoredMessage]], Awaitable[bytes]],
+    *,
+    shown: bool,
+) -> AsyncIterator[bytes]:
+    """Yield a chat's messages in pieces, each read only after the client took the one before it."""
+    pieces = services.shared.store.message_pieces(owner, chat.id, shown=shown)
+    while True:
         async with services.exporting.turn(owner):
-            messages = await services.shared.store.messages(owner, chat.id)
-            piece = await asyncio.to_thread(chat_as_json, chat, messages)
+            messages = await anext(pieces, None)
+            if messages is None:
+                return
+            piece = await written(messages)
             del messages
-        yield b"\n" if number == 0 else b",\n"
         yield piece
-    yield JSON_TAIL
+
+
+def _off_loop(
+    services: ChatServices, written: Callable[[list[StoredMessage]], bytes]
+) -> Callable[[list[StoredMessage]], Awaitable[bytes]]:
+    return lambda messages: services.exporting.work(partial(written, messages))
+
+
+async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
+    before = JSON_HEAD
+    for number, chat in enumerate(chats):
+        before += (b"\n" if number == 0 else b",\n") + json_head(chat)
+        async for piece in _pieces(services, owner, chat, _off_loop(services, json_messages), shown=False):
+            yield before + piece
+            before = b","
+        before = (before if before != b"," else b"") + CHAT_TAIL
+    yield before + JSON_TAIL
+
+
+async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
+    before = markdown_head(chat)
+    async for piece in _pieces(services, owner, chat, _off_loop(services, markdown_messages), shown=True):
+        yield before + piece
+        before = b""
+    yield before + MARKDOWN_TAIL
+
+
+async def _as_html(request: Request, services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
+    async def written(messages: list[StoredMessage]) -> bytes:
+        answers = [each for each in messages if each.role == "assistant"]
+        html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
+        line = [html.get(each.id, each) for each in messages]
+        return await services.pages.html(request, "_export_messages.html", line=line)
+
+    css = await asyncio.to_thread(_css)
+    page = await services.pages.html(request, "export.html", chat=chat, css=css)
+    before, _, after = page.partition(b"<!-- messages -->\n")
+    async for piece in _pieces(services, owner, chat, written, shown=True):
+        yield before + piece
+        before = b""
+    yield before + after
 
 
 async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
@@ -177,8 +224,13 @@ def _css() -> Markup:
     return Markup("\n".join(texts))  # trusted: the package's own files
 
 
-def _download(body: bytes | str | AsyncIterator[bytes], media_type: str, name: str) -> Response:
+async def _download(pieces: AsyncIterator[bytes], media_type: str, name: str) -> Response:
+    first = await anext(pieces)  # what fails at once has a status of its own
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    if isinstance(body, bytes | str):
-        return Response(body, media_type=media_type, headers=headers)
-    return StreamingResponse(body, media_type=media_type, headers=headers)
+    return StreamingResponse(body(), media_type=media_type, headers=headers)

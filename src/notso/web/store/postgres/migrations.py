@@ -195,6 +195,48 @@ MIGRATIONS: tuple[str, ...] = (
         count BIGINT NOT NULL
     );
     """,
+    # 7: files and batches of the API, and answers by idempotency key.
+    """
+    CREATE TABLE api_files (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        name TEXT COLLATE "C" NOT NULL,
+        purpose TEXT COLLATE "C" NOT NULL,
+        size BIGINT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        expires_ms BIGINT NOT NULL
+    );
+    CREATE INDEX api_files_of_owners ON api_files (owner, created_ms);
+    CREATE TABLE api_file_parts (
+        file_id TEXT COLLATE "C" NOT NULL,
+        part BIGINT NOT NULL,
+        content BYTEA NOT NULL,
+        PRIMARY KEY (file_id, part)
+    );
+    CREATE TABLE api_batches (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        created_ms BIGINT NOT NULL,
+        body TEXT COLLATE "C" NOT NULL,
+        plan TEXT COLLATE "C" NOT NULL,
+        is_open BOOLEAN NOT NULL,
+        holder TEXT COLLATE "C" NOT NULL DEFAULT '',
+        held_until_ms BIGINT NOT NULL DEFAULT 0
+    );
+    CREATE INDEX api_batches_of_owners ON api_batches (owner, created_ms);
+    CREATE INDEX open_api_batches ON api_batches (created_ms) WHERE is_open;
+    CREATE TABLE kept_answers (
+        owner TEXT COLLATE "C" NOT NULL,
+        idempotency_key TEXT COLLATE "C" NOT NULL,
+        digest BYTEA NOT NULL,
+        status INTEGER NOT NULL,
+        headers TEXT COLLATE "C" NOT NULL,
+        body BYTEA NOT NULL,
+        created_ms BIGINT NOT NULL,
+        PRIMARY KEY (owner, idempotency_key)
+    );
+    CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -59,6 +59,9 @@ part(id, parent_id, k, size, failed, stands) AS (
 SELECT m.*, part.stands FROM part JOIN messages m ON m.id = part.id ORDER BY part.k DESC
 """
 _FIRST = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, k FROM up ORDER BY k DESC LIMIT 1"
+_LINE = f"{_DOWN} SELECT m.id, m.size FROM down JOIN messages m ON m.id = down.id ORDER BY down.n"
+_ALL = "SELECT id, size FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
+PIECE_MESSAGES, PIECE_CHARACTERS = 100, 1 << 18
 _FILES = f"""
 WITH RECURSIVE {_UP.format(last=_KNOWN)}
 SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments <> '[]' AND up.k > 0 ORDER BY up.k DESC
@@ -93,6 +96,26 @@ def end_of_branch(
 def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
     """Find the id of the shown branch's newest message."""
     return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
+
+
+def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[str]]:
+    """Return the ids of the chat's messages, or of the shown branch, grouped into pieces of bounded size."""
+    here = (chat_id, owner)
+    found, size = list[list[str]](), 0
+    for row in db.execute(_LINE, (None, *(here * 4))) if shown else db.execute(_ALL, here):
+        if not found or len(found[-1]) == PIECE_MESSAGES or size + row["size"] > PIECE_CHARACTERS:
+            found.append([])
+            size = 0
+        found[-1].append(row["id"])
+        size += row["size"]
+    return found
+
+
+def piece(db: Database, owner: str, ids: list[str], message_of: Callable[[Any], StoredMessage]) -> list[StoredMessage]:
+    """Return these messages in this order, without those deleted meanwhile."""
+    sql = f"SELECT * FROM messages WHERE id IN ({_marks(ids)}) AND owner = ? AND trash_id IS NULL"
+    messages = {row["id"]: message_of(row) for row in db.execute(sql, (*ids, owner))}
+    return [messages[each] for each in ids if each in messages]
 
 
 def end_for_prompt(

@@ -32,11 +32,14 @@ from notso.web.store.protocol import (
     TurnRefused,
     WholeChat,
 )
+from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
+from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.json_steps import json_steps
 
 T = TypeVar("T")
 
@@ -46,7 +49,7 @@ _TOO_SLOW = "storing the chats took so long that it was undone: please try again
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ?"
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
@@ -56,6 +59,7 @@ class SQLStore(ABC):
 
     def __init__(self) -> None:
         self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
+        self.records: ApiRecords = SQLRecords(self.write, self.look)
         self._in_trash: dict[str, float] = {}
 
     @property
@@ -210,6 +214,19 @@ class SQLStore(ABC):
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         return [self._message(row) for row in await self._read(owner, _MESSAGES, chat_id, owner)]
 
+    async def message_pieces(
+        self, owner: str, chat_id: str, *, shown: bool = False
+    ) -> AsyncIterator[list[StoredMessage]]:
+        if self.read_only:  # indexes may be damaged: read the tables
+            whole = await self.whole_chat(owner, chat_id)
+            if whole is not None:
+                yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
+            return
+        for ids in await self.look(lambda db: shown_part.pieces(db, owner, chat_id, shown=shown), owner):
+            read = partial(shown_part.piece, owner=owner, ids=ids, message_of=self._message)
+            if messages := await self.look(read, owner):
+                yield messages
+
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
         rows = await self._read(
             owner,
@@ -345,7 +362,11 @@ class SQLStore(ABC):
         )
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        return await self.write(lambda db: tree_writes.purge(db, tree_writes.due(db, self._in_trash, seconds, now)))
+        old = await self.write(lambda db: tree_writes.due(db, self._in_trash, seconds, now))
+        for trash_id in old:
+            while await self.write(partial(tree_writes.purge_piece, trash_id=trash_id)):
+                pass
+        return len(old)
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self.add_chats(owner, [(chat, messages)])
@@ -454,10 +475,10 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
             response.id,
             owner,
             response.previous_id,
-            json.dumps(response.body, ensure_ascii=False),
+            "".join(json_steps(response.body, allow_nan=True)),
             json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
             response.created_ms,
-            json.dumps(response.input, ensure_ascii=False),
+            "".join(json_steps(response.input, allow_nan=True)),
         ),
     )
     db.execute(

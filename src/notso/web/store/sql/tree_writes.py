@@ -352,9 +352,13 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
         f" AND EXISTS (SELECT 1 FROM messages WHERE trash_id IS NULL AND {unfinished})",
         (trash_id, chat_id, owner, chat_id, owner),
     )
-    for table in ("chats", "messages"):
-        db.execute(f"UPDATE {table} SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
-    if row["kind"] == "messages":
+    if row["kind"] == "chat":
+        db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
+    else:
+        db.execute(
+            "UPDATE messages SET trash_id = NULL WHERE chat_id = ? AND trash_id = ? AND owner = ?",
+            (chat_id, trash_id, owner),
+        )
         db.execute(
             "UPDATE chats SET settings = ?, chosen_root = ? WHERE id = ? AND owner = ?",
             (row["settings"], row["chosen_root"], chat_id, owner),
@@ -374,31 +378,52 @@ def due(db: Database, seen: dict[str, float], seconds: float, now: float | None)
 
 
 def thrown_away(db: Database, old: list[str]) -> list[Conversation]:
-    """Return the conversations that `purge` deletes."""
+    """Return the conversations that `purge_piece` deletes."""
     found: list[Any] = []
     for trash_id in old:
-        found += db.execute(
-            "SELECT owner, id FROM messages WHERE parent_id IS NULL AND"
-            " (trash_id = ? OR chat_id IN (SELECT id FROM chats WHERE trash_id = ?))",
-            (trash_id, trash_id),
-        ).fetchall()
+        row = db.execute("SELECT * FROM trash WHERE id = ?", (trash_id,)).fetchone()
+        for chat_id, which, values in _thrown(db, row) if row is not None else ():
+            sql = f"SELECT owner, id FROM messages WHERE chat_id = ? AND parent_id IS NULL{which}"
+            found += db.execute(sql, (chat_id, *values)).fetchall()
     return list(dict.fromkeys(Conversation(row["owner"], row["id"]) for row in found))
 
 
-def purge(db: Database, old: list[str]) -> int:
-    for conversation in thrown_away(db, old):
-        db.forget(conversation.owner, conversation.first_message_id)
-    for trash_id in old:
-        chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
-        messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()
-        for row in chats:
-            db.remove_chat(row["id"])
-        for row in messages:  # index first: deleting a message cascades to those below it
-            db.remove_message(row["id"])
-        db.execute("DELETE FROM messages WHERE trash_id = ?", (trash_id,))
-        db.execute("DELETE FROM chats WHERE trash_id = ?", (trash_id,))
-        db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
-    return len(old)
+PURGED_MESSAGES = 200  # per transaction, so that others write in between
+
+
+def purge_piece(db: Database, trash_id: str) -> bool:
+    """Delete a part of what was thrown away, which cannot be restored from then on; return whether more is left."""
+    row = db.execute("SELECT * FROM trash WHERE id = ?" + db.for_update, (trash_id,)).fetchone()
+    if row is None:
+        return False
+    if row["owner"]:
+        for conversation in thrown_away(db, [trash_id]):
+            db.forget(conversation.owner, conversation.first_message_id)
+        db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
+    left = PURGED_MESSAGES
+    for chat_id, which, values in _thrown(db, row):
+        # Newest first: deleting a message would cascade to those below it, and SQLite's cascades end at 1,000 levels.
+        sql = f"SELECT id FROM messages WHERE chat_id = ?{which} ORDER BY position DESC LIMIT ?"
+        messages = db.execute(sql, (chat_id, *values, left)).fetchall()
+        for message in messages:
+            db.remove_message(message["id"])
+            db.execute("DELETE FROM messages WHERE id = ?", (message["id"],))
+        left -= len(messages)
+        if left <= 0:
+            return True
+        if row["kind"] == "chat":
+            db.remove_chat(chat_id)
+            db.execute("DELETE FROM chats WHERE id = ? AND trash_id = ?", (chat_id, trash_id))
+    db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
+    return False
+
+
+def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return the chats of a trash id, each with a condition on its messages and the values of that."""
+    if trash["kind"] == "messages":
+        return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
+    rows = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash["id"],)).fetchall()
+    return [(row["id"], "", ()) for row in rows]
 
 
 def _row(db: Database, owner: str, trash_id: str) -> Any:

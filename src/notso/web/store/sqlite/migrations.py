@@ -139,6 +139,55 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
+    # 8: SQLite assumes that an owner has ten messages, and preferred this index to that of ids. With a condition it is
+    # used by the sum alone.
+    """
+    DROP INDEX sizes_of_owners;
+    CREATE INDEX sizes_of_owners ON messages (owner, size) WHERE size > 0;
+    CREATE INDEX chats_in_trash ON chats (trash_id) WHERE trash_id IS NOT NULL;
+    """,
+    # 9: files and batches of the API, and answers by idempotency key.
+    """
+    CREATE TABLE api_files (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        created_ms INTEGER NOT NULL,
+        expires_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX api_files_of_owners ON api_files (owner, created_ms);
+    CREATE TABLE api_file_parts (
+        file_id TEXT NOT NULL,
+        part INTEGER NOT NULL,
+        content BLOB NOT NULL,
+        PRIMARY KEY (file_id, part)
+    ) STRICT;
+    CREATE TABLE api_batches (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        created_ms INTEGER NOT NULL,
+        body TEXT NOT NULL,
+        plan TEXT NOT NULL,
+        is_open INTEGER NOT NULL CHECK (is_open IN (0, 1)),
+        holder TEXT NOT NULL DEFAULT '',
+        held_until_ms INTEGER NOT NULL DEFAULT 0
+    ) STRICT;
+    CREATE INDEX api_batches_of_owners ON api_batches (owner, created_ms);
+    CREATE INDEX open_api_batches ON api_batches (created_ms) WHERE is_open;
+    CREATE TABLE kept_answers (
+        owner TEXT NOT NULL,
+        idempotency_key TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        status INTEGER NOT NULL,
+        headers TEXT NOT NULL,
+        body BLOB NOT NULL,
+        created_ms INTEGER NOT NULL,
+        PRIMARY KEY (owner, idempotency_key)
+    ) STRICT;
+    CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

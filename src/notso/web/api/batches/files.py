@@ -1,0 +1,149 @@
+"""Routes for uploaded files and the output files of batches."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from notso.web.api.request_fields.fields import invalid
+from notso.web.api.shared.api_request import header_naming
+from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.listing import page
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import Owner
+from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.store.records import StoredFile
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+MAX_NAME = 255
+MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
+_NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+
+@router.post("/v1/files")
+async def upload(request: Request, services: Services, owner: Owner) -> Response:
+    """Store a file of purpose `batch`, sent as multipart/form-data."""
+    body = await request.body()
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise ApiError(415, "unsupported_media_type", "the body must be multipart/form-data with a file and a purpose")
+    now_ms = time.time_ns() // 1_000_000
+    work = services.shared.large_work
+    file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms), len(body), owner)
+    await services.shared.store.records.add_file(owner, file, content)
+    return JSONResponse(file_object(file), headers=header_naming(ignored))
+
+
+@router.get("/v1/files")
+async def files(request: Request, services: Services, owner: Owner) -> Response:
+    """List files, newest first."""
+    wanted = request.query_params.get("purpose")
+    found = reversed(await services.shared.store.records.files(owner))
+    shown = [file_object(each) for each in found if wanted in (None, each.purpose)]
+    return JSONResponse(page(shown, request.query_params, usual=10_000, most=10_000))
+
+
+@router.get("/v1/files/{file_id}")
+async def show(services: Services, owner: Owner, file_id: str) -> Response:
+    """Return the description of a file."""
+    return JSONResponse(file_object(await found_file(services, owner, file_id)))
+
+
+@router.get("/v1/files/{file_id}/content")
+async def content(services: Services, owner: Owner, file_id: str) -> Response:
+    """Return the bytes of a file."""
+    file = await found_file(services, owner, file_id)
+    headers = {
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.name)}",
+        "Content-Length": str(file.size),
+    }
+    parts = services.shared.store.records.content(owner, file_id)
+    return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete(services: Services, owner: Owner, file_id: str) -> Response:
+    """Delete a file. A batch that has not read it yet fails."""
+    await found_file(services, owner, file_id)
+    await services.shared.store.records.delete_file(owner, file_id)
+    return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+async def found_file(services: Services, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
+    """Return a file by id. Raise ApiError (404) naming `param` if unknown or expired."""
+    file = await services.shared.store.records.file(owner, file_id)
+    if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
+        raise ApiError(404, "not_found", "no file of that id is stored", param=param)
+    return file
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    """Return a file in the API's format."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": file.created_ms // 1000,
+        "expires_at": file.expires_ms // 1000 or None,
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
+    """Return when a file expires by an `expires_after` object. Raise ApiError (400)."""
+    seconds = str(given.get("seconds", ""))
+    if given.get("anchor") != "created_at":
+        raise invalid(f"{param}.anchor", f"{param}.anchor must be created_at")
+    if not re.fullmatch(r"[0-9]{1,8}", seconds) or not MIN_EXPIRY <= int(seconds) <= MAX_EXPIRY:
+        raise invalid(f"{param}.seconds", f"{param}.seconds must be {MIN_EXPIRY:,} to {MAX_EXPIRY:,}")
+    return now_ms + 1000 * int(seconds)
+
+
+def _read_upload(kind: str, body: bytes, now_ms: int) -> tuple[StoredFile, bytes, list[str]]:
+    """Return the file, its bytes and the names of ignored fields. Raise ApiError (400)."""
+    form = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n" + body)
+    fields: dict[str, str] = {}
+    found: tuple[str, bytes] | None = None
+    ignored = []
+    parts = form.get_payload() if form.is_multipart() else ()
+    for part in (each for each in parts if isinstance(each, Message)):
+        name = str(part.get_param("name", "", header="content-disposition"))
+        value = _bytes_of(part)
+        if name == "file":
+            found = _safe_name(part.get_filename() or "file"), value
+        elif name in _NAMES:
+            fields[name] = value.decode("utf-8", "replace")[:80]
+        else:
+            ignored.append(name)
+    if found is None:
+        raise invalid("file", "file is required: a form field with the bytes of a JSONL file")
+    if fields.get("purpose") != "batch":
+        raise invalid("purpose", "purpose must be batch: files have no other use on this server")
+    after = {name.removeprefix("expires_after[")[:-1]: fields[name] for name in _NAMES[2:] if name in fields}
+    expires_ms = expiry_ms(after, now_ms, "expires_after") if after else 0
+    name, value = found
+    return StoredFile(new_id("file"), name, "batch", len(value), now_ms, expires_ms), value, ignored
+
+
+def _bytes_of(part: Message) -> bytes:
+    value = part.get_payload(decode=True)
+    return value if isinstance(value, bytes) else b""
+
+
+def _safe_name(name: str) -> str:
+    shown = "".join(c if c.isprintable() else "?" for c in re.split(r"[/\\]", name)[-1][:MAX_NAME])
+    return shown or "file"

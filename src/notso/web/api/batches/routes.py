@@ -1,0 +1,149 @@
+"""Routes for batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from notso.web.api.batches.files import expiry_ms, found_file
+from notso.web.api.batches.runner import batch_runner
+from notso.web.api.request_fields.fields import Fields, Name, hints_of, invalid, read_fields, works
+from notso.web.api.shared.api_request import header_naming
+from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.listing import page
+from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.serving import Owner, read_body
+from notso.web.edge.access import caller_of, guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.store.records import StoredBatch
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+WINDOW_SECONDS = 86_400
+OUTPUT_SECONDS = 30 * 86_400
+"""Lifetime of output files unless `output_expires_after` says otherwise."""
+
+
+class ExpiresAfter(Fields):
+    """Lifetime of the output files."""
+
+    anchor: str
+    seconds: int
+
+
+class BatchFields(Fields):
+    """The body of POST /v1/batches."""
+
+    input_file_id: Name
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+NOTES = {
+    "input_file_id": works("a file uploaded with purpose `batch`"),
+    "endpoint": works("/v1/chat/completions, /v1/completions or /v1/responses"),
+    "completion_window": works("24h"),
+    "metadata": works("comes back with the batch"),
+    "output_expires_after": works("30 days unless given"),
+}
+
+
+@router.post("/v1/batches")
+async def create(request: Request, services: Services, owner: Owner) -> Response:
+    """Answer the requests of an uploaded file, whenever nothing else is to be answered."""
+    fields, ignored = await read_body(request, _read)
+    now_ms = time.time_ns() // 1_000_000
+    lifetime = fields.output_expires_after
+    if lifetime is not None:
+        expiry_ms(lifetime.model_dump(), now_ms, "output_expires_after")
+    file = await found_file(services, owner, fields.input_file_id, "input_file_id")
+    if file.purpose != "batch":
+        raise invalid("input_file_id", "input_file_id must be a file of purpose batch")
+    batch_id = new_id("batch", "_")
+    body = {
+        "id": batch_id,
+        "object": "batch",
+        "endpoint": fields.endpoint,
+        "errors": None,
+        "input_file_id": file.id,
+        "completion_window": fields.completion_window,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": now_ms // 1000,
+        "in_progress_at": None,
+        "expires_at": now_ms // 1000 + WINDOW_SECONDS,
+        "finalizing_at": None,
+        "completed_at": None,
+        "failed_at": None,
+        "expired_at": None,
+        "cancelling_at": None,
+        "cancelled_at": None,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": fields.metadata,
+    }
+    plan = {
+        "caller": astuple(caller_of(request)),
+        "output_file_id": new_id("file"),
+        "error_file_id": new_id("file"),
+        "output_seconds": OUTPUT_SECONDS if lifetime is None else lifetime.seconds,
+    }
+    await services.shared.store.records.add_batch(StoredBatch(batch_id, owner, now_ms, body, plan))
+    batch_runner(request).wake()
+    return JSONResponse(body, headers=header_naming(ignored))
+
+
+@router.get("/v1/batches")
+async def batches(request: Request, services: Services, owner: Owner) -> Response:
+    """List batches, newest first."""
+    found = reversed(await services.shared.store.records.batches(owner))
+    return JSONResponse(page([each.body for each in found], request.query_params))
+
+
+@router.get("/v1/batches/{batch_id}")
+async def show(services: Services, owner: Owner, batch_id: str) -> Response:
+    """Return a batch, with the number of answers so far."""
+    return JSONResponse(await _now(services, await _found(services, owner, batch_id)))
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel(request: Request, services: Services, owner: Owner, batch_id: str) -> Response:
+    """Stop a batch. What was answered becomes available; no effect after its end."""
+    for _ in range(3):  # the status may change between reading and writing
+        batch = await _found(services, owner, batch_id)
+        body = dict(batch.body)
+        if body["status"] not in ("validating", "in_progress"):
+            break
+        changed = body | {"status": "cancelling", "cancelling_at": int(time.time())}
+        if await services.shared.store.records.change_batch(owner, batch_id, changed, before=body["status"]):
+            batch_runner(request).stop(batch_id)
+            break
+    return JSONResponse(await _now(services, await _found(services, owner, batch_id)))
+
+
+async def _found(services: ApiServices, owner: str, batch_id: str) -> StoredBatch:
+    batch = await services.shared.store.records.batch(owner, batch_id)
+    if batch is None:
+        raise ApiError(404, "not_found", "no batch of that id is stored", param="batch_id")
+    return batch
+
+
+async def _now(services: ApiServices, batch: StoredBatch) -> dict[str, Any]:
+    if not batch.is_open:
+        return dict(batch.body)
+    records, counts = services.shared.store.records, batch.body["request_counts"]
+    done, failed = [len(await records.lines(batch.plan[name])) for name in ("output_file_id", "error_file_id")]
+    return dict(batch.body) | {"request_counts": counts | {"completed": done, "failed": failed}}
+
+
+def _read(body: Mapping[str, Any]) -> tuple[BatchFields, list[str]]:
+    fields = read_fields(BatchFields, body, NOTES)
+    return fields, [hint.name for hint in hints_of(fields, body)]

@@ -1,0 +1,359 @@
+"""Execution of batches: leased from the database, so that any replica continues what another one left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from starlette.types import ASGIApp, Message, Scope
+
+from notso.smollm3 import NotsoError
+from notso.text_file import NotTextError, decode_text
+from notso.web.api.shared.batch_line import read_line
+from notso.web.api.shared.services import ApiServices
+from notso.web.api.shared.serving import BACKGROUND
+from notso.web.edge.access import INSIDE, Caller, KeyRing
+from notso.web.edge.access_log import AccessLog
+from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiEdge
+from notso.web.store.records import StoredBatch, StoredFile
+from notso.web.values.request_id import HEADER
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MAX_LINES = 50_000
+MAX_ERRORS = 100
+"""Errors reported of an invalid input file."""
+MAX_BATCHES = 4
+"""Batches of different owners at once; those of one owner run one after another."""
+MAX_AT_ONCE = 32
+LOOK_SECONDS = 10.0
+"""Interval at which batches of other replicas and of an earlier start are looked for."""
+RENEW_SECONDS = 5.0
+RETRY_STATUSES = frozenset({429, 503})
+LONGEST_RETRY_SECONDS = 30
+_log = logging.getLogger("notso.web.api")
+
+
+class BatchRunner:
+    """Runs open batches in the background of one server. Use on the event loop."""
+
+    def __init__(self, services: ApiServices, ring: KeyRing) -> None:
+        self._services = services
+        self._ring = ring
+        self._holder = secrets.token_hex(16)
+        self._due = asyncio.Event()
+        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # batch id -> owner and task
+        self._stopping: dict[str, asyncio.Event] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._app: FastAPI | None = None
+
+    def start(self, app: FastAPI) -> None:
+        """Begin to run batches, by requests to this application."""
+        self._app = app
+        self._task = asyncio.create_task(self._look())
+
+    async def close(self) -> None:
+        """Stop; lines without an answer are answered after the next start."""
+        tasks = [task for _, task in self._running.values()]
+        for task in (*tasks, *([self._task] if self._task is not None else [])):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Look for new batches at once."""
+        self._due.set()
+
+    def stop(self, batch_id: str) -> None:
+        """Act on a cancelled batch at once, if it runs here."""
+        if (stopping := self._stopping.get(batch_id)) is not None:
+            stopping.set()
+        self.wake()
+
+    async def _look(self) -> None:
+        records, store = self._services.shared.store.records, self._services.shared.store
+        while True:
+            self._due.clear()
+            with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
+                while len(self._running) < MAX_BATCHES:
+                    busy = [owner for owner, _ in self._running.values()]
+                    # A store of this process alone holds no lease of a live one.
+                    now_ms = _now_ms() if store.is_shared else 1 << 62
+                    batch = await records.claim_batch(self._holder, busy, now_ms)
+                    if batch is None:
+                        break
+                    task = asyncio.create_task(self._run(batch))
+                    self._running[batch.id] = batch.owner, task
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._due.wait()
+
+    async def _run(self, batch: StoredBatch) -> None:
+        self._stopping[batch.id] = asyncio.Event()
+        try:
+            await _Run(self._services, self._ring, self._holder, batch, self._stopping[batch.id], self._app).run()
+            self.wake()
+        except NotsoError as error:
+            _log.warning("a batch is interrupted, and continued later: %s", error)
+        except Exception:
+            _log.exception("a batch is interrupted, and continued later")
+        finally:
+            del self._stopping[batch.id]
+            del self._running[batch.id]
+
+
+def batch_runner(request: Request) -> BatchRunner:
+    return cast(BatchRunner, request.app.state.batches)
+
+
+class _Run:
+    """One batch, from its present status to its end."""
+
+    def __init__(
+        self,
+        services: ApiServices,
+        ring: KeyRing,
+        holder: str,
+        batch: StoredBatch,
+        stopping: asyncio.Event,
+        app: FastAPI | None,
+    ) -> None:
+        self._services = services
+        self._records = services.shared.store.records
+        self._ring = ring
+        self._holder = holder
+        self._batch = batch
+        self._body = dict(batch.body)
+        self._stopping = stopping
+        self._app = app
+        self._inside = AccessLog(ApiEdge(services.inside))
+        self._lost = False  # another process has the batch
+
+    async def run(self) -> None:
+        lines: list[bytes] = []
+        if self._body["status"] in ("validating", "in_progress"):
+            lines, errors = await self._read_input()
+            if errors:
+                data = {"object": "list", "data": errors[:MAX_ERRORS]}
+                await self._change("failed", is_open=False, errors=data)
+                return
+        if self._body["status"] == "validating":
+            counts = {"total": len(lines), "completed": 0, "failed": 0}
+            await self._change("in_progress", request_counts=counts)
+        if self._body["status"] == "in_progress":
+            await self._answer(lines)
+        if self._lost:
+            return
+        if self._body["status"] == "in_progress":
+            if self._is_late():
+                await self._give_up(lines)
+            await self._change("finalizing")
+        await self._finish()
+
+    async def _read_input(self) -> tuple[list[bytes], list[dict[str, Any]]]:
+        pieces = [piece async for piece in self._records.content(self._batch.owner, self._body["input_file_id"])]
+        content = b"".join(pieces)
+        work = self._services.shared.large_work
+        return await work.run(lambda: _validated(content, self._body["endpoint"]), len(content), self._batch.owner)
+
+    async def _answer(self, lines: list[bytes]) -> None:
+        """Answer the lines that have no answer yet, until cancelled, late or lost."""
+        done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
+        missing = iter([number for number in range(len(lines)) if number not in done])
+        info = self._services.shared.engine.info
+        at_once = min(MAX_AT_ONCE, info.max_num_seqs if info is not None else 1)
+        workers = _together([self._work(lines, missing) for _ in range(at_once)])
+        tasks = [asyncio.create_task(each) for each in (workers, self._watch())]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _watch(self) -> None:
+        """Renew the lease; return once the batch is cancelled, late or lost."""
+        while True:
+            batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
+            self._lost = batch is None
+            if batch is not None:
+                self._body = dict(batch.body)
+            if self._lost or self._body["status"] != "in_progress" or self._is_late():
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._stopping.wait()
+
+    async def _work(self, lines: list[bytes], numbers: Iterable[int]) -> None:
+        for number in numbers:
+            entry = read_line(lines[number], (self._body["endpoint"],))
+            body = json.dumps(entry.body).encode()
+            status, headers, answer = await self._ask(entry.url, body)
+            response = {
+                "status_code": status,
+                "request_id": headers.get(HEADER.lower(), ""),
+                "body": json.loads(answer or b"{}"),
+            }
+            failed = status != 200
+            if not await self._write(number, lines[number], entry.custom_id, response, None, failed=failed):
+                self._lost = True
+                return
+
+    async def _ask(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Send a request to this program itself, again while it is busy."""
+        while True:
+            caller = await self._ring.still(Caller(*self._batch.plan["caller"]))
+            if caller is None:
+                error = ApiError(401, "invalid_api_key", "the key that created this batch was revoked")
+                return 401, {}, json.dumps(error.body).encode()
+            scope: Scope = {
+                "type": "http",
+                "asgi": {"version": "3.0"},
+                "http_version": "1.1",
+                "method": "POST",
+                "scheme": "http",
+                "path": url,
+                "raw_path": url.encode(),
+                "root_path": "",
+                "query_string": b"",
+                "headers": [(b"content-type", b"application/json")],
+                "client": None,
+                "server": None,
+                "app": self._app,
+                "state": {},
+                INSIDE: caller,
+                BACKGROUND: True,
+            }
+            status, headers, answer = await _asked(self._inside, scope, body)
+            if status not in RETRY_STATUSES:
+                return status, headers, answer
+            wait_s = headers.get("retry-after", "")
+            await asyncio.sleep(min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1)))
+
+    async def _write(
+        self,
+        number: int,
+        line: bytes,
+        custom_id: str,
+        response: dict[str, Any] | None,
+        error: dict[str, str] | None,
+        *,
+        failed: bool,
+    ) -> bool:
+        name = hashlib.sha256(b"%s %d " % (self._batch.id.encode(), number) + line).hexdigest()[:24]
+        entry = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+        content = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        file_id = self._batch.plan["error_file_id" if failed else "output_file_id"]
+        return await self._records.add_line(self._batch.id, self._holder, file_id, number, content)
+
+    async def _give_up(self, lines: list[bytes]) -> None:
+        done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
+        error = {"code": "batch_expired", "message": "this request could not be answered before the batch expired"}
+        for number, line in enumerate(lines):
+            if number not in done:
+                custom_id = read_line(line, ENDPOINTS).custom_id
+                await self._write(number, line, custom_id, None, error, failed=True)
+
+    async def _finish(self) -> None:
+        now_ms, plan = _now_ms(), self._batch.plan
+        expires_ms = now_ms + 1000 * plan["output_seconds"]
+        finished, counts = {}, {}
+        for kind, counted in (("output", "completed"), ("error", "failed")):
+            file_id = plan[f"{kind}_file_id"]
+            file = StoredFile(file_id, f"{self._batch.id}_{kind}.jsonl", "batch_output", 0, now_ms, expires_ms)
+            counts[counted] = len(await self._records.lines(file_id))
+            if await self._records.finish_file(self._batch.owner, file) is not None:
+                finished[f"{kind}_file_id"] = file_id
+        late = self._body["status"] == "finalizing" and self._is_late() and counts["failed"]
+        status = "cancelled" if self._body["status"] == "cancelling" else "expired" if late else "completed"
+        counts = self._body["request_counts"] | counts
+        await self._change(status, is_open=False, request_counts=counts, **finished)
+
+    async def _change(self, status: str, *, is_open: bool = True, **fields: Any) -> None:
+        """Change the status; on a concurrent cancellation, continue from its status."""
+        before = self._body["status"]
+        changed = self._body | fields | {"status": status, f"{status}_at": int(time.time())}
+        owner, id = self._batch.owner, self._batch.id
+        if await self._records.change_batch(owner, id, changed, before=before, is_open=is_open):
+            self._body = changed
+        elif (found := await self._records.batch(owner, id)) is not None:
+            self._body = dict(found.body)
+
+    def _is_late(self) -> bool:
+        return time.time() >= float(self._body["expires_at"])
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+async def _asked(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    status, headers, pieces = 500, dict[str, str](), list[bytes]()
+    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if given:
+            return given.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in message["headers"]}
+        else:
+            pieces.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, headers, b"".join(pieces)
+
+
+def _validated(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """Return the lines with content, and what is wrong with them."""
+    try:
+        content = decode_text(content).encode()
+    except NotTextError as error:
+        return [], [_error("invalid_file", f"the input file {error}")]
+    lines: list[bytes] = []
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip() or len(errors) > MAX_ERRORS:
+            continue
+        try:
+            entry = read_line(line.strip(), (endpoint,))
+            if entry.custom_id in seen:
+                said = f"custom_id is already used by an earlier line: {entry.custom_id[:80]}"
+                raise ApiError(400, "duplicate_custom_id", said, param="custom_id")
+            seen.add(entry.custom_id)
+            lines.append(line.strip())
+        except ApiError as error:
+            errors.append({"code": error.code, "message": error.message, "param": error.param, "line": number})
+    if len(lines) > MAX_LINES:
+        errors.append(_error("too_many_tasks", f"a batch has at most {MAX_LINES:,} lines; this one has {len(lines):,}"))
+    if not lines and not errors:
+        errors.append(_error("empty_file", "the input file is empty, or has been deleted"))
+    return lines, errors
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None, "line": None}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

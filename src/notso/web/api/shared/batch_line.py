@@ -1,0 +1,47 @@
+"""Lines of batch files, as OpenAI's API has them; shared by the routes and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.edge.api_error import ApiError
+
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One request. `ignored`: unknown fields of the line."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+    ignored: tuple[str, ...] = ()
+
+
+def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
+    """Parse and check a line, but not its body. Raise ApiError."""
+    if len(content) > MAX_LINE_BYTES:
+        raise line_too_long()
+    entry = parse_object(content)
+    custom_id, url, body = entry.get("custom_id"), entry.get("url"), entry.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ApiError(400, "invalid_value", "custom_id must be a non-empty string", param="custom_id")
+    if entry.get("method") != "POST":
+        raise ApiError(400, "invalid_value", "method must be POST", param="method")
+    if not isinstance(url, str) or url not in urls:
+        raise ApiError(400, "not_supported", f"url must be {' or '.join(sorted(urls))}", param="url")
+    if not isinstance(body, dict):
+        raise ApiError(400, "invalid_value", "body must be an object", param="body")
+    for name in ("stream", *(["background"] if url == "/v1/responses" else [])):
+        if body.get(name):
+            raise ApiError(400, "unsupported_parameter", f"{name} is not supported in a batch", param=name)
+    unknown = tuple(name[:80] for name in entry if name not in ("custom_id", "method", "url", "body"))
+    return BatchLine(custom_id, url, body, unknown)
+
+
+def line_too_long() -> ApiError:
+    return ApiError(413, "request_too_large", f"the line is longer than {MAX_LINE_BYTES:,} bytes")

@@ -1,0 +1,272 @@
+"""Idempotency-Key: repeated requests receive the response to the first one, from any replica, for 24 hours."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.smollm3 import NotsoError
+from notso.web.api.shared.resumable import (
+    PING_SECONDS,
+    SILENT_SECONDS,
+    AnswerElsewhere,
+    AnswerLog,
+    AnswersElsewhere,
+    claim_name,
+)
+from notso.web.api.shared.services import ApiServices
+from notso.web.api.shared.serving import INCOMPLETE
+from notso.web.edge.access import KeyRing
+from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import is_api
+from notso.web.store.records import KeptAnswer
+
+HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
+MAX_KEPT_BYTES = 16 * 1024 * 1024
+"""Larger responses are not kept."""
+NOT_KEPT = ("content-length", "x-request-id", "date", "server")
+"""Headers that belong to one delivery of a response."""
+_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+_log = logging.getLogger("notso.web.api")
+
+
+@dataclass(slots=True)
+class _Recording:
+    """A response as it is made; readers follow its log, whose first entry holds status and headers."""
+
+    digest: bytes
+    log: AnswerLog
+    replayed: bool = False  # found in the store
+    task: asyncio.Task[None] | None = None
+    size: int = 0
+    started: Message = field(default_factory=dict)
+    body: list[bytes] = field(default_factory=list)
+
+
+class KeptAnswers:
+    """The innermost ASGI layer. Requests with a key run to their end without a reader, and their response is kept.
+
+    Only successful, complete responses are kept: a repetition after a failure runs again.
+    """
+
+    def __init__(self, app: ASGIApp, services: ApiServices) -> None:
+        self._app = services.inside = app
+        self._services = services
+        self._running: dict[tuple[str, str], _Recording] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not is_api(scope):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        given = request.headers.getlist(HEADER)
+        ring: KeyRing = scope["app"].state.key_ring
+        caller = await ring.caller(request) if given else None
+        if caller is None:  # without a key, or refused by the route
+            await self._app(scope, receive, send)
+            return
+        try:
+            if len(given) > 1 or not _KEY.fullmatch(given[0]):
+                raise ApiError(
+                    400, "invalid_value", "Idempotency-Key must be 1 to 255 visible characters", param=HEADER
+                )
+            request.state.caller = caller  # the body counts as its owner's
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            await self._respond(scope, message, receive, send, (caller.owner, given[0]))
+        except (ApiError, NotsoError) as error:
+            failure = api_error_of(error)
+            retry = failure.retry_after_seconds
+            headers = {} if retry is None else {"Retry-After": str(retry)}
+            await JSONResponse(failure.body_for(scope["path"]), failure.status, headers)(scope, receive, send)
+
+    async def _respond(
+        self, scope: Scope, message: Message, receive: Receive, send: Send, name: tuple[str, str]
+    ) -> None:
+        digest = await asyncio.to_thread(_digest_of, scope, message["body"])
+        recording = self._running.get(name)
+        repeated = recording is not None
+        if recording is None:
+            recording = self._running[name] = _Recording(digest, AnswerLog(digest.hex()))
+            recording.task = asyncio.create_task(self._record(recording, scope, message, name))
+        if recording.digest != digest:
+            raise _reused()
+        await _deliver(recording.log, receive, send, lambda: repeated or recording.replayed)
+
+    async def _record(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
+        log = recording.log
+        try:
+            if not await self._replay(recording, name):
+                await self._run(recording, scope, message, name)
+        except Exception as error:
+            failure = api_error_of(error)
+            if failure.code == "internal_error":
+                _log.error("unexpected %s on a request with an idempotency key", type(error).__name__, exc_info=error)
+            if log.sse_events:
+                log.finish({"failed": True})
+                return
+            retry = failure.retry_after_seconds
+            headers = [["content-type", "application/json"]]
+            headers += [] if retry is None else [["retry-after", str(retry)]]
+            body = json.dumps(failure.body_for(scope["path"]), ensure_ascii=False)
+            log.add((_start(failure.status, headers), body.encode()))
+        finally:
+            if not log.finished:
+                log.finish({})
+            del self._running[name]
+
+    async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
+        """Write a kept answer, or one that another replica is writing, to the log."""
+        kept = await self._services.shared.store.records.kept_answer(*name, _now_ms())
+        if kept is None:
+            return False
+        if kept.digest != recording.digest:
+            raise _reused()
+        recording.replayed = True
+        recording.log.add((_start(kept.status, [list(each) for each in kept.headers]), kept.body))
+        return True
+
+    async def _run(self, recording: _Recording, scope: Scope, message: Message, name: tuple[str, str]) -> None:
+        exchange, claim = self._services.shared.exchange, claim_name(*_conversation(*name))
+        if holder := await exchange.claim(claim, f"{recording.digest.hex()} {secrets.token_hex(8)}"):
+            if holder.partition(" ")[0] != recording.digest.hex():
+                raise _reused()
+            found = await AnswersElsewhere(exchange).find(*_conversation(*name))
+            if found is not None:
+                recording.replayed = True
+                await _copy(found, recording.log)
+                return
+            if await self._replay(recording, name):  # it ended meanwhile
+                return
+            said = "the first request with this key is being answered"
+            raise ApiError(409, "generation_in_progress", said, retry_after_seconds=1)
+        try:
+            if exchange.is_shared and await self._replay(recording, name):  # ended between look-up and claim
+                return
+            if exchange.is_shared:
+                exchange.publish(claim, recording.log)
+            await self._app(scope, _receive_of(message), self._noting(recording))
+            if 200 <= recording.started.get("status", 0) < 300 and not scope.get(INCOMPLETE):
+                await self._keep(recording, name)
+        finally:
+            exchange.release(claim)
+
+    def _noting(self, recording: _Recording) -> Send:
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                recording.started = message
+                headers = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in message["headers"]]
+                kept = [each for each in headers if each[0].lower() not in NOT_KEPT]
+                recording.log.add((_start(message["status"], kept),))
+            elif piece := message.get("body", b""):
+                recording.size += len(piece)
+                if recording.size <= MAX_KEPT_BYTES:
+                    recording.body.append(piece)
+                recording.log.add((piece,))
+
+        return send
+
+    async def _keep(self, recording: _Recording, name: tuple[str, str]) -> None:
+        if recording.size > MAX_KEPT_BYTES:
+            return
+        start = json.loads(recording.log.sse_events[0])
+        headers = tuple((key, value) for key, value in start["headers"])
+        answer = KeptAnswer(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
+        try:
+            await self._services.shared.store.records.keep_answer(*name, answer)
+        except NotsoError as error:  # the answer itself is complete
+            _log.warning("an answer could not be kept for its idempotency key: %s", error)
+
+
+def _receive_of(message: Message) -> Receive:
+    given = [message]
+
+    async def receive() -> Message:
+        if given:
+            return given.pop()
+        await asyncio.Event().wait()  # the response is made whether or not its reader stays
+        raise AssertionError
+
+    return receive
+
+
+async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
+    """Send the response as it grows, until its end or the client's disconnect."""
+    number = 0
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        while not leaving.done():
+            for entry in log.sse_events[number:]:
+                if number == 0:
+                    start = json.loads(entry)
+                    headers = [*start["headers"], *([[REPEATED, "true"]] if is_repeated() else [])]
+                    raw = [(key.encode("latin-1"), value.encode("latin-1")) for key, value in headers]
+                    await send({"type": "http.response.start", "status": start["status"], "headers": raw})
+                else:
+                    await send({"type": "http.response.body", "body": entry, "more_body": True})
+                number += 1
+            if log.finished and number == len(log.sse_events):
+                if not log.body:  # otherwise the connection is cut, as without a key
+                    await send({"type": "http.response.body", "body": b""})
+                return
+            growing = asyncio.create_task(log.wait(number, PING_SECONDS))
+            try:
+                await asyncio.wait((growing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                growing.cancel()
+    finally:
+        leaving.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
+    """Follow a response that another replica makes. Raise ApiError (503) if that replica is gone."""
+    while True:
+        log.add(found.log.sse_events[len(log.sse_events) :])
+        if found.finished:
+            break
+        if not await found.log.wait(len(log.sse_events), SILENT_SECONDS) and await found.is_abandoned():
+            raise ApiError(503, "shutting_down", "the server that wrote this answer is gone", retry_after_seconds=1)
+    if found.log.body:
+        log.finish(found.log.body)
+
+
+def _start(status: int, headers: list[list[str]]) -> bytes:
+    return json.dumps({"status": status, "headers": headers}).encode()
+
+
+def _conversation(owner: str, key: str) -> tuple[str, str]:
+    # The blank keeps it apart from the conversations that clients name.
+    return owner, f"idempotency-key {key}"
+
+
+def _digest_of(scope: Scope, body: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for part in (scope["path"].encode(), scope.get("query_string", b""), body):
+        digest.update(len(part).to_bytes(8) + part)
+    return digest.digest()
+
+
+def _reused() -> ApiError:
+    said = "this Idempotency-Key was sent with another request; use a new one for each request"
+    return ApiError(422, "idempotency_key_reused", said, param=HEADER)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,40 @@
+"""Cursor pagination of OpenAI's list endpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from notso.web.api.request_fields.fields import invalid
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def page(
+    items: Sequence[Mapping[str, Any]], asked: Mapping[str, str | None], *, usual: int = 20, most: int = 100
+) -> dict[str, Any]:
+    """Return a page of items, given oldest first, in the API's format.
+
+    `asked` holds `limit` (default `usual`, 1 to `most`), `order` (default `desc`) and `after`, an item's id. Raises
+    ApiError (400) naming the parameter.
+    """
+    limit, order, after = (asked.get(name) for name in ("limit", "order", "after"))
+    if order not in (None, "asc", "desc"):
+        raise invalid("order", "order must be asc or desc")
+    size = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else usual if limit is None else 0
+    if not 1 <= size <= most:
+        raise invalid("limit", f"limit must be 1 to {most:,}")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    ids = [item["id"] for item in ordered]
+    if after is not None and after not in ids:
+        raise invalid("after", "after must be the id of an item of this list")
+    start = 0 if after is None else ids.index(after) + 1
+    shown = ordered[start : start + size]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": start + size < len(ordered),
+    }

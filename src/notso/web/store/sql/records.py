@@ -1,0 +1,255 @@
+"""ApiRecords in SQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from notso.web.store.records import (
+    KEPT_SECONDS,
+    LEASE_SECONDS,
+    MAX_FILE_BYTES_OF_OWNER,
+    MAX_FILES,
+    MAX_KEPT_ANSWERS,
+    MAX_KEPT_BYTES_OF_OWNER,
+    PART_BYTES,
+    KeptAnswer,
+    StoredBatch,
+    StoredFile,
+)
+from notso.web.store.sql.database import Database
+from notso.web.values.errors import StorageFullError
+
+T = TypeVar("T")
+
+_FILE = "id, name, purpose, size, created_ms, expires_ms"
+_ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
+_BATCH = "id, owner, created_ms, body, plan, is_open"
+# The newest answers of an owner, up to both limits; the running sum includes the row itself.
+_FORGET_ANSWERS = """
+DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
+    SELECT idempotency_key FROM (
+        SELECT idempotency_key,
+            row_number() OVER newest AS number, sum(length(body)) OVER newest AS size
+        FROM kept_answers WHERE owner = ?
+        WINDOW newest AS (ORDER BY created_ms DESC, idempotency_key)
+    ) AS counted WHERE number > ? OR size > ?
+)
+"""
+
+
+class Run(Protocol):
+    """SQLStore's `write` or `look`."""
+
+    def __call__(self, work: Callable[[Database], T], owner: str = "") -> Coroutine[Any, Any, T]: ...
+
+
+class SQLRecords:
+    """The records in the database of a SQLStore."""
+
+    def __init__(self, write: Run, look: Run) -> None:
+        self._write = write
+        self._look = look
+
+    async def add_file(self, owner: str, file: StoredFile, content: bytes) -> None:
+        def work(db: Database) -> None:
+            held = db.execute(
+                "SELECT count(*) AS n, coalesce(sum(size), 0) AS bytes FROM api_files WHERE owner = ?", (owner,)
+            ).fetchone()
+            if held["n"] >= MAX_FILES or held["bytes"] + file.size > MAX_FILE_BYTES_OF_OWNER:
+                raise StorageFullError(
+                    f"a user may keep {MAX_FILES:,} files and {MAX_FILE_BYTES_OF_OWNER:,} bytes in them; delete some"
+                )
+            db.execute(_ADD_FILE, (owner, *_values(file)))
+            for part, start in enumerate(range(0, len(content), PART_BYTES)):
+                db.execute(_ADD_PART, (file.id, part, content[start : start + PART_BYTES]))
+
+        await self._write(work, owner)
+
+    async def files(self, owner: str) -> list[StoredFile]:
+        sql = f"SELECT {_FILE} FROM api_files WHERE owner = ? ORDER BY created_ms DESC, id DESC"
+        return await self._look(lambda db: [StoredFile(**row) for row in db.execute(sql, (owner,))], owner)
+
+    async def file(self, owner: str, file_id: str) -> StoredFile | None:
+        sql = f"SELECT {_FILE} FROM api_files WHERE id = ? AND owner = ?"
+
+        def work(db: Database) -> StoredFile | None:
+            row = db.execute(sql, (file_id, owner)).fetchone()
+            return StoredFile(**row) if row is not None else None
+
+        return await self._look(work, owner)
+
+    async def content(self, owner: str, file_id: str) -> AsyncIterator[bytes]:
+        sql = (
+            "SELECT part, content FROM api_file_parts WHERE file_id = ? AND part > ?"
+            " AND file_id IN (SELECT id FROM api_files WHERE owner = ?) ORDER BY part LIMIT 1"
+        )
+        part = -1
+
+        def work(db: Database) -> Any:
+            return db.execute(sql, (file_id, part, owner)).fetchone()
+
+        while (row := await self._look(work, owner)) is not None:
+            part = row["part"]
+            yield bytes(row["content"])
+
+    async def delete_file(self, owner: str, file_id: str) -> bool:
+        def work(db: Database) -> bool:
+            if not db.execute("DELETE FROM api_files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount:
+                return False
+            db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (file_id,))
+            return True
+
+        return await self._write(work, owner)
+
+    async def add_batch(self, batch: StoredBatch) -> None:
+        sql = f"INSERT INTO api_batches ({_BATCH}, holder, held_until_ms) VALUES (?, ?, ?, ?, ?, ?, '', 0)"
+        texts = _json(batch.body), _json(batch.plan)
+        values = (batch.id, batch.owner, batch.created_ms, *texts, batch.is_open)
+        await self._write(lambda db: db.execute(sql, values).rowcount, batch.owner)
+
+    async def batches(self, owner: str) -> list[StoredBatch]:
+        sql = f"SELECT {_BATCH} FROM api_batches WHERE owner = ? ORDER BY created_ms DESC, id DESC"
+        return await self._look(lambda db: [_batch(row) for row in db.execute(sql, (owner,))], owner)
+
+    async def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
+        sql = f"SELECT {_BATCH} FROM api_batches WHERE id = ? AND owner = ?"
+
+        def work(db: Database) -> StoredBatch | None:
+            row = db.execute(sql, (batch_id, owner)).fetchone()
+            return _batch(row) if row is not None else None
+
+        return await self._look(work, owner)
+
+    async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
+        others = f" AND owner NOT IN ({', '.join('?' * len(busy))})" if busy else ""
+        find = (
+            f"SELECT {_BATCH} FROM api_batches WHERE is_open AND held_until_ms < ?{others}"
+            " ORDER BY created_ms, id LIMIT 1"
+        )
+
+        def work(db: Database) -> StoredBatch | None:
+            row = db.execute(find + db.for_update, (now_ms, *busy)).fetchone()
+            if row is None:
+                return None
+            db.execute(_LEASE, (holder, now_ms + int(1000 * LEASE_SECONDS), row["id"]))
+            return _batch(row)
+
+        return await self._write(work)
+
+    async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
+        def work(db: Database) -> StoredBatch | None:
+            row = _held(db, batch_id, holder)
+            if row is not None:
+                db.execute(_LEASE, (holder, now_ms + int(1000 * LEASE_SECONDS), batch_id))
+            return _batch(row) if row is not None else None
+
+        return await self._write(work)
+
+    async def change_batch(
+        self, owner: str, batch_id: str, body: Mapping[str, Any], *, before: str, is_open: bool = True
+    ) -> bool:
+        def work(db: Database) -> bool:
+            row = db.execute(
+                f"SELECT body FROM api_batches WHERE id = ? AND owner = ?{db.for_update}", (batch_id, owner)
+            ).fetchone()
+            if row is None or json.loads(row["body"])["status"] != before:
+                return False
+            sql = "UPDATE api_batches SET body = ?, is_open = ? WHERE id = ?"
+            db.execute(sql, (_json(body), is_open, batch_id))
+            return True
+
+        return await self._write(work, owner)
+
+    async def add_line(self, batch_id: str, holder: str, file_id: str, number: int, content: bytes) -> bool:
+        def work(db: Database) -> bool:
+            if _held(db, batch_id, holder) is None:
+                return False
+            db.execute(_ADD_PART + " ON CONFLICT DO NOTHING", (file_id, number, content))
+            return True
+
+        return await self._write(work)
+
+    async def lines(self, *file_ids: str) -> set[int]:
+        sql = f"SELECT part FROM api_file_parts WHERE file_id IN ({', '.join('?' * len(file_ids))})"
+        return await self._look(lambda db: {row["part"] for row in db.execute(sql, file_ids)})
+
+    async def finish_file(self, owner: str, file: StoredFile) -> StoredFile | None:
+        def work(db: Database) -> StoredFile | None:
+            sql = (
+                "SELECT count(*) AS n, coalesce(sum(length(content)), 0) AS bytes FROM api_file_parts WHERE file_id = ?"
+            )
+            held = db.execute(sql, (file.id,)).fetchone()
+            if not held["n"]:
+                return None
+            finished = StoredFile(
+                file.id, file.name, file.purpose, int(held["bytes"]), file.created_ms, file.expires_ms
+            )
+            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # finished before a crash
+            db.execute(_ADD_FILE, (owner, *_values(finished)))
+            return finished
+
+        return await self._write(work, owner)
+
+    async def keep_answer(self, owner: str, key: str, answer: KeptAnswer) -> None:
+        sql = (
+            "INSERT INTO kept_answers (owner, idempotency_key, digest, status, headers, body, created_ms)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)"
+        )
+        headers = json.dumps(answer.headers)
+        values = (owner, key, answer.digest, answer.status, headers, answer.body, answer.created_ms)
+
+        def work(db: Database) -> None:
+            db.execute("DELETE FROM kept_answers WHERE owner = ? AND idempotency_key = ?", (owner, key))
+            db.execute(sql, values)
+            db.execute(_FORGET_ANSWERS, (owner, owner, MAX_KEPT_ANSWERS, MAX_KEPT_BYTES_OF_OWNER))
+
+        await self._write(work, owner)
+
+    async def kept_answer(self, owner: str, key: str, now_ms: int) -> KeptAnswer | None:
+        sql = (
+            "SELECT digest, status, headers, body, created_ms FROM kept_answers"
+            " WHERE owner = ? AND idempotency_key = ? AND created_ms > ?"
+        )
+
+        def work(db: Database) -> KeptAnswer | None:
+            row = db.execute(sql, (owner, key, now_ms - int(1000 * KEPT_SECONDS))).fetchone()
+            if row is None:
+                return None
+            headers = tuple((name, value) for name, value in json.loads(row["headers"]))
+            return KeptAnswer(bytes(row["digest"]), row["status"], headers, bytes(row["body"]), row["created_ms"])
+
+        return await self._look(work, owner)
+
+    async def purge(self, now_ms: int) -> None:
+        def work(db: Database) -> None:
+            db.execute("DELETE FROM kept_answers WHERE created_ms <= ?", (now_ms - int(1000 * KEPT_SECONDS),))
+            late = "SELECT id FROM api_files WHERE expires_ms > 0 AND expires_ms <= ? LIMIT 1"
+            if (row := db.execute(late, (now_ms,)).fetchone()) is not None:  # one per round: a file may be large
+                db.execute("DELETE FROM api_files WHERE id = ?", (row["id"],))
+                db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (row["id"],))
+
+        await self._write(work)
+
+
+_LEASE = "UPDATE api_batches SET holder = ?, held_until_ms = ? WHERE id = ?"
+
+
+def _held(db: Database, batch_id: str, holder: str) -> Any:
+    sql = f"SELECT {_BATCH} FROM api_batches WHERE id = ? AND holder = ? AND is_open{db.for_update}"
+    return db.execute(sql, (batch_id, holder)).fetchone()
+
+
+def _batch(row: Any) -> StoredBatch:
+    body, plan = json.loads(row["body"]), json.loads(row["plan"])
+    return StoredBatch(row["id"], row["owner"], row["created_ms"], body, plan, bool(row["is_open"]))
+
+
+def _values(file: StoredFile) -> tuple[str | int, ...]:
+    return file.id, file.name, file.purpose, file.size, file.created_ms, file.expires_ms
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,282 @@
+"""Files and batches, by OpenAI's own client and by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from notso.smollm3 import Event, Message
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+CHAT = "/v1/chat/completions"
+
+
+def entry(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    asked = {"messages": [{"role": "user", "content": f"question {number}"}]} if url == CHAT else {}
+    return {"custom_id": f"r{number}", "method": "POST", "url": url, "body": asked | body}
+
+
+def jsonl(entries: Sequence[Any]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in entries)
+
+
+def client_of(server: Any, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", max_retries=0, **({"api_key": "none"} | options))
+
+
+def echo(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    return say(f"answer to {messages[-1].content}")
+
+
+class Gate:
+    """Answers the first `open` requests at once, and the others when it is let."""
+
+    def __init__(self, open: int = 0) -> None:
+        self.go = threading.Event()
+        self.asked = 0
+        self._open = open
+
+    def __call__(self, messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        self.asked += 1
+        if self.asked > self._open:
+            assert self.go.wait(60)
+        yield from echo(messages, thinking)
+
+
+def begun(client: openai.OpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **fields)
+
+
+def ended(server: Any, client: openai.OpenAI, batch: Any) -> Any:
+    server.wait(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed", "cancelled", "expired"))
+    return client.batches.retrieve(batch.id)
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in client.files.content(file_id or "").text.splitlines()]
+
+
+def test_files_come_back_as_they_were_sent(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    client = client_of(server)
+    content = bytes(range(256)) * 2000 + b"--boundary\r\n\r\nend\r\n"
+    after: Any = {"anchor": "created_at", "seconds": 3600}
+    file = client.files.create(file=("../a \u00e9.jsonl", content), purpose="batch", expires_after=after)
+    assert file.filename == "a \u00e9.jsonl" and file.bytes == len(content) and file.status == "processed"
+    assert file.expires_at == file.created_at + 3600
+    assert client.files.content(file.id).read() == content
+    assert client.files.retrieve(file.id) == file
+    others = [client.files.create(file=b"x", purpose="batch") for _ in range(3)]
+    listed = client.files.list(limit=2)
+    assert [each.id for each in listed.data] == [others[2].id, others[1].id] and listed.has_more
+    assert [each.id for each in client.files.list(order="asc")] == [file.id, *(each.id for each in others)]
+    assert client.files.list(purpose="batch_output").data == []
+    assert client.files.delete(file.id).deleted
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(file.id)
+
+
+def test_uploads_that_cannot_be_used_are_refused(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    post = server.client.post
+    file = {"file": ("a.jsonl", b"x")}
+    answers = [
+        (post("/v1/files", json={}), 415, None),
+        (post("/v1/files", content=b"", headers={"Content-Type": "multipart/form-data"}), 400, "file"),
+        (post("/v1/files", files={"purpose": (None, "batch")}), 400, "file"),
+        (post("/v1/files", files=file), 400, "purpose"),
+        (post("/v1/files", files=file, data={"purpose": "vision"}), 400, "purpose"),
+        (
+            post("/v1/files", files=file, data={"purpose": "batch", "expires_after[anchor]": "created_at"}),
+            400,
+            "expires_after.seconds",
+        ),
+    ]
+    for answer, status, param in answers:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    taken = post("/v1/files", files=file, data={"purpose": "batch", "colour": "red"})
+    assert taken.status_code == 200 and taken.headers["x-notso-ignored"] == "colour"
+
+
+def test_files_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    client = client_of(server)
+    monkeypatch.setattr("notso.web.store.sql.records.MAX_FILES", 2)
+    monkeypatch.setattr("notso.web.store.sql.records.MAX_FILE_BYTES_OF_OWNER", 10)
+    client.files.create(file=b"12345678", purpose="batch")
+    with pytest.raises(openai.APIStatusError) as full:
+        client.files.create(file=b"123", purpose="batch")
+    assert full.value.status_code == 507
+    client.files.create(file=b"1", purpose="batch")
+    with pytest.raises(openai.APIStatusError):
+        client.files.create(file=b"1", purpose="batch")
+
+
+def test_a_batch_from_beginning_to_end(start: Start) -> None:
+    server = start(ScriptedEngine(echo)).ready()
+    client = client_of(server)
+    entries = [entry(1), entry(2, temperature=9), entry(3, unknown=1) | {"note": "x"}, entry(4, stream=False)]
+    batch = begun(client, jsonl(entries).replace(b"\n", b"\r\n\n"), metadata={"a": "b"})
+    assert batch.status == "validating" and batch.metadata == {"a": "b"}
+    batch = ended(server, client, batch)
+    assert batch.status == "completed" and batch.completed_at and batch.in_progress_at and batch.finalizing_at
+    assert batch.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
+    answers = {each["custom_id"]: each for each in lines_of(client, batch.output_file_id)}
+    assert sorted(answers) == ["r1", "r3", "r4"]
+    first = answers["r1"]
+    assert first["response"]["body"]["choices"][0]["message"]["content"] == "answer to question 1"
+    assert first["response"]["status_code"] == 200 and first["response"]["request_id"] and first["error"] is None
+    (failed,) = lines_of(client, batch.error_file_id)
+    assert failed["custom_id"] == "r2" and failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    assert [each.id for each in client.batches.list()] == [batch.id]
+    assert {each.purpose for each in client.files.list()} == {"batch", "batch_output"}
+    assert client.files.retrieve(batch.output_file_id or "").bytes == len(
+        client.files.content(batch.output_file_id).read()
+    )
+    assert client.batches.cancel(batch.id).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "read"),
+    [
+        ("/v1/completions", {"prompt": "x"}, lambda body: body["choices"][0]["text"]),
+        ("/v1/responses", {"input": "x"}, lambda body: body["output"][-1]["content"][0]["text"]),
+    ],
+)
+def test_other_endpoints(start: Start, endpoint: str, body: Any, read: Callable[[Any], str]) -> None:
+    server = start(ScriptedEngine(echo)).ready()
+    client = client_of(server)
+    batch = ended(server, client, begun(client, jsonl([entry(1, endpoint, **body)]), endpoint))
+    (answer,) = lines_of(client, batch.output_file_id)
+    assert read(answer["response"]["body"]) == "answer to x"
+
+
+def test_invalid_input_files_name_their_lines(start: Start) -> None:
+    server = start(ScriptedEngine(echo)).ready()
+    client = client_of(server)
+    bad: list[Any] = [
+        entry(1),
+        entry(1),
+        entry(2) | {"method": "GET"},
+        entry(3, "/v1/embeddings"),
+        entry(4, "/v1/completions"),
+        entry(5) | {"body": []},
+        entry(6, stream=True),
+        entry(7) | {"custom_id": ""},
+        [],
+    ]
+    content = jsonl(bad) + b"{\n" + b'{"custom_id": "%s"}\n' % (b"x" * (1 << 20))
+    batch = ended(server, client, begun(client, content))
+    assert batch.status == "failed" and batch.failed_at and batch.output_file_id is None
+    assert batch.errors and batch.errors.data
+    assert [each.line for each in batch.errors.data] == list(range(2, 12))
+    assert batch.errors.data[0].code == "duplicate_custom_id"
+    for content, code in ((b"\n \n", "empty_file"), (b"\xff\xfe\x00", "invalid_file")):
+        batch = ended(server, client, begun(client, content))
+        assert batch.errors and batch.errors.data and batch.errors.data[0].code == code
+    for fields, param in (
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"input_file_id": "file-0"}, "input_file_id"),
+        ({"input_file_id": None}, "input_file_id"),
+    ):
+        asked = {"input_file_id": "file-0", "endpoint": CHAT, "completion_window": "24h"} | fields
+        answer = server.client.post("/v1/batches", json=asked)
+        assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
+
+
+def test_a_batch_is_cancelled(start: Start) -> None:
+    gate = Gate(open=2)
+    server = start(ScriptedEngine(gate)).ready()
+    client = client_of(server)
+    batch = begun(client, jsonl([entry(number) for number in range(20)]))
+    server.wait(lambda: client.batches.retrieve(batch.id).request_counts.completed == 2)
+    cancelling = client.batches.cancel(batch.id)
+    assert cancelling.status in ("cancelling", "cancelled") and cancelling.cancelling_at
+    batch = ended(server, client, batch)
+    assert batch.status == "cancelled" and batch.cancelled_at and batch.error_file_id is None
+    assert batch.request_counts.to_dict() == {"total": 20, "completed": 2, "failed": 0}
+    assert len(lines_of(client, batch.output_file_id)) == 2
+
+
+def test_a_batch_goes_on_after_a_restart(start: Start) -> None:
+    gate = Gate(open=3)
+    server = start(ScriptedEngine(gate)).ready()
+    client = client_of(server)
+    batch = begun(client, jsonl([entry(number) for number in range(10)]))
+    server.wait(lambda: client.batches.retrieve(batch.id).request_counts.completed == 3)
+    gate.go.clear()
+    server.close()
+    asked: list[str] = []
+
+    def recorded(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        asked.append(messages[-1].content)
+        return echo(messages, thinking)
+
+    server = start(ScriptedEngine(recorded)).ready()
+    client = client_of(server)
+    batch = ended(server, client, batch)
+    answers = lines_of(client, batch.output_file_id)
+    assert batch.status == "completed" and len(asked) == len(set(asked)) == 7
+    assert sorted(each["custom_id"] for each in answers) == sorted(f"r{number}" for number in range(10))
+
+
+def test_a_batch_expires(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notso.web.api.batches.routes.WINDOW_SECONDS", 0)
+    server = start(ScriptedEngine(echo)).ready()
+    client = client_of(server)
+    batch = ended(server, client, begun(client, jsonl([entry(1), entry(2)])))
+    assert batch.status == "expired" and batch.expired_at
+    for each in lines_of(client, batch.error_file_id):
+        assert each["response"] is None and each["error"]["code"] == "batch_expired"
+
+
+def test_people_go_before_batches(start: Start) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gate)
+    server = start(engine).ready()
+    client = client_of(server)
+    batch = begun(client, jsonl([entry(1), entry(2)]))
+    server.wait(lambda: gate.asked == 1)
+    assert engine.requests[0].options.priority == "background"
+    gate.go.set()
+    assert server.client.post(CHAT, json=entry(3)["body"]).status_code == 200
+    assert ended(server, client, batch).request_counts.completed == 2
+
+
+def test_a_busy_server_is_asked_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notso.web.api.batches.runner.LONGEST_RETRY_SECONDS", 0)
+    server = start(ScriptedEngine(echo), max_waiting_turns=1).ready()
+    client = client_of(server)
+    batch = ended(server, client, begun(client, jsonl([entry(number) for number in range(30)])))
+    assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
+
+
+def test_what_is_others_does_not_exist(start: Start) -> None:
+    server = start(ScriptedEngine(echo), api_key="a long secret key").ready()
+    mine = client_of(server, api_key="a long secret key")
+    batch = ended(server, mine, begun(mine, jsonl([entry(1)])))
+    records = server.shared.store.records
+    for read in (records.batch, records.file):
+        for id in (batch.id, batch.input_file_id, batch.output_file_id):
+            assert server.on_loop(lambda read=read, id=id: read("another", id)) is None
+    assert server.on_loop(lambda: records.files("another")) == server.on_loop(lambda: records.batches("another")) == []
+    assert not server.on_loop(lambda: records.delete_file("another", batch.input_file_id))
+    with httpx.Client(base_url=server.address) as stranger:
+        for path in (
+            "/v1/files",
+            "/v1/batches",
+            f"/v1/batches/{batch.id}",
+            f"/v1/files/{batch.output_file_id}/content",
+        ):
+            assert stranger.get(path).status_code == 401

@@ -1,0 +1,177 @@
+"""Idempotency-Key: a repeated request gets the first answer, whatever happened to its first reader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from notso.smollm3 import Event
+from notso.web.store.records import MAX_KEPT_ANSWERS
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hello"}]}
+KEY = {"Idempotency-Key": "a key"}
+REPEATED = "idempotent-replayed"
+
+
+class Counting:
+    """An engine whose every answer is another one, given when it is let."""
+
+    def __init__(self, *, open: bool = True) -> None:
+        self.asked = 0
+        self.go = threading.Event()
+        if open:
+            self.go.set()
+
+    def __call__(self, messages: object, thinking: bool) -> Iterator[Event]:
+        self.asked += 1
+        yield from say(f"begun {self.asked}, ")
+        assert self.go.wait(60)
+        yield from say("done")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODY),
+        (CHAT, BODY | {"stream": True}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/messages", BODY | {"max_tokens": 20}),
+        ("/v1/messages", BODY | {"max_tokens": 20, "stream": True}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/responses", {"input": "x", "stream": True}),
+        ("/api/chat", BODY),
+        ("/api/generate", {"prompt": "x", "stream": False}),
+        ("/completion", {"prompt": "x"}),
+    ],
+)
+def test_a_repetition_gets_the_first_answer(start: Start, path: str, body: dict[str, Any]) -> None:
+    engine = Counting()
+    server = start(ScriptedEngine(engine)).ready()
+    first = server.client.post(path, json=body, headers=KEY)
+    again = server.client.post(path, json=body, headers=KEY)
+    assert first.status_code == 200 and engine.asked == 1
+    assert again.content == first.content
+    assert REPEATED not in first.headers and again.headers[REPEATED] == "true"
+    assert again.headers["content-type"] == first.headers["content-type"]
+    other = server.client.post(path, json=body, headers={"Idempotency-Key": "another"})
+    assert other.content != first.content and engine.asked == 2
+    server.client.post(path, json=body)
+    assert engine.asked == 3
+
+
+def test_another_request_under_the_key_is_refused(start: Start) -> None:
+    engine = Counting()
+    server = start(ScriptedEngine(engine)).ready()
+    server.client.post(CHAT, json=BODY, headers=KEY)
+    for path, body in ((CHAT, BODY | {"seed": 1}), ("/chat/completions", BODY), (f"{CHAT}?x=1", BODY)):
+        refused = server.client.post(path, json=body, headers=KEY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    assert engine.asked == 1
+    wrong: Any
+    for wrong in ([("Idempotency-Key", "")], [("Idempotency-Key", "x" * 256)], [("Idempotency-Key", "a")] * 2):
+        assert server.client.post(CHAT, json=BODY, headers=wrong).status_code == 400
+
+
+def test_many_at_once_are_answered_once(start: Start) -> None:
+    engine = Counting(open=False)
+    server = start(ScriptedEngine(engine)).ready()
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(server.client.post, CHAT, json=BODY, headers=KEY) for _ in range(8)]
+        server.wait(lambda: engine.asked == 1)
+        engine.go.set()
+        answers = [each.result() for each in asked]
+    assert engine.asked == 1 and len({each.content for each in answers}) == 1
+    assert sum(REPEATED not in each.headers for each in answers) == 1
+
+
+def test_who_left_gets_the_whole_stream_again(start: Start) -> None:
+    engine = Counting(open=False)
+    server = start(ScriptedEngine(engine)).ready()
+    body = BODY | {"stream": True}
+    with httpx.Client(base_url=server.address) as client, client.stream("POST", CHAT, json=body, headers=KEY) as left:
+        begun = next(left.iter_text())
+    with server.client.stream("POST", CHAT, json=body, headers=KEY) as again:
+        chunks = again.iter_text()
+        text = next(chunks)
+        engine.go.set()
+        text += "".join(chunks)
+    assert engine.asked == 1 and text.startswith(begun) and text.endswith("data: [DONE]\n\n")
+    assert server.client.post(CHAT, json=body, headers=KEY).text == text
+
+
+def test_answers_outlive_a_restart(start: Start) -> None:
+    engine = Counting()
+    server = start(ScriptedEngine(engine)).ready()
+    first = server.client.post(CHAT, json=BODY, headers=KEY)
+    server.close()
+    server = start(ScriptedEngine(engine)).ready()
+    again = server.client.post(CHAT, json=BODY, headers=KEY)
+    assert again.content == first.content and engine.asked == 1
+    assert server.client.post(CHAT, json=BODY | {"n": 2}, headers=KEY).status_code == 422
+
+
+def test_failures_are_not_kept(start: Start) -> None:
+    asked = 0
+
+    def fails_once(messages: object, thinking: bool) -> Iterator[Event]:
+        nonlocal asked
+        asked += 1
+        yield from say("begun")
+        if asked == 1:
+            raise RuntimeError
+
+    server = start(ScriptedEngine(fails_once)).ready()
+    body = BODY | {"stream": True}
+    assert '"error"' in server.client.post(CHAT, json=body, headers=KEY).text
+    again = server.client.post(CHAT, json=body, headers=KEY)
+    assert '"error"' not in again.text and REPEATED not in again.headers
+    assert server.client.post(CHAT, json=body, headers=KEY).text == again.text
+    invalid = {"Idempotency-Key": "invalid"}
+    assert server.client.post(CHAT, json={"messages": 5}, headers=invalid).status_code == 400
+    assert server.client.post(CHAT, json={"messages": 5}, headers=invalid).status_code == 400
+    assert server.client.post(CHAT, json=BODY, headers=invalid).status_code == 200
+
+
+def test_keys_belong_to_owners(start: Start) -> None:
+    engine = Counting()
+    server = start(ScriptedEngine(engine), api_key="a long secret key").ready()
+    assert server.client.post(CHAT, json=BODY, headers=KEY).status_code == 401
+    mine = KEY | {"Authorization": "Bearer a long secret key"}
+    answer = server.client.post(CHAT, json=BODY, headers=mine)
+    records = server.shared.store.records
+    assert server.on_loop(lambda: records.kept_answer("local", "a key", 0)).body == answer.content
+    assert server.on_loop(lambda: records.kept_answer("another", "a key", 0)) is None
+
+
+def test_old_answers_are_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine(Counting())).ready()
+    monkeypatch.setattr("notso.web.store.sql.records.MAX_KEPT_ANSWERS", 3)
+    assert MAX_KEPT_ANSWERS > 3
+    for number in range(5):
+        server.client.post(CHAT, json=BODY, headers={"Idempotency-Key": str(number)})
+    records = server.shared.store.records
+    kept = [server.on_loop(lambda key=str(key): records.kept_answer("local", key, 0)) for key in range(5)]
+    assert [each is not None for each in kept] == [False, False, True, True, True]
+    newest = kept[-1].created_ms
+    assert server.on_loop(lambda: records.kept_answer("local", "4", newest + 24 * 3_600_000 - 1)) is not None
+    assert server.on_loop(lambda: records.kept_answer("local", "4", newest + 24 * 3_600_000)) is None
+    server.on_loop(lambda: records.purge(newest + 24 * 3_600_000))
+    assert server.on_loop(lambda: records.kept_answer("local", "4", 0)) is None
+
+
+def test_the_official_client(start: Start) -> None:
+    engine = Counting()
+    server = start(ScriptedEngine(engine)).ready()
+    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+    ask: dict[str, Any] = {"model": "scripted", "messages": BODY["messages"], "extra_headers": KEY}
+    first, again = (client.chat.completions.create(**ask) for _ in range(2))
+    assert first == again and engine.asked == 1

@@ -1,0 +1,109 @@
+"""Files, batches and answers by idempotency key, in both databases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from web.store.conftest import Kept
+
+from notso.web.store.records import LEASE_SECONDS, PART_BYTES, KeptAnswer, StoredBatch, StoredFile
+
+LEASE_MS = int(1000 * LEASE_SECONDS)
+FILE = StoredFile("file-1", "a\u2028.jsonl", "batch", 2 * PART_BYTES + 1, 1000)
+CONTENT = bytes(range(256)) * (2 * PART_BYTES // 256) + b"\x00"
+ANSWER = KeptAnswer(b"\x00\xff" * 16, 200, (("content-type", "text/plain"),), b"\x00body\xff", 5000)
+
+
+def batch(id: str, owner: str = "a", created_ms: int = 0, status: str = "in_progress") -> StoredBatch:
+    return StoredBatch(id, owner, created_ms, {"status": status, "text": "\x00"}, {"x": [1, None]})
+
+
+async def read(records: Any, owner: str, file_id: str) -> list[bytes]:
+    return [part async for part in records.content(owner, file_id)]
+
+
+def test_files_belong_to_owners(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        records = store.records
+        await records.add_file("a", FILE, CONTENT)
+        assert await records.file("a", "file-1") == FILE and await records.files("a") == [FILE]
+        assert await records.file("b", "file-1") is None and await records.files("b") == []
+        parts = await read(records, "a", "file-1")
+        assert [len(part) for part in parts] == [PART_BYTES, PART_BYTES, 1] and b"".join(parts) == CONTENT
+        assert await read(records, "b", "file-1") == [] and not await records.delete_file("b", "file-1")
+        assert await records.delete_file("a", "file-1") and not await records.delete_file("a", "file-1")
+        assert await read(records, "a", "file-1") == [] and await records.lines("file-1") == set()
+
+    kept.run(work)
+
+
+def test_a_batch_has_one_holder(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        records = store.records
+        for each in (batch("b1", created_ms=1), batch("b2", created_ms=2), batch("b3", "b", 3)):
+            await records.add_batch(each)
+        assert await records.batch("b", "b1") is None and await records.batch("a", "b1") == batch("b1", created_ms=1)
+        assert [each.id for each in await records.batches("a")] == ["b2", "b1"]
+        first = await records.claim_batch("one", (), 1000)
+        assert first.id == "b1"
+        assert (await records.claim_batch("one", ("a",), 1000)).id == "b3"
+        assert (await records.claim_batch("two", (), 1000)).id == "b2"
+        assert await records.claim_batch("two", (), 1000 + LEASE_MS) is None
+        assert (await records.renew_batch("b1", "one", 1000 + LEASE_MS)).id == "b1"
+        assert (await records.claim_batch("two", ("b",), 1001 + LEASE_MS)).id == "b2"
+        assert (await records.claim_batch("two", (), 1001 + LEASE_MS)).id == "b3"
+        assert await records.renew_batch("b3", "one", 0) is None
+        assert not await records.add_line("b3", "one", "file-3", 0, b"late")
+        assert await records.add_line("b3", "two", "file-3", 0, b"in time")
+
+    kept.run(work)
+
+
+def test_lines_become_a_file(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        records = store.records
+        await records.add_batch(batch("b1"))
+        await records.claim_batch("one", (), 1000)
+        for number in (2, 0, 2):
+            assert await records.add_line("b1", "one", "file-1", number, b"line %d\n" % number)
+        assert await records.lines("file-1", "file-2") == {0, 2}
+        assert await records.file("a", "file-1") is None and await read(records, "a", "file-1") == []
+        for _ in range(2):  # a crash may repeat it
+            finished = await records.finish_file("a", FILE)
+            assert finished.size == 14 and await records.files("a") == [finished]
+        assert await read(records, "a", "file-1") == [b"line 0\n", b"line 2\n"]
+        assert await records.finish_file("a", StoredFile("file-2", "x", "batch", 0, 0)) is None
+
+    kept.run(work)
+
+
+def test_a_batch_changes_only_from_the_status_that_was_seen(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        records = store.records
+        await records.add_batch(batch("b1"))
+        cancelling = {"status": "cancelling"}
+        assert not await records.change_batch("b", "b1", cancelling, before="in_progress")
+        assert not await records.change_batch("a", "b1", cancelling, before="validating")
+        assert await records.change_batch("a", "b1", cancelling, before="in_progress")
+        assert (await records.batch("a", "b1")).body == cancelling
+        assert await records.change_batch("a", "b1", {"status": "cancelled"}, before="cancelling", is_open=False)
+        assert not (await records.batch("a", "b1")).is_open
+        assert await records.claim_batch("one", (), 1000) is None
+
+    kept.run(work)
+
+
+def test_answers_are_kept_for_a_day(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        records, day = store.records, 86_400_000
+        await records.keep_answer("a", "key \u2028", ANSWER)
+        assert await records.kept_answer("a", "key \u2028", 5000 + day - 1) == ANSWER
+        assert await records.kept_answer("a", "key \u2028", 5000 + day) is None
+        assert await records.kept_answer("b", "key \u2028", 5000) is None
+        await records.add_file("a", StoredFile("file-1", "x", "batch", 1, 0, expires_ms=5000), b"x")
+        await records.purge(4999)
+        assert await records.kept_answer("a", "key \u2028", 0) == ANSWER and await records.files("a")
+        await records.purge(5000 + day)
+        assert await records.kept_answer("a", "key \u2028", 0) is None and not await records.files("a")
+
+    kept.run(work)
