@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  freeze audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
+  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -103,11 +103,13 @@ again: $(VENV)/.dev  ## run what failed last in `make check AGAIN=1` once more, 
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none </dev/null || exit 1; \
 	  printf '%s\n' "$$names" | sed 's/^/flaky: /'
 
-lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
+lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format; list strings of the page that a language lacks
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -c 'from notso.web.values.wording import LANGUAGES, missing; [print(f"{code}.toml lacks", *lacking) \
+	  for code in LANGUAGES if (lacking := missing(code))]'
 	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.dev  ## rewrite Python and C++ in the house style
@@ -140,6 +142,9 @@ chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, a
 freeze: $(VENV)/.dev  ## record what a rearrangement must not change, and compare (make freeze AGAINST=build/freeze/COMMIT)
 	@now=build/freeze/$$(git rev-parse --short HEAD); rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
 	  $(if $(AGAINST),$(BIN)/python tests/freeze/record.py compare "$(AGAINST)" "$$now",echo "recorded in $$now")
+
+plant: $(VENV)/.dev  ## count the files that a parameter, a setting, a route, a button and a command need (ARGS="parameter")
+	@$(BIN)/python supply/plant.py $(ARGS)
 
 coverage: $(VENV)/.dev  ## measure which lines the tests run, Python and native, and write docs/coverage.md
 	@$(BIN)/python tests/measure_coverage.py $(ARGS)

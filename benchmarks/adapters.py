@@ -40,8 +40,8 @@ def write_adapter(path: Path, config: SmolLM3Config, rank: int) -> None:
     random = np.random.default_rng(rank)
     with GGUFWriter(path, durable=False) as writer:
         for key, text in (("general.type", "adapter"), ("general.architecture", "smollm3"), ("adapter.type", "lora")):
-            writer.add_string(key, text)
-        writer.add_float32("adapter.lora.alpha", float(rank))
+            writer.add(key, text, "string")
+        writer.add("adapter.lora.alpha", float(rank), "float32")
         for role, (outputs, inputs) in matrix_shapes(config).items():
             for part, shape in (("a", (rank, inputs)), ("b", (outputs, rank))):
                 halves = QTensor.quantise(random.normal(0, 0.01, shape).astype(np.float32), F16).data

@@ -98,6 +98,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/browser/test_budget.py",
         "tests/web/rendering/test_rendering.py",
     ),
+    "plants": (
+        "src/notso/cli",
+        "src/notso/smollm3/values",
+        "src/notso/web/api",
+        "src/notso/web/chat",
+        "src/notso/web/edge",
+        "src/notso/web/values",
+        "supply/plant.py",
+        "supply/routes.py",
+        "tests/architecture/test_plants.py",
+    ),
 }
 """Group -> files and folders that its tests look at."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,6 @@ import typer
 from routes import with_table
 
 from notso.cli.app import VERBS, app
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "supply"))
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -229,13 +225,3 @@ def test_the_changelog_keeps_its_form() -> None:
     assert sections and len(sections) == len(set(sections))
     assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= areas | kinds
     assert len(sections) > 1 or len(text.splitlines()) <= 120, "a first release lists features, not their history"
-
-
-LIBRARY = [body for language, body in FENCE.findall(read(ROOT / "docs" / "library.md")) if language == "python"]
-
-
-@pytest.mark.parametrize("number", range(len(LIBRARY)))
-def test_each_example_for_python_runs(number: int) -> None:
-    run = subprocess.run([sys.executable, "-c", LIBRARY[number]], capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr
-    assert len(run.stdout.strip()) > 5 and "Warning" not in run.stderr

@@ -25,7 +25,7 @@ from notso.web.values.ids import new_id
 
 DRAIN_SECONDS = 2.0 if LONG else 0.0
 EXIT_SECONDS = DRAIN_SECONDS + 5.0
-PAGE_SECONDS = 5.0
+PAGE_SECONDS = 3.0
 PAGES = ("/", "/prompts", "/tools", "/settings", "/chats", "/status")
 ENGINE_KEY = "a key for front ends only"
 PLUGIN = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,9 @@ from typing import Any
 import pytest
 from golden.random_models import RandomModel
 from smollm3.conversion.hf_folder_of import write_folder
+
+from notso.cli import terminal
+from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]
 
@@ -44,3 +50,64 @@ def test_it_is_converted_once(notso: Run, folder: Path, own_home: Path) -> None:
 def test_a_folder_that_is_no_model_is_refused_and_leaves_nothing(notso: Run, tmp_path: Path, own_home: Path) -> None:
     result = notso("run", "--model", str(tmp_path), "hello")
     assert result.code == 3 and "config.json" in result.err and made(own_home) == []
+
+
+# A name that is not installed
+
+
+@pytest.fixture
+def demo_at_the_hub(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> registry.KnownFile:
+    """The demo model in place of the official file."""
+    fake_hub.content = registry.demo_path().read_bytes()
+    sha256 = hashlib.sha256(fake_hub.content).hexdigest()
+    name = "SmolLM3-Small-Q4_K_M.gguf"
+    file = registry.KnownFile("small:Q4_K_M", "somebody/Small", "0" * 40, name, len(fake_hub.content), sha256)
+    monkeypatch.setattr(registry, "KNOWN_FILES", (file,))
+    large = {"size": file.size_bytes, "sha256": sha256}
+    theirs = {"rfilename": "Their-Q6_K.gguf", "size": file.size_bytes, "lfs": large}
+    fake_hub.listing = json.dumps({"id": "their/Model", "sha": "1" * 40, "siblings": [theirs]}).encode()
+    return file
+
+
+@pytest.mark.parametrize(("name", "again"), [("Q4_K_M", "small"), ("their/Model:q6_k", "their/Model")])
+def test_fetch_downloads_it_once(
+    fake_hub: Any, demo_at_the_hub: object, notso: Run, monkeypatch: pytest.MonkeyPatch, name: str, again: str
+) -> None:
+    ask = ("-t", "0", "-n", "3", "--no-think", "hello")
+    refused = notso("run", "--model", name, *ask)
+    assert refused.code == 3 and f"{name} is not installed; `--fetch` downloads it first" in refused.err
+    assert not fake_hub.requests
+    first = notso("run", "--model", name, "--fetch", *ask)
+    assert first.code == 8 and first.out, first.err
+    asked = len(fake_hub.requests)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for known in (name, again):
+        assert notso("run", "--model", known, *ask).out == first.out
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("NOTSO_FETCH", "1")
+    assert notso("run", "--model", again, *ask).out == first.out
+    assert len(fake_hub.requests) == asked
+
+
+@pytest.mark.parametrize("answer", ["y", "", "n"])
+def test_a_terminal_is_asked(
+    demo_at_the_hub: registry.KnownFile, notso: Run, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(terminal, "progress", lambda **_: contextlib.nullcontext(lambda *_: None))
+    result = notso("run", "--model", "Q4_K_M", "-n", "3", "--no-think", "hello", stdin=f"{answer}\n")
+    assert f"small:Q4_K_M ({terminal.gigabytes(demo_at_the_hub.size_bytes)}) is not installed. Download" in result.err
+    assert result.code == (3 if answer == "n" else 8)
+    assert (registry.find_local(demo_at_the_hub) is None) == (answer == "n")
+
+
+def test_paths_are_not_downloaded(fake_hub: Any, notso: Run) -> None:
+    for path in ("models/x.gguf", "/a/b", "a/b/c"):
+        result = notso("run", "--model", path, "--fetch", "hello")
+        assert result.code == 3 and "there is no model file at" in result.err
+    assert not fake_hub.requests
+
+
+def test_a_context_beyond_the_maximum_is_reduced(notso: Run) -> None:
+    result = notso("run", "--context", "1000000", "-n", "3", "--no-think", "hello")
+    assert result.code == 8 and "The context is 8,192 tokens, the maximum of this model." in result.err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,3 +75,49 @@ def test_a_model_that_cannot_be_loaded_is_no_beginning() -> None:
 
     with pytest.raises(EngineError, match="no such file"), TestClient(app(ready=ready)):
         pass
+
+
+def test_an_error_of_the_application_is_no_end_of_a_feed() -> None:
+    """A TimeoutError of its own was once answered by an end without a beginning."""
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise TimeoutError("of the application")
+
+    front = Front(broken, ready=nothing, leave=nothing)
+    with pytest.raises(TimeoutError, match="of the application"):
+        TestClient(front).get("/feed")
+
+
+def test_a_replica_is_watched_and_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server by itself; Ray is played."""
+    serve = SimpleNamespace(ingress=lambda: lambda cls: cls)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+    monkeypatch.delitem(sys.modules, "notso.cluster.replica", raising=False)
+    from notso.cluster import replica
+
+    seen: list[str] = []
+
+    class Watched:
+        def start(self) -> None:
+            seen.append("watched")
+
+        def stop(self) -> None:
+            seen.append("not watched any more")
+
+    async def stopping(parts: object) -> None:
+        seen.append("stopping")
+
+    monkeypatch.setattr(replica, "Watchdog", Watched)
+    monkeypatch.setattr(replica, "keep_memory_private", lambda: seen.append("private"))
+    monkeypatch.setattr(replica, "_settings", lambda chosen: None)
+    monkeypatch.setattr(replica, "begin_stopping", stopping)
+
+    async def live() -> None:
+        made = replica.Replica({"engine": {}})
+        made._parts = SimpleNamespace(shared=SimpleNamespace(engine=SimpleNamespace(settled=nothing, state="ready")))
+        await made._ready()
+        await made._leave()
+
+    asyncio.run(live())
+    monkeypatch.delitem(sys.modules, "notso.cluster.replica")
+    assert seen == ["private", "watched", "stopping", "not watched any more"]

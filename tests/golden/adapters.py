@@ -114,8 +114,8 @@ def write_gguf(path: Path, pairs: Pairs, *, alpha: float = ALPHA, format: Format
     with GGUFWriter(path, durable=False) as writer:
         for key, value in said.items():
             if value is not None:
-                writer.add_string(key.replace("__", "."), value)
-        writer.add_float32("adapter.lora.alpha", alpha)
+                writer.add(key.replace("__", "."), value, "string")
+        writer.add("adapter.lora.alpha", alpha, "float32")
         for (layer, role), both in pairs.items():
             for part, values in zip("ab", both, strict=True):
                 name = f"blk.{layer}.{TENSOR_NAMES.get(role, role)}.weight.lora_{part}"

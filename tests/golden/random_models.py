@@ -73,8 +73,8 @@ class RandomModel:
     def write(self, path: Path, *, context: int | None = None) -> Path:
         """The model as an F32 file; `context` in place of the trained context that it states."""
         with GGUFWriter(path, durable=False) as writer:
-            writer.add_string("general.architecture", "smollm3")
-            writer.add_string("general.name", "random weights")
+            writer.add("general.architecture", "smollm3", "string")
+            writer.add("general.name", "random weights", "string")
             for key, value in {
                 "block_count": self.layers,
                 "context_length": context or self.context,
@@ -87,16 +87,16 @@ class RandomModel:
                 "rope.dimension_count": self.head_dim,
                 "vocab_size": self.vocab,
             }.items():
-                writer.add_uint32(f"smollm3.{key}", value)
-            writer.add_float32("smollm3.rope.freq_base", self.theta)
-            writer.add_float32("smollm3.attention.layer_norm_rms_epsilon", self.eps)
+                writer.add(f"smollm3.{key}", value, "uint32")
+            writer.add("smollm3.rope.freq_base", self.theta, "float32")
+            writer.add("smollm3.attention.layer_norm_rms_epsilon", self.eps, "float32")
             tokens = vocabulary(self.vocab)
-            writer.add_string("tokenizer.ggml.model", "gpt2")
-            writer.add_string("tokenizer.ggml.pre", "smaug-bpe")
-            writer.add_strings("tokenizer.ggml.tokens", tokens)
-            writer.add_int32s("tokenizer.ggml.token_type", [SPECIALS.get(token, NORMAL) for token in tokens])
-            writer.add_strings("tokenizer.ggml.merges", ["a b"])
-            writer.add_uint32("tokenizer.ggml.eos_token_id", tokens.index("<|im_end|>"))
+            writer.add("tokenizer.ggml.model", "gpt2", "string")
+            writer.add("tokenizer.ggml.pre", "smaug-bpe", "string")
+            writer.add("tokenizer.ggml.tokens", tokens, "array of string")
+            writer.add("tokenizer.ggml.token_type", [SPECIALS.get(token, NORMAL) for token in tokens], "array of int32")
+            writer.add("tokenizer.ggml.merges", ["a b"], "array of string")
+            writer.add("tokenizer.ggml.eos_token_id", tokens.index("<|im_end|>"), "uint32")
             for name, values in self.weights():
                 writer.add_tensor(name, values.shape, F32, values.astype("<f4", copy=False).view(np.uint8))
         return path

@@ -169,9 +169,9 @@ def test_counts_at_the_cap_are_read(tmp_path: Path) -> None:
     path = tmp_path / "many.gguf"
     with GGUFWriter(path) as writer:
         writer.add("numbers", np.zeros(MAX_ARRAY_ITEMS, np.uint8).tolist(), "array of uint8")
-        writer.add_strings("k" * 256, ["x" * (1 << 20), "y"])
+        writer.add("k" * 256, ["x" * (1 << 20), "y"], "array of string")
         for i in range(MAX_ENTRIES - 2):
-            writer.add_uint32(f"key.{i}", i)
+            writer.add(f"key.{i}", i, "uint32")
         for i in range(MAX_TENSORS):
             writer.add_tensor(f"{i:0>64}", (1,), F32, b"abcd")
     with GGUFFile.open(path) as file:
@@ -186,9 +186,9 @@ def large_header(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As large as the official file's: 128,256 and 280,147 strings."""
     path = tmp_path_factory.mktemp("gguf") / "large.gguf"
     with GGUFWriter(path) as writer:
-        writer.add_strings("words", [f"Ġword{i}" for i in range(128256)])
-        writer.add_int32s("kinds", [i % 5 for i in range(128256)])
-        writer.add_strings("pairs", [f"Ġa{i} bé{i}" for i in range(280147)])
+        writer.add("words", [f"Ġword{i}" for i in range(128256)], "array of string")
+        writer.add("kinds", [i % 5 for i in range(128256)], "array of int32")
+        writer.add("pairs", [f"Ġa{i} bé{i}" for i in range(280147)], "array of string")
         writer.add_tensor("t", (2, 256), Q4_K, bytes(288))
     return path
 
@@ -313,7 +313,7 @@ def test_tensor_bytes_come_in_any_form(tmp_path: Path) -> None:
 )
 def test_entries_no_reader_would_take_are_refused(tmp_path: Path, key: str, value: object, type_name: str) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf")
-    writer.add_uint32("twice", 1)
+    writer.add("twice", 1, "uint32")
     with pytest.raises(GGUFError):
         writer.add(key, value, type_name)
 
@@ -335,9 +335,9 @@ def test_shapes_no_reader_would_take_are_refused(tmp_path: Path, shape: tuple[in
 def test_counts_past_the_cap_are_refused(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf")
     for i in range(MAX_ENTRIES):
-        writer.add_uint32(f"k{i}", i)
+        writer.add(f"k{i}", i, "uint32")
         writer.add_tensor(f"t{i}", (1,), F32, bytes(4))
     with pytest.raises(GGUFError, match="4096"):
-        writer.add_uint32("one too many", 1)
+        writer.add("one too many", 1, "uint32")
     with pytest.raises(GGUFError, match="4096"):
         writer.add_tensor("one too many", (1,), F32, bytes(4))

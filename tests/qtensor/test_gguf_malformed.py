@@ -235,8 +235,8 @@ CASES = [
     Case("value of type 13", valued(13, PAD), "'k'", KV + 9, "value type 13"),
     Case("value of type max", valued(2**32 - 1, PAD), "'k'", KV + 9, "value type"),
     Case("value without a type", build([text("k" * 10)]), "'kkkkkkkkkk'", KV + 18, "ends after 0"),
-    Case("truth value 2", valued(BOOL, b"\2"), "'k'", KV + 13, "no truth value"),
-    Case("truth value 255", valued(BOOL, b"\xff"), "'k'", KV + 13, "no truth value"),
+    Case("truth value 2", valued(BOOL, b"\2"), "'k'", KV + 13, "not a boolean"),
+    Case("truth value 255", valued(BOOL, b"\xff"), "'k'", KV + 13, "not a boolean"),
     Case("truth values", listed(BOOL, 3, b"\1\0\7"), "'k'", KV + 27, "item 2 is 7"),
     *[
         Case(f"alignment of type {kind}, {len(value)} bytes",

@@ -31,6 +31,7 @@ def batch(
         Path, typer.Argument(metavar="OUT", dir_okay=False, help="Output file; answers are written as they finish.")
     ],
     model: options.Model = None,
+    fetch: options.Fetch = False,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
@@ -87,7 +88,7 @@ def batch(
                 told: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
             else:
                 # Not before the input is read: loading takes seconds, and a finished batch needs no engine.
-                engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
+                engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
                 try:
                     notice = engines.demo_notice(engine.info)
                     if notice and not as_json:

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -161,5 +162,4 @@ def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
 
-def _refusal(message: str) -> typer.BadParameter:
-    return typer.BadParameter(message, param_hint="OUT")
+_refusal = partial(typer.BadParameter, param_hint="OUT")

@@ -26,6 +26,7 @@ ReadLine = Callable[[str], str]
 @takes_sampling
 def chat(
     model: options.Model = None,
+    fetch: options.Fetch = False,
     system: options.System = None,
     no_think: options.NoThink = False,
     hide_thinking: options.HideThinking = False,
@@ -44,7 +45,14 @@ def chat(
     adapters = adapter or []
     used = engines.adapter_to_use(adapters)
     engine = engines.open_engine(
-        model, context, threads, kv=kv, device=device, adapters=adapters, chat_template_file=chat_template_file
+        model,
+        context,
+        threads,
+        kv=kv,
+        device=device,
+        adapters=adapters,
+        chat_template_file=chat_template_file,
+        fetch=fetch,
     )
     conversation: Conversation | None = None
     try:

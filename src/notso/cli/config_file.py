@@ -110,11 +110,9 @@ def shown(context: typer.Context) -> list[str]:
         if each.param_type_name == "option" and each.name in context.params and each.name != "show_config":
             source = context.get_parameter_source(each.name)
             value = context.params[each.name]
-            told = "-" if value is None else terminal.on_one_line(_without_password(str(value)))
+            told = "-" if value is None else terminal.on_one_line(_PASSWORD.sub(r"\1:***@", str(value)))
             rows.append([_spelt(each), told, sources.get(source.name if source else "", "default")])
     return [f"configuration file: {config_path()}", *terminal.columns(rows)]
 
 
-def _without_password(value: str) -> str:
-    # scheme://user:password@host
-    return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", value)
+_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")  # scheme://user:password@host

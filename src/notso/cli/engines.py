@@ -27,9 +27,10 @@ def open_engine(
     silent: bool = False,
     adapters: Sequence[str] = (),
     chat_template_file: Path | None = None,
+    fetch: bool = False,
 ) -> Engine:
     """Load the selected model (see `model_file`)."""
-    path = model_file(model, silent=silent)
+    path = model_file(model, silent=silent, fetch=fetch)
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine
 
@@ -43,6 +44,8 @@ def open_engine(
             adapters=tuple(adapters),
             chat_template_file=chat_template_file,
         )
+    if context_tokens is not None and engine.info.context_tokens < context_tokens and not silent:
+        terminal.note(f"The context is {engine.info.context_tokens:,} tokens, the maximum of this model.")
     if engine.info.device_note and not silent:
         terminal.note(fallback_notice(engine.info.device_note))
     return engine

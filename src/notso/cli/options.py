@@ -40,9 +40,18 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="Model file, folder, or name from `notso list` [env: NOTSO_MODEL].",
+        help="Model file, folder, or name for `notso list` or `notso pull` [env: NOTSO_MODEL].",
         show_envvar=False,
         show_default=False,
+    ),
+]
+Fetch = Annotated[
+    bool,
+    typer.Option(
+        "--fetch",
+        envvar="NOTSO_FETCH",
+        help="Download the model if it is not installed [env: NOTSO_FETCH].",
+        show_envvar=False,
     ),
 ]
 Context = Annotated[
@@ -252,7 +261,18 @@ def engine_key() -> str:
 
 # Options of `serve` that do not apply to a front end
 OF_THE_ENGINE = (
-    *("model", "context", "kv", "threads", "device", "weights", "chat_template_file", "adapter", "max_num_seqs"),
+    *(
+        "model",
+        "fetch",
+        "context",
+        "kv",
+        "threads",
+        "device",
+        "weights",
+        "chat_template_file",
+        "adapter",
+        "max_num_seqs",
+    ),
     "cache_disk",
     *(each.name for each in OPTIONS.values() if each.of_the_engine),
 )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from notso.cli import options, terminal
+from notso.cli import model_files, options, terminal
 
 EXAMPLES = """\
   notso pull
@@ -40,16 +40,7 @@ def pull(
 
     file = repository.file_named(name, offline=offline or download.is_offline())
     is_official = file in registry.official_files()
-    if not as_json and registry.find_local(file) is None and not offline:
-        plan = download.plan_download(file)
-        free = terminal.gigabytes(plan.free_bytes)
-        terminal.note(f"{file.filename}, {terminal.gigabytes(file.size_bytes)}, to {plan.folder} ({free} free)")
-    try:
-        with terminal.progress(in_bytes=True, as_json=as_json) as report:
-            pulled = download.pull(file, offline=offline, force=force, progress=report)
-    except KeyboardInterrupt:
-        terminal.note("Stopped. Run the same command again to continue.")
-        raise
+    pulled = model_files.download(file, offline=offline, force=force, silent=as_json)
     if as_json:
         terminal.say_json(
             {

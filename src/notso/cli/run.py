@@ -38,6 +38,7 @@ def run(
         typer.Argument(metavar="PROMPT", help="Prompt; `-` inserts stdin.", show_default=False),
     ] = None,
     model: options.Model = None,
+    fetch: options.Fetch = False,
     system: options.System = None,
     no_think: options.NoThink = False,
     hide_thinking: options.HideThinking = False,
@@ -81,6 +82,7 @@ def run(
             silent=as_json,
             adapters=adapters,
             chat_template_file=chat_template_file,
+            fetch=fetch,
         )
         try:
             answer = _answer(

@@ -19,7 +19,7 @@ import typer
 from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.field_options import settings_from, takes_settings
 from notso.cli.model_files import model_file
-from notso.cli.private_memory import keep_memory_private
+from notso.private_memory import keep_memory_private
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -34,6 +34,7 @@ EXAMPLES = """\
 def serve(
     context_of_verb: typer.Context,
     model: options.Model = None,
+    fetch: options.Fetch = False,
     open_browser: Annotated[
         bool | None,
         typer.Option(
@@ -100,7 +101,7 @@ def serve(
     engine_url = chosen["engine_url"] or None
     if engine_url:
         options.refuse_for_a_front_end(context_of_verb)
-    path = None if engine_url else model_file(model)
+    path = None if engine_url else model_file(model, silent=as_json, fetch=fetch)
     enabled = options.plugins(plugin)
     settings = settings_from(
         chosen,
@@ -199,7 +200,8 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
         model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]
     else:
         model = [f"model    {path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"]
-    reduced = " (reduced to fit)" if plan.reduced else ""
+    is_maximum = config.context_tokens is not None and plan.context_tokens < config.context_tokens
+    reduced = " (the maximum of this model)" if is_maximum else " (reduced to fit)" if plan.reduced else ""
     lines = [
         *model,
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "

@@ -68,16 +68,21 @@ class Front:
         await self._app(scope, receive_last, send_when_ready)
 
     async def _for_a_while(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ended = False
+        started = ended = False
 
         async def note_end(message: Message) -> None:
-            nonlocal ended
+            nonlocal started, ended
+            started = True
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
+        limit = asyncio.timeout(self._feed_seconds)
         try:
-            await asyncio.wait_for(self._app(scope, receive, note_end), self._feed_seconds)
+            async with limit:
+                await self._app(scope, receive, note_end)
         except TimeoutError:
+            if not (limit.expired() and started):  # an error of the application, which answers it
+                raise
             if not ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -14,10 +14,12 @@ from ray import serve
 from notso.cluster.front import Front
 from notso.cluster.health import METRIC, Heartbeat
 from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN
+from notso.private_memory import keep_memory_private
 from notso.regular_file import SECRET_BYTES
 from notso.smollm3 import Engine, EngineConfig, EngineError
 from notso.text_file import read_text
 from notso.web.app import Parts, begin_stopping, create_app
+from notso.web.edge.watchdog import Watchdog
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 
@@ -27,7 +29,9 @@ class Replica:
     """Serve deployment; `chosen`: the arguments of `build`."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
+        keep_memory_private()
         self._settings = _settings(chosen)
+        self._watchdog = Watchdog()
         self._config = EngineConfig(**chosen["engine"])
         self._heartbeat = Heartbeat()
         self._parts: Parts
@@ -61,9 +65,11 @@ class Replica:
         await host.settled()
         if host.state == "failed":
             raise EngineError(host.failure)
+        self._watchdog.start()
 
     async def _leave(self) -> None:
         await begin_stopping(self._parts)
+        self._watchdog.stop()
 
 
 def build(chosen: dict[str, Any]) -> Any:

@@ -47,7 +47,7 @@ class Cursor:
     def take(self, count: int, field: str) -> memoryview:
         """Return the next `count` bytes without a copy."""
         if count > self.left:
-            self.fail(f"needs {count} bytes, the file ends after {self.left}", field)
+            self.fail(f"needs {count} bytes, but the file ends after {self.left}", field)
         start = self.position
         self.position = start + count
         return self._buffer[start : self.position]
@@ -89,7 +89,7 @@ class Cursor:
 
 def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: str) -> npt.NDArray[np.int64]:
     if count * 8 > end - start:
-        raise GGUFError(f"{count} strings claimed, {end - start} bytes left", field=field, offset=start)
+        raise GGUFError(f"{count} strings declared, but only {end - start} bytes left", field=field, offset=start)
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8

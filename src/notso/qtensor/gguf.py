@@ -188,14 +188,14 @@ class GGUFFile:
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     magic = bytes(cursor.take(4, "magic"))
     if magic != MAGIC:
-        cursor.fail(f"{magic!r} is not {MAGIC!r}: this is no GGUF file", "magic", 0)
+        cursor.fail(f"not a GGUF file: begins with {magic!r}, not {MAGIC!r}", "magic", 0)
     version = cursor.uint32("version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         why = f"GGUF version {version}"
         if swapped in (1, *VERSIONS):
             why = f"GGUF version {swapped} in big-endian byte order"
-        raise UnsupportedFormatError(f"{why} is not supported, versions 2 and 3 are", field="version", offset=4)
+        raise UnsupportedFormatError(f"{why} is not supported; supported: 2 and 3", field="version", offset=4)
     counts = []
     for field, limit, smallest in (
         ("tensor count", MAX_TENSORS, SMALLEST_TENSOR),
@@ -206,7 +206,7 @@ def _read_header(cursor: Cursor) -> tuple[int, int, int]:
         if count > limit:
             cursor.fail(f"{count}, limit {limit}", field, start)
         if count * smallest > cursor.left:
-            cursor.fail(f"{count} do not fit into the {cursor.left} bytes left", field, start)
+            cursor.fail(f"{count} do not fit in the {cursor.left} bytes left", field, start)
         counts.append(count)
     return version, counts[0], counts[1]
 
@@ -237,13 +237,13 @@ def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
         elif kind in VALUE_TYPES:
             entries[key], types[key] = _read_value(cursor, kind, field), VALUE_TYPES[kind]
         else:
-            cursor.fail(f"value type {kind} does not exist, 0..12 do", field, start)
+            cursor.fail(f"value type {kind} is not one of 0..12", field, start)
         if key == "general.alignment":
             alignment = entries[key]
             if types[key] != "uint32":  # GG9
                 cursor.fail(f"type {types[key]}, must be uint32", field, start)
             if not MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-                cursor.fail(f"{alignment} is no power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}", field, start)
+                cursor.fail(f"{alignment} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}", field, start)
     return entries, types, alignment
 
 
@@ -256,7 +256,7 @@ def _read_value(cursor: Cursor, kind: int, field: str) -> Any:
     value = cursor.scalar(SCALARS[kind], field)
     if kind == BOOL:
         if value not in (0, 1):
-            cursor.fail(f"{value} is no truth value, 0 and 1 are", field, start)
+            cursor.fail(f"{value} is not a boolean (0 or 1)", field, start)
         return value == 1
     return value
 
@@ -267,7 +267,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
     if kind == ARRAY:
         cursor.fail("arrays of arrays are not supported", field, start)
     if kind not in VALUE_TYPES:
-        cursor.fail(f"item type {kind} does not exist, 0..12 do", field, start)
+        cursor.fail(f"item type {kind} is not one of 0..12", field, start)
     start = cursor.position
     count = cursor.uint64(field)
     if count > MAX_ARRAY_ITEMS:
@@ -279,7 +279,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
     values = np.frombuffer(cursor.take(count * ARRAY_TYPES[kind].itemsize, field), ARRAY_TYPES[kind])
     if kind == BOOL and count and values.max() > 1:
         index = int(np.argmax(values > 1))
-        cursor.fail(f"item {index} is {values[index]}, no truth value", field, start + index)
+        cursor.fail(f"item {index} is {values[index]}, not a boolean", field, start + index)
     return NumberSpan(values, kind == BOOL), named
 
 
@@ -321,7 +321,7 @@ def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple
     start = cursor.position
     side_count = cursor.uint32(field)
     if not 1 <= side_count <= MAX_SIDES:
-        cursor.fail(f"{side_count} dimensions, 1..{MAX_SIDES} are supported", field, start)
+        cursor.fail(f"{side_count} dimensions; 1..{MAX_SIDES} are supported", field, start)
     sides, values, sides_at = [], 1, cursor.position
     for i in range(side_count):
         start = cursor.position
@@ -339,7 +339,11 @@ def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple
         )
     form = FORMATS[kind]
     if sides[0] % form.block_values:
-        cursor.fail(f"rows of {sides[0]} are not whole {form.name} blocks of {form.block_values}", field, sides_at)
+        cursor.fail(
+            f"rows of {sides[0]} values are not a multiple of {form.name}'s block size of {form.block_values}",
+            field,
+            sides_at,
+        )
     size = values // form.block_values * form.block_bytes
     start = cursor.position
     offset = cursor.uint64(field)

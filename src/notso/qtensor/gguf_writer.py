@@ -76,7 +76,7 @@ class GGUFWriter:
         is_array = type_name.startswith("array of ")
         number = _NUMBERS.get(type_name.removeprefix("array of "), ARRAY)
         if number == ARRAY:
-            raise GGUFError(f"there is no type {type_name!r}", field=f"metadata {key!a}")
+            raise GGUFError(f"unknown type {type_name!r}", field=f"metadata {key!a}")
         try:
             if not is_array:
                 packed = struct.pack("<I", number) + self._packed(value, number)
@@ -96,26 +96,8 @@ class GGUFWriter:
         if number == STRING:
             return _packed_string(value)
         if number == BOOL and not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{value!r} is no truth value")
+            raise TypeError(f"{value!r} is not a boolean")
         return SCALARS[number].pack(value)
-
-    def add_uint32(self, key: str, value: int) -> None:
-        self.add(key, value, "uint32")
-
-    def add_float32(self, key: str, value: float) -> None:
-        self.add(key, value, "float32")
-
-    def add_bool(self, key: str, value: bool) -> None:
-        self.add(key, value, "bool")
-
-    def add_string(self, key: str, value: str) -> None:
-        self.add(key, value, "string")
-
-    def add_strings(self, key: str, values: Sequence[str]) -> None:
-        self.add(key, values, "array of string")
-
-    def add_int32s(self, key: str, values: Sequence[int]) -> None:
-        self.add(key, values, "array of int32")
 
     # Tensors
 

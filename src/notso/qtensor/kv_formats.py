@@ -55,9 +55,9 @@ KV_FORMAT_NUMBERS: dict[KVFormat, int] = {name: number for number, name in enume
 def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
     """Return a block's bytes. Raises OperandError for an unknown format or unsupported heads."""
     if format not in KV_FORMATS:
-        raise OperandError(f"KV format {format!r} does not exist; there are {', '.join(KV_FORMATS)}")
+        raise OperandError(f"unknown KV format {format!r}; choices: {', '.join(KV_FORMATS)}")
     if kv_heads < 1 or head_dim < 1 or head_dim % 16:
-        raise OperandError(f"a cache of {kv_heads} heads of {head_dim} (a multiple of 16 is needed)")
+        raise OperandError(f"a cache cannot have {kv_heads} heads of size {head_dim} (must be a multiple of 16)")
     if format != "f16" and head_dim > MAX_BYTE_DIM:
-        raise OperandError(f"KV format {format} takes heads of up to {MAX_BYTE_DIM}, not {head_dim}")
+        raise OperandError(f"KV format {format} supports head sizes up to {MAX_BYTE_DIM}, not {head_dim}")
     return kv_heads * TILE_POSITIONS * KV_FORMATS[format].pair_bytes(head_dim)

@@ -38,7 +38,7 @@ class SafetensorsFile:
         with open(open_regular(self.path), "rb") as file:  # noqa: PTH123 - a descriptor
             size = file.seek(0, 2)
             if size < _LENGTH_BYTES:
-                self._fail("it is too short for a header")
+                self._fail("the file is too short for a header")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self._read(np.frombuffer(self._map, np.uint8))
@@ -49,7 +49,7 @@ class SafetensorsFile:
     def _read(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
         if length > min(MAX_HEADER_BYTES, data.size - _LENGTH_BYTES):
-            self._fail(f"a header of {length:,} bytes is more than the file holds, or than can be")
+            self._fail(f"the header size of {length:,} bytes exceeds the file or the limit")
         begin = _LENGTH_BYTES + length
         body = data[begin:]
         for name, entry in self._header(data[_LENGTH_BYTES:begin].tobytes()).items():
@@ -65,7 +65,7 @@ class SafetensorsFile:
         def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
             if len(found) != len(pairs):
-                self._fail("a name comes twice in the header")
+                self._fail("the header contains a duplicate name")
             return found
 
         try:
@@ -78,14 +78,14 @@ class SafetensorsFile:
 
     def _entry(self, name: str, entry: Any) -> tuple[Format, tuple[int, ...], tuple[int, int]]:
         if not isinstance(entry, dict):
-            self._fail(f"{quoted(name)} is no object")
+            self._fail(f"{quoted(name)} is not an object")
         dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not isinstance(dtype, str) or dtype not in _FORMATS:
-            self._fail(f"{quoted(name)} is of {quoted(dtype)}; read are {', '.join(_FORMATS)}")
+            self._fail(f"{quoted(name)} has dtype {quoted(dtype)}; supported: {', '.join(_FORMATS)}")
         if not _are_counts(shape) or not 1 <= len(shape) <= MAX_SIDES or 0 in shape:
             self._fail(f"{quoted(name)} has no shape of 1 to {MAX_SIDES} sides")
         if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            self._fail(f"{quoted(name)} has no place in the file")
+            self._fail(f"{quoted(name)} has invalid data offsets")
         return _FORMATS[dtype], tuple(shape), (offsets[0], offsets[1])
 
     def _fail(self, message: str) -> NoReturn:

@@ -68,7 +68,7 @@ class QTensor:
     def as_float32(self) -> npt.NDArray[np.float32]:
         """Return an F32 tensor's array, uncopied if aligned. Raises OperandError."""
         if self.format != F32:
-            raise OperandError(f"tensor {self.name!r} is {self.format.name}, F32 is needed here")
+            raise OperandError(f"tensor {self.name!r} must be F32, not {self.format.name}")
         values = self.data.view(np.dtype("<f4"))
         return np.require(values, np.float32, ["C", "A"]).reshape(self.shape)
 

@@ -184,6 +184,7 @@ async def give_back() -> None:
 logger = logging.getLogger("notso.web")
 
 PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
+STOP_SECONDS = 1.0  # for requests that were stopped
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -325,7 +326,11 @@ async def begin_stopping(parts: Parts) -> None:
     except TimeoutError:
         parts.chat.turns.interrupt_all()
         parts.shared.requests.stop_all()
-        await parts.chat.turns.wait_for_all()
+        try:
+            await asyncio.wait_for(_wait_for_all(parts), STOP_SECONDS)
+        except TimeoutError:  # the engine hangs, or is a remote one that does not answer
+            parts.shared.engine.close()
+            await parts.chat.turns.wait_for_all()
 
 
 async def _wait_for_all(parts: Parts) -> None:

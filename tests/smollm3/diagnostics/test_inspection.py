@@ -126,10 +126,10 @@ def test_an_untied_head_is_counted_instead_of_the_embedding(tmp_path: Path, path
 
 def test_other_files_are_shown_with_the_reason_they_cannot_run(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "x.gguf") as writer:
-        writer.add_string("general.architecture", "other")
+        writer.add("general.architecture", "other", "string")
         writer.add("short", [1, 2], "array of int32")
         writer.add("words", ["w" * 300, "b"], "array of string")
-        writer.add_float32("nan", float("nan"))
+        writer.add("nan", float("nan"), "float32")
         writer.add_tensor("w", (2, 3), F32, bytes(24))
     found = inspect_file(tmp_path / "x.gguf")
     assert found.run is None and found.tokenizer is None and "other" in (found.problem or "")

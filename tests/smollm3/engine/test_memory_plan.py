@@ -158,11 +158,15 @@ def test_a_context_that_was_asked_for_is_never_changed() -> None:
     assert (made.context_tokens, made.reduced, made.limit) == (5_000, False, limit(8))
 
 
+def test_a_larger_context_than_the_model_has_is_its_maximum() -> None:
+    assert plan(64, context_tokens=131_073) == plan(64, context_tokens=131_072)
+    assert plan(64, context_tokens=10**9).context_tokens == 131_072
+
+
 @pytest.mark.parametrize(
     ("choices", "param", "said"),
     [
-        ({"context_tokens": 0}, "context_tokens", "from 1 to 131,072"),
-        ({"context_tokens": 131_073}, "context_tokens", "from 1 to 131,072"),
+        ({"context_tokens": 0}, "context_tokens", "a positive whole number"),
         ({"kv": "q8_0"}, "kv", "auto, f16, k8v8, k8v4, k4v4, k4v3"),
         ({"max_num_seqs": 0}, "max_num_seqs", "from 1 to 64"),
         ({"max_num_seqs": 65}, "max_num_seqs", "from 1 to 64"),

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +20,6 @@ from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
-DOCUMENT = Path(__file__).parents[3] / "docs" / "api.md"
 KEY = "correct horse battery staple"
 PLAIN = {"Content-Type": "application/json"}
 
@@ -395,13 +391,6 @@ def test_owners_and_priority(start: Start) -> None:
     owners = [request.options.owner for request in engine.requests]
     assert owners[0] == owners[1] and len({owners[0], owners[2], owners[3]}) == 3
     assert {request.options.priority for request in engine.requests} == {"api"}
-
-
-def test_the_documented_snippet_runs(served: Any) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
-    code = snippet.replace("http://127.0.0.1:3000", served.address)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0 and len(run.stdout) > 5, run.stderr
 
 
 def test_an_address_without_v1_is_the_same(served: Any) -> None:

@@ -215,7 +215,7 @@ def test_temporary_chats_lapse_an_hour_after_their_last_use(server: Any) -> None
         return server.on_loop(lambda: server.shared.store.lapsed(at_ms))
 
     assert lapsed(chat.updated_ms) == [] and lapsed(chat.updated_ms + 1) == [("local", chat_id)]
-    server.on_loop(lambda: server.shared.store.keep("local", chat_id))
+    server.on_loop(lambda: server.shared.store.update_chat("local", chat_id, temporary=False))
     assert lapsed(chat.updated_ms + 10**9) == [] and kept in {each.id for each in chats(server)}
 
 

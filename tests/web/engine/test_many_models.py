@@ -30,7 +30,7 @@ def folder(own_home: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     for name, architecture in (("One-Q4_K_M", "smollm3"), ("Two-Q8_0", "smollm3"), ("Three", "llama")):
         with GGUFWriter(folder / f"{name}.gguf", durable=False) as writer:
-            writer.add_string("general.architecture", architecture)
+            writer.add("general.architecture", architecture, "string")
     return folder
 
 

@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from web.store.some_chats import a_chat, a_turn
 
 from notso.smollm3 import InvalidRequestError, Usage
 from notso.web.edge.rate_limit import OwnCounters
@@ -178,6 +180,34 @@ def test_a_page_that_comes_second_is_refused_before_it_is_stored(one: Servers, m
     assert (first.status_code, second.status_code) == (303, 429)
     assert "Two" in second.text and second.headers["retry-after"] == "5"
     assert len(server.on_loop(lambda: server.shared.store.chats(owner_of_key(key.id)))) == 1
+
+
+@pytest.mark.parametrize("what", ["regenerate", "continue", "summarize"])
+def test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stored(servers: Servers, what: str) -> None:
+    secret, key = servers.book.add("ann", requests_per_day=3)
+    owner, paths, chats = owner_of_key(key.id), list[str](), list[Any]()
+    for _ in range(AT_ONCE):
+        chat = a_chat()
+        turn = a_turn(chat)
+        answer = replace(turn.assistant_message, state="stopped", content="half", parent_id=turn.user_message.id)
+        chats.append((chat, [turn.user_message, answer]))
+        paths.append(f"/chats/{chat.id}/" + ("summarize" if what == "summarize" else f"messages/{answer.id}/{what}"))
+    store = servers.all[0].shared.store
+    servers.all[0].on_loop(lambda: store.add_chats(owner, chats))
+
+    def ask(number: int) -> int:
+        server = servers.all[number % len(servers.all)]
+        status: int = server.client.post(paths[number], data={"key": new_id()}, headers=bearer(secret)).status_code
+        return status
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        assert Counter(threads.map(ask, range(AT_ONCE))) == {303: 3, 429: AT_ONCE - 3}
+    for server in servers.all:
+        server.wait(lambda server=server: server.chat.turns.unfinished == 0)
+    assert servers.used(key).requests == 3 == sum(len(each.requests) for each in servers.engines)
+    kept = [servers.all[0].on_loop(lambda chat=chat: store.messages(owner, chat.id)) for chat, _ in chats]
+    unchanged = [each for each in kept if [message.state for message in each] == ["done", "stopped"]]
+    assert len(unchanged) == AT_ONCE - 3, "no failed answer is left behind"
 
 
 class SlowStore:

@@ -55,7 +55,7 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
                 added.assistant_message, content="c", state="stopped", numbers=numbers, tool_uses=(use,), renderer=3
             )
         )
-        await store.set_pinned(OWNER, chat.id, True)
+        await store.update_chat(OWNER, chat.id, pinned=True)
     await store.choose(OWNER, chat.id, turn.assistant_message.id)
     thrown = a_chat("Thrown")
     question = replace(a_turn(thrown).user_message, attachments=(Attachment(STRANGE, STRANGE),))

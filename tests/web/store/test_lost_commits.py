@@ -187,7 +187,7 @@ def test_a_number_inside_that_is_none_is_a_loss(tmp_path: Path) -> None:
 def test_what_changes_nothing_is_not_counted(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         before = commits_acknowledged(tmp_path / "notso.db")
-        assert not await store.set_title(OWNER, new_id(), "x")
+        assert not await store.update_chat(OWNER, new_id(), title="x")
         await store.purge(0)
         assert commits_acknowledged(tmp_path / "notso.db") == before
         chat = a_chat()
@@ -218,7 +218,7 @@ def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
         reader = sqlite3.connect(f"file:{tmp_path / 'notso.db'}?mode=ro", uri=True, isolation_level=None)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM chats").fetchone() == (1,)
-        await store.set_title(OWNER, chat.id, "Changed")
+        await store.update_chat(OWNER, chat.id, title="Changed")
         assert not await asyncio.to_thread(fold, writer.connection)
         reader.execute("COMMIT")
         reader.close()

@@ -219,12 +219,16 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
         await finished(store, a_turn(chat), "answer", chat)
         proxy.silent = True
         waiting = [asyncio.create_task(store.chats(OWNER)) for _ in range(20)]
-        waiting += [asyncio.create_task(store.set_title(OWNER, chat.id, "x")) for _ in range(20)]
+        waiting += [asyncio.create_task(store.update_chat(OWNER, chat.id, title="x")) for _ in range(20)]
         await asyncio.sleep(0)
         with pytest.raises(StorageError, match="does not answer"):
             await store.heartbeat(frozenset())
+        asked: list[float] = []
+        getconn = store._connections._pool.getconn
+        monkeypatch.setattr(store._connections._pool, "getconn", lambda wait: (asked.append(wait), getconn(wait))[1])
         for told in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(told, StorageError)
+        assert len(asked) < 10, "others do not wait one after the other for what is known to be away"
         with pytest.raises(StorageError, match="does not answer"):
             await store.chats(OWNER)
         proxy.silent = False
@@ -267,7 +271,7 @@ def test_beginning_and_keys_end_where_the_database_is_silent(database: str, monk
 
         monkeypatch.setattr(connection_module, "connect", silent_then)
         store = PostgresStore(proxy.url)
-        with pytest.raises(StorageError, match="does not answer"):
+        with pytest.raises(StorageError, match=r"does not answer|cannot be reached"):
             await store.open()
         await store.close()
 
@@ -429,11 +433,9 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "text")
         await store.choose(OWNER, chat.id, turn.assistant_message.id)
         await store.remove_summary(OWNER, chat.id, summary.id)
-        for method in (store.set_thinking, store.set_pinned, store.set_unread, store.set_archived):
-            await method(OWNER, chat.id, True)
-        await store.set_title(OWNER, chat.id, "title")
-        await store.keep(OWNER, chat.id)
-        await store.set_settings(OWNER, chat.id, {})
+        for change in ("thinking", "pinned", "unread", "archived"):
+            await store.update_chat(OWNER, chat.id, **{change: True})
+        await store.update_chat(OWNER, chat.id, title="title", temporary=False, settings={})
         await store.set_defaults(OWNER, {})
         await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
         await store.delete_prompt(OWNER, "name")
@@ -456,7 +458,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
 
     listen(PostgresDatabase if kept.kind == "postgres" else SQLiteDatabase)
     kept.run(session)
-    assert len(said) > 80
+    assert len(said) > 60
     nameless = [sql for sql in said if not re.search(r"\bowner\b", re.sub(r"SELECT owner[^F]*|INSERT INTO.*", "", sql))]
     nameless = [sql for sql in nameless if not re.search(r"INSERT INTO \w+ \(.*owner", sql)]
     nameless = [sql for sql in nameless if not NOT_OF_A_REQUEST.search(sql) and not BY_AN_ID_OF_ITS_OWN.search(sql)]

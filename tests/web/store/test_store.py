@@ -141,10 +141,10 @@ def test_a_foreign_id_is_an_unknown_id(kept: Kept) -> None:
         assert await store.message(other, chat.id, turn.assistant_message.id) is None
         assert await store.generation(other, turn.assistant_message.generation_id or "") is None
         assert await store.add_turn(other, a_turn(chat)) == TurnRefused(None)
-        assert not await store.set_title(other, chat.id, "x")
-        assert not await store.set_thinking(other, chat.id, False)
-        assert not await store.set_pinned(other, chat.id, True)
-        assert not await store.set_settings(other, chat.id, {})
+        assert not await store.update_chat(other, chat.id, title="x")
+        assert not await store.update_chat(other, chat.id, thinking=False)
+        assert not await store.update_chat(other, chat.id, pinned=True)
+        assert not await store.update_chat(other, chat.id, settings={})
         assert not await store.choose(other, chat.id, turn.assistant_message.id)
         assert not await store.edit_message(other, chat.id, turn.assistant_message.id, "x")
         assert await store.trash_chat(other, chat.id) is None
@@ -175,7 +175,7 @@ def test_after_closing_every_call_is_a_storage_error(kept: Kept) -> None:
         await store.open()
         await store.close()
         with pytest.raises((StorageError, RuntimeError)):
-            await store.set_title(OWNER, new_id(), "x")
+            await store.update_chat(OWNER, new_id(), title="x")
 
     asyncio.run(session())
 

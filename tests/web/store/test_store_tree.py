@@ -96,7 +96,7 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
     async def work(store: ChatStore) -> None:
         chat = a_chat("Walruses")
         await finished(store, a_turn(chat, "about walruses"), "tusks", chat)
-        await store.set_settings(OWNER, chat.id, {"seed": 1})
+        await store.update_chat(OWNER, chat.id, settings={"seed": 1})
         tree_writes = await store.trash_chat(OWNER, chat.id)
         assert tree_writes is not None
         assert await store.chats(OWNER) == [] and await store.chat(OWNER, chat.id) is None
@@ -186,7 +186,7 @@ def test_words_are_found_in_titles_questions_and_answers(kept: Kept) -> None:
         assert await found("north") == [turn.assistant_message.id]
         (hit,) = await store.search(OWNER, "cold", 9)
         assert (hit.title, hit.snippet) == ("Über Walrösser", "In the \x02cold\x03 <b>north</b>.")
-        await store.set_title(OWNER, chat.id, "Seals")
+        await store.update_chat(OWNER, chat.id, title="Seals")
         assert await found("uber") == [] and await found("seals") == [None]
         await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "In the warm south.")
         assert await found("north") == [] and await found("south") == [turn.assistant_message.id]
@@ -212,7 +212,7 @@ def test_pinned_chats_come_first(kept: Kept) -> None:
         chats = [replace(a_chat(str(number)), updated_ms=number) for number in range(3)]
         for chat in chats:
             await store.add_chat(OWNER, chat, [])
-        assert await store.set_pinned(OWNER, chats[0].id, True)
+        assert await store.update_chat(OWNER, chats[0].id, pinned=True)
         assert [chat.title for chat in await store.chats(OWNER)] == ["0", "2", "1"]
 
     kept.run(work)
@@ -376,7 +376,7 @@ def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_o
         assert "piece" in order[order.index("another") + 2 :], "the other owner waits for one piece, not for all"
         if kept.kind == "sqlite":  # one writer, in turns
             assert order[:7] == ["piece", "another", "piece", "another", "piece", "another", "piece"]
-        assert await store.set_pinned("another", mine.id, True)
+        assert await store.update_chat("another", mine.id, pinned=True)
         assert {each.id for each in await store.chats(OWNER)} == {chat.id for chat, _ in chats}
         assert await store.messages(OWNER, long) == chats[0][1]
         assert await store.thrown_away(0) == [] and await store.purge(0) == 0

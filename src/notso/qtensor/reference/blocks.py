@@ -174,7 +174,7 @@ def _numbers(format: Format, b: Bytes) -> Floats:
 def split_blocks(format: Format, rows: Bytes) -> Bytes:
     """Reshape to (n, block_bytes). Raises OperandError for incomplete blocks."""
     if rows.dtype != np.uint8 or rows.ndim < 1 or rows.shape[-1] % format.block_bytes:
-        raise OperandError(f"{rows.dtype} {rows.shape} is not rows of whole {format.name} blocks")
+        raise OperandError(f"{rows.dtype} {rows.shape} does not consist of whole {format.name} blocks")
     return rows.reshape(-1, format.block_bytes)
 
 
@@ -277,14 +277,14 @@ def quantise(
     """
     # Simple formats round to nearest; super-blocks search for scales (scale_search.py), where importance applies.
     if format not in _BYTES and format not in _SEARCHED:
-        raise OperandError(f"{format.name} is read, not made")
+        raise OperandError(f"quantizing to {format.name} is not supported")
     x = np.ascontiguousarray(values, np.float32)
     bytes_per_row = row_bytes(format, x.shape[-1] if x.ndim else 0)
     if not np.isfinite(x).all():
         raise OperandError(f"NaN or infinity cannot be stored as {format.name}")
     largest = np.abs(x).max(initial=0)
     if largest > LARGEST.get(format, MAX_HALF):
-        raise OperandError(f"numbers up to {largest:.3g} are too large for {format.name}")
+        raise OperandError(f"values up to {largest:.3g} are too large for {format.name}")
     flat = x.reshape(-1, format.block_values)
     out = np.empty((len(flat), format.block_bytes), np.uint8)
     if format in _SEARCHED:
@@ -305,7 +305,7 @@ def _weights(importance: npt.NDArray[np.float32] | None, columns: int) -> Floats
     if importance is None:
         return np.ones(columns, np.float32)
     if importance.shape != (columns,) or not np.isfinite(importance).all() or importance.min() < 0:
-        raise OperandError(f"the importance of {columns} columns must be as many numbers, finite and not below 0")
+        raise OperandError(f"importance must have {columns} finite, nonnegative values")
     mean = np.float32(importance.mean(dtype=np.float64))
     if mean <= 0:
         return np.ones(columns, np.float32)

@@ -55,8 +55,8 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
 def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
     """Return dequantized rows `ids` (L,). Raises OperandError."""
     ids = np.asarray(ids)
-    _need(ids.ndim == 1, f"row numbers must be one-dimensional, not {ids.shape}")
-    _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row numbers must be in 0..{weight.rows - 1}")
+    _need(ids.ndim == 1, f"row indices must be one-dimensional, not {ids.shape}")
+    _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row indices must be in 0..{weight.rows - 1}")
     return blocks.dequantise(weight.format, weight.row_data()[ids])
 
 
@@ -84,7 +84,7 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     _check_matmul(x, weight)
     _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
     x = np.ascontiguousarray(x)
-    _need(x.shape[1] % 256 == 0, f"{x.shape[1]} values are no multiple of 256")
+    _need(x.shape[1] % 256 == 0, f"{x.shape[1]} values are not a multiple of 256")
     out = np.empty((len(x), weight.rows), np.float32)
     small = blocks.quantise_q8x32(x) if weight.format.block_values == 32 else None
     large = blocks.quantise_q8k(x) if small is None else None
@@ -192,7 +192,7 @@ def _softmax(x: Doubles) -> Doubles:
 
 def argmax(x: Floats) -> npt.NDArray[np.int64]:
     """Return the first maximum's index."""
-    _need(x.ndim > 0 and x.shape[-1] > 0, "there is no largest of nothing")
+    _need(x.ndim > 0 and x.shape[-1] > 0, "argmax needs at least one value")
     return np.asarray(np.argmax(x, axis=-1), np.int64)
 
 
@@ -201,7 +201,7 @@ def argmax(x: Floats) -> npt.NDArray[np.int64]:
 
 def inverse_frequencies(size: int, theta: float) -> Doubles:
     """Return theta^(-2i / size) (Su et al., RoFormer)."""
-    _need(size > 0 and size % 2 == 0, f"a rotated head has an even size, not {size}")
+    _need(size > 0 and size % 2 == 0, f"a rotated head must have an even size, not {size}")
     return theta ** (-2 * np.arange(size // 2, dtype=np.float64) / size)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from notso.qtensor import Format, NotsoError, name_file
 from notso.smollm3.config import ARCHITECTURE
-from notso.smollm3.conversion.hf_config import Entries, config_entries, end_tokens, read_config
+from notso.smollm3.conversion.hf_config import CONFIG, Entries, config_entries, end_tokens, read_object
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
 from notso.smollm3.conversion.hf_tokenizer import folder_tokenizer
 from notso.smollm3.conversion.model_file import new_model_file
@@ -45,7 +45,7 @@ def convert(
 
 
 def _convert(folder: Path, out: Path, mix: str, progress: Progress | None, threads: int | None) -> int:
-    config = read_config(folder)
+    config = read_object(folder, CONFIG)
     entries = _general(folder, mix) | config_entries(config)
     entries |= folder_tokenizer(folder, config["vocab_size"], end_tokens(folder, config))
     head_dim = entries[f"{ARCHITECTURE}.rope.dimension_count"][0]

@@ -159,11 +159,6 @@ def read_object(
     return found
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the object in config.json. Raises ModelFileError."""
-    return read_object(folder, CONFIG)
-
-
 def config_entries(config: Mapping[str, Any]) -> Entries:
     """Return the `smollm3.*` keys. Raises ModelFileError naming the field."""
     for name, value in config.items():

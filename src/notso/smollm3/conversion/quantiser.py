@@ -102,12 +102,12 @@ def _format(mix: str, tensor: QTensor, config: SmolLM3Config, is_tied: bool) -> 
 
 def _say_how(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
     # The keys that llama.cpp writes.
-    writer.add_uint32("general.quantization_version", 2)
-    writer.add_uint32("general.file_type", FILE_TYPES[mix])
+    writer.add("general.quantization_version", 2, "uint32")
+    writer.add("general.file_type", FILE_TYPES[mix], "uint32")
     if measured is not None:
-        writer.add_string("quantize.imatrix.dataset", text_name)
-        writer.add_uint32("quantize.imatrix.entries_count", len(measured.of))
-        writer.add_uint32("quantize.imatrix.chunks_count", measured.windows)
+        writer.add("quantize.imatrix.dataset", text_name, "string")
+        writer.add("quantize.imatrix.entries_count", len(measured.of), "uint32")
+        writer.add("quantize.imatrix.chunks_count", measured.windows, "uint32")
 
 
 def _rows(tensor: QTensor) -> Iterator[npt.NDArray[np.float32]]:

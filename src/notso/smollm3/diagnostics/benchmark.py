@@ -290,21 +290,21 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
-    try:
-        return Engine.load(
-            path,
-            context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
-            threads=plan.threads,
-            device=plan.device,
-            weights=plan.weights,
-            kv=plan.kv,
-            max_num_seqs=max([*plan.batches, 1]),
-            speculation=False,  # random weights repeat themselves, which would overstate speculation
-        )
-    except InvalidRequestError as error:
-        if plan.context_tokens is not None:
-            raise
-        raise InvalidRequestError(f"what is to be measured needs {plan.longest_tokens:,} tokens, and {error}") from None
+    engine = Engine.load(
+        path,
+        context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
+        threads=plan.threads,
+        device=plan.device,
+        weights=plan.weights,
+        kv=plan.kv,
+        max_num_seqs=max([*plan.batches, 1]),
+        speculation=False,  # random weights repeat themselves, which would overstate speculation
+    )
+    if (longest := engine.info.context_tokens) < plan.longest_tokens:
+        engine.close()
+        said = f"what is to be measured needs {plan.longest_tokens:,} tokens, and the context holds {longest:,}"
+        raise InvalidRequestError(said)
+    return engine
 
 
 def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:

@@ -151,21 +151,21 @@ def write_synthetic(
 
 
 def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None:
-    writer.add_string("general.architecture", "smollm3")
-    writer.add_string("general.type", "model")
-    writer.add_string("general.name", "Random weights in the shapes of SmolLM3")
-    writer.add_uint32("general.quantization_version", 2)
-    writer.add_uint32("general.file_type", FILE_TYPES[Q4_K_M if formats == OFFICIAL_FORMATS else formats])
-    writer.add_uint32("smollm3.block_count", shape.layers)
-    writer.add_uint32("smollm3.context_length", 65536)
-    writer.add_uint32("smollm3.embedding_length", shape.hidden)
-    writer.add_uint32("smollm3.feed_forward_length", shape.ffn)
-    writer.add_uint32("smollm3.attention.head_count", shape.heads)
-    writer.add_uint32("smollm3.attention.head_count_kv", shape.kv_heads)
-    writer.add_float32("smollm3.rope.freq_base", 5_000_000.0)
-    writer.add_uint32("smollm3.rope.dimension_count", shape.hidden // shape.heads)
-    writer.add_float32("smollm3.attention.layer_norm_rms_epsilon", 1e-6)
-    writer.add_uint32("smollm3.vocab_size", shape.vocab)
+    writer.add("general.architecture", "smollm3", "string")
+    writer.add("general.type", "model", "string")
+    writer.add("general.name", "Random weights in the shapes of SmolLM3", "string")
+    writer.add("general.quantization_version", 2, "uint32")
+    writer.add("general.file_type", FILE_TYPES[Q4_K_M if formats == OFFICIAL_FORMATS else formats], "uint32")
+    writer.add("smollm3.block_count", shape.layers, "uint32")
+    writer.add("smollm3.context_length", 65536, "uint32")
+    writer.add("smollm3.embedding_length", shape.hidden, "uint32")
+    writer.add("smollm3.feed_forward_length", shape.ffn, "uint32")
+    writer.add("smollm3.attention.head_count", shape.heads, "uint32")
+    writer.add("smollm3.attention.head_count_kv", shape.kv_heads, "uint32")
+    writer.add("smollm3.rope.freq_base", 5_000_000.0, "float32")
+    writer.add("smollm3.rope.dimension_count", shape.hidden // shape.heads, "uint32")
+    writer.add("smollm3.attention.layer_norm_rms_epsilon", 1e-6, "float32")
+    writer.add("smollm3.vocab_size", shape.vocab, "uint32")
 
 
 _SCALAR_KEYS = {"bos_token_id": "uint32", "eos_token_id": "uint32", "padding_token_id": "uint32"}

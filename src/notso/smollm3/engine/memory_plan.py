@@ -13,7 +13,7 @@ from pathlib import Path
 
 from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
+from notso.smollm3.errors import OutOfMemoryError
 from notso.smollm3.kv.format_choice import has_fine_weights, keep_format, kept_format
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
@@ -124,7 +124,8 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the open settings so that the plan fits; explicit settings are kept as they are.
 
-    context_tokens: None chooses up to 8,192 in steps of 1,024, at least 2,048 (or the trained context if smaller).
+    context_tokens: the model's maximum replaces a larger value. None chooses up to 8,192 in steps of 1,024, at least
+    2,048 (or the trained context if smaller).
     kv: "auto" is k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it; with `fine_weights`
     (floats or 8 bits) always f16 up to 32,768 tokens, k8v8 beyond. `kept`: an earlier choice, which takes precedence.
     max_num_seqs: None chooses up to 16. mapped_bytes: weights already in the address space.
@@ -133,7 +134,9 @@ def plan_engine(
     Raises InvalidRequestError for values out of range, OutOfMemoryError naming what is needed and available, and the
     largest context that fits.
     """
-    _check(config, context_tokens, kv, max_num_seqs)
+    EngineConfig(context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)  # checks the ranges
+    if context_tokens is not None:
+        context_tokens = min(context_tokens, longest_context(config))
     limit = limit or available_memory(mapped_bytes=mapped_bytes)
     if beside_bytes is not None:
         left = max(0, limit.available_bytes - beside_bytes)
@@ -282,11 +285,3 @@ def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan
 
 def _halved(count: int) -> list[int]:
     return [count >> shift for shift in range(count.bit_length())]
-
-
-def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_num_seqs: int | None) -> None:
-    # Validates the ranges that hold for every model.
-    EngineConfig(context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
-    longest = longest_context(config)
-    if context_tokens is not None and not 1 <= context_tokens <= longest:
-        raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")

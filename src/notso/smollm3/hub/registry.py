@@ -128,6 +128,12 @@ def blob_path(file: KnownFile) -> Path:
     return repository_folder(file) / "blobs" / file.sha256
 
 
+def cached_files(repository: str) -> list[Path]:
+    """Return the GGUF files in a repository's cache folder."""
+    folder = hub_cache() / ("models--" + repository.replace("/", "--"))
+    return sorted(path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file())
+
+
 def snapshot_path(file: KnownFile) -> Path:
     """Return the path of the readable link."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
@@ -160,6 +166,8 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
         if path.exists():
             return path
         found = next((model.path for model in local_models() if model.name.lower() == str(named).lower()), None)
+        with contextlib.suppress(InvalidRequestError):
+            found = found or find_local(known_file(str(named)))
         if found is None:
             raise ModelFileError(f"there is no model file at {path}, and none is listed by that name")
         return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
 from notso.smollm3.hub import redirects
-from notso.smollm3.hub.registry import KnownFile, known_file, quantisation_in
+from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantisation_in
 from notso.smollm3.strict_json import DECODER
 
 USUAL = "Q4_K_M"  # the default, if the repository has it
@@ -27,6 +28,23 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 def is_repository(name: str) -> bool:
     """Return whether a name is `owner/repository`, optionally with a type."""
     return _REPOSITORY.fullmatch(name.strip().partition(":")[0]) is not None
+
+
+def is_downloadable(name: str) -> bool:
+    """Return whether a name is an official file's or a repository's, and not a path."""
+    try:
+        known_file(name)
+    except InvalidRequestError:
+        return is_repository(name) and not name.lower().endswith(".gguf")
+    return True
+
+
+def find_cached(name: str) -> Path | None:
+    """Return the file that `owner/repository[:QUANTISATION]` named when it was downloaded, without the network."""
+    repository, _, quantisation = name.strip().partition(":")
+    found = {(quantisation_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
+    wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))
+    return found.get(wanted)
 
 
 def file_named(name: str, *, offline: bool = False) -> KnownFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
@@ -122,9 +123,7 @@ class PromptWriter:
     ) -> Prompt:
         """Write a prompt, honoring `when_full`."""
 
-        def write(kept: Sequence[Message]) -> Prompt:
-            return self.write(kept, options, most_tokens=context_tokens)
-
+        write = partial(self.write, options=options, most_tokens=context_tokens)
         if options.when_full == "stop":
             return write(messages)
         return self.write_fitting(messages, write, context_tokens, kept_free)

@@ -29,11 +29,11 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
         config = SmolLM3Config.from_metadata(file.metadata)
     adapter = read_adapter(name, peft_folder, config)
     writer = GGUFWriter(out)
-    writer.add_string("general.type", "adapter")
-    writer.add_string("general.architecture", ARCHITECTURE)
-    writer.add_string("general.name", name)
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 0.0)  # the scale is part of the values
+    writer.add("general.type", "adapter", "string")
+    writer.add("general.architecture", ARCHITECTURE, "string")
+    writer.add("general.name", name, "string")
+    writer.add("adapter.type", "lora", "string")
+    writer.add("adapter.lora.alpha", 0.0, "float32")  # the scale is part of the values
     for index, layer in enumerate(adapter.layers):
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
@@ -69,8 +69,8 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
         for key, value in file.metadata.items():
             if key not in ("general.file_type", "general.quantization_version"):
                 writer.add(key, value, file.metadata_types[key])
-        writer.add_uint32("general.quantization_version", 2)
-        writer.add_uint32("general.file_type", FILE_TYPES[mix])
+        writer.add("general.quantization_version", 2, "uint32")
+        writer.add("general.file_type", FILE_TYPES[mix], "uint32")
 
         def rows(tensor: QTensor) -> Iterator[Floats]:
             step = max(1, CHUNK_VALUES // tensor.cols)

@@ -30,17 +30,16 @@ DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 class EngineConfig:
     """Settings of a loaded model; JSON-compatible.
 
-    model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer; None: up to 8,192 as
-    memory allows; YaRN doubles the trained context at most. threads: None: one per physical core. weights: "mmap" uses
-    the mapped file; "packed" copies to 2 MiB pages in the background, in the processor's order where it has one;
-    "hugepages" is its former name; "auto" copies where it pays and is possible.
-    kv: KV format; "auto" chooses by context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory
-    allows. speculation: draft tokens where they pay; results are unchanged. cache_dir: private folder for up to
-    `cache_bytes` of KV blocks, so that conversations survive restarts; None: no disk cache. device: "cpu"; "cuda" or
-    "cuda:1", refused if unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same.
-    adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the
-    model file's. beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit;
-    None: there are none.
+    model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer, at most the model's
+    maximum (YaRN doubles the trained context); None: up to 8,192 as memory allows. threads: None: one per physical
+    core. weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the
+    background, packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto" chooses by context and memory. max_num_seqs: concurrent
+    sequences; None: up to 16 as memory allows. speculation: draft tokens where they pay; results are unchanged.
+    cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts; None: no
+    disk cache. device: "cpu"; "cuda" or "cuda:1", refused if unusable; "auto": the first GPU, or the CPU if none can
+    run the model; results are the same. adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
+    chat_template_file: Jinja template used instead of the model file's. beside_bytes: planned size of other engines in
+    this process, beside which nothing is reduced to fit; None: there are none.
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -63,8 +62,9 @@ class EngineConfig:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
             _require(path is None or isinstance(path, str), name, "a path, as text")
-        is_whole = self.context_tokens is None or type(self.context_tokens) is int  # the range depends on the model
-        _require(is_whole, "context_tokens", "a whole number")
+        tokens = self.context_tokens
+        is_positive = tokens is None or (type(tokens) is int and tokens >= 1)
+        _require(is_positive, "context_tokens", "a positive whole number")
         _require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
         _require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
         _require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")

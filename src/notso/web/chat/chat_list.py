@@ -60,5 +60,5 @@ class ListMarks:
 
     async def _mark_unread(self, turn: Turn) -> None:
         with contextlib.suppress(StorageError):
-            await self._store.set_unread(turn.request.options.owner or "", turn.message.chat_id, True)
+            await self._store.update_chat(turn.request.options.owner or "", turn.message.chat_id, unread=True)
         self._told(turn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from notso.web.engine.port import (
@@ -69,9 +70,7 @@ def measure(
 ) -> ContextGauge:
     """Measure a branch with a draft at its end. Raises ModelError."""
 
-    def count(messages: Sequence[Message]) -> int:
-        return engine.count_tokens(messages, options)
-
+    count = partial(engine.count_tokens, options=options)
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
     try:
         estimate = engine.estimate(messages, options)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_branch
@@ -22,6 +23,7 @@ from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import NO_LIMIT, ChatSettings, settings_from
 from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
+from notso.web.turns.tool_rounds import next_request
 from notso.web.turns.turn import Turn
 from notso.web.values.errors import QuotaError, StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
@@ -63,9 +65,7 @@ async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOf
         above = await services.shared.store.attachments_above(owner, chat.id, view.line[0].id)
         attachments = (*above, *attachments)
 
-    async def grant(tool: ChatTool) -> None:
-        await _grant(services, owner, chat.id, tool)
-
+    grant = partial(_grant, services, owner, chat.id)
     return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
 
 
@@ -96,7 +96,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
         if chat is not None:
             others = (each for each in _allowed(chat.settings) if each[0] != tool.name)
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
-            await services.shared.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
+            await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
         logger.warning("a permission was not kept: %s", error)
 
@@ -137,9 +137,7 @@ async def ask(
             choice = await chosen_model(*models_of(services), view.settings.model)
             asked = view.with_question(user_message)
             request, _ = await _request(services, owner, asked, choice)
-            prepared = await prepared_request(services, request, text_size(asked.line))
-            if prepared is not None:  # a refusal comes before anything is stored
-                await running.reserve(prepared.engine, asks(request, prepared))
+            prepared = await _reserved(services, running, request, asked)
             turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of, last)
             new = chat if is_new else None
             accepted, view = await _begin(
@@ -179,6 +177,8 @@ async def add_version(
     new = NewMessage(_new_message(view.chat), message.parent_id, _key(fields))
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), view.settings.model)
+        request, _ = await _request(services, owner, view, choice)
+        prepared = await _reserved(services, running, request, view)
         return await _begin(
             services,
             owner,
@@ -187,20 +187,32 @@ async def add_version(
             running,
             lambda: services.shared.store.add_message(owner, new),
             choice=choice,
+            prepared=prepared,
         )
 
 
 async def write_on(
-    services: ChatServices, owner: str, view: ChatView, message_id: str, *, through: str | None, hurry: bool = False
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    message: StoredMessage,
+    *,
+    through: str | None,
+    hurry: bool = False,
 ) -> Submitted:
     """Continue an answer on the branch through `through`; `hurry` closes its thought first.
 
     `view` ends in its question.
     """
-    assistant_message = replace(_new_message(view.chat), id=message_id)
+    assistant_message = replace(_new_message(view.chat), id=message.id)
     generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), view.settings.model)
+        prepared = None
+        if all(use.is_final for use in message.tool_uses):  # else the calls come first
+            request, _ = await _request(services, owner, view, choice)
+            request = next_request(request, message, keep_thinking=view.settings.keep_thinking)
+            prepared = await _reserved(services, running, request, view)
         return await _begin(
             services,
             owner,
@@ -208,9 +220,10 @@ async def write_on(
             assistant_message,
             running,
             lambda: services.shared.store.resume_message(
-                owner, view.chat.id, message_id, generation_id, through=through
+                owner, view.chat.id, message.id, generation_id, through=through
             ),
             choice=choice,
+            prepared=prepared,
             hurry=hurry,
         )
 
@@ -225,30 +238,16 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
         choice = await chosen_model(*models_of(services), settings.model)
+        await services.toolbox.ready(settings.tool_names)
+        prepared = await _reserved(services, running, await _summary_request(services, owner, view, choice), view)
         accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_message(owner, new)))
         if accepted.repeated:
             running.close()
             return accepted, view
         view = view.after(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
-        messages = (*await _messages(view), Message("user", SUMMARY_REQUEST))
-        await services.toolbox.ready(settings.tool_names)
-        request = Request(
-            messages,
-            SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
-            RequestOptions(
-                thinking=chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
-                tools=services.toolbox.definitions(settings.tool_names),
-                tool_choice="none",
-                date=chat.prompt_date,
-                owner=owner,
-                conversation=view.first_id,
-                when_full="drop_oldest",
-                adapter=choice.adapter,
-            ),
-            choice.model,
-        )
+        request = await _summary_request(services, owner, view, choice)
         turn = Turn(accepted.assistant_message, request, left_out=view.left_out)
-        services.turns.start(turn, running)
+        services.turns.start(turn, running, prepared)
     return accepted, view
 
 
@@ -384,6 +383,34 @@ async def _request(
         choice.model,
     )
     return request, offer
+
+
+async def _summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
+    return Request(
+        (*await _messages(view), Message("user", SUMMARY_REQUEST)),
+        SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
+        RequestOptions(
+            thinking=view.chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
+            tools=services.toolbox.definitions(view.settings.tool_names),
+            tool_choice="none",
+            date=view.chat.prompt_date,
+            owner=owner,
+            conversation=view.first_id,
+            when_full="drop_oldest",
+            adapter=choice.adapter,
+        ),
+        choice.model,
+    )
+
+
+async def _reserved(
+    services: ChatServices, running: RunningRequest, request: Request, view: ChatView
+) -> Prepared | None:
+    """Render the prompt and reserve its quota, so that a refusal comes before anything is stored."""
+    prepared = await prepared_request(services, request, text_size(view.line))
+    if prepared is not None:
+        await running.reserve(prepared.engine, asks(request, prepared))
+    return prepared
 
 
 async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:

@@ -88,7 +88,7 @@ class Titles:
             title = title_in(text or "")
             now = await self._store.chat(owner, chat_id)
             if title and now is not None and now.title == chat.title:  # not renamed meanwhile
-                await self._store.set_title(owner, chat_id, title)
+                await self._store.update_chat(owner, chat_id, title=title)
                 self._feed.announce(owner, chat_id, "", turns=False)
 
     async def _idle(self) -> bool:

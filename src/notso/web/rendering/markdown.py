@@ -35,7 +35,7 @@ MAX_NESTING = 32  # levels: one for a quotation, two for a list and its item
 
 _LINE_END = re.compile(r"\r\n?")
 # Lines as CommonMark counts them; str.splitlines also splits at U+2028, form feeds and others.
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,12 @@ class _Renderer(RendererHTML):
     def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return "</table></figure>\n"
 
-    def _cell(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+    def td_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
         side = str(token.attrs.get("style", "")).removeprefix("text-align:")
         return f'<{token.tag} class="align-{side}">' if side in ("left", "right", "center") else f"<{token.tag}>"
 
-    def th_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return self._cell(tokens, idx, options, env)
-
-    def td_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return self._cell(tokens, idx, options, env)
+    th_open = td_open
 
 
 def _keep_to_budget(state: StateBlock | StateInline, *_: object) -> bool:
@@ -162,7 +158,7 @@ def render_markdown(text: str, *, budget: Budget | None = None) -> str:
     if len(text) > MAX_MARKDOWN_CHARACTERS:
         return render_plain(text)
     text = _LINE_END.sub("\n", text)
-    lines, html, done = split_lines(text), "", 0
+    lines, html, done = LINE.findall(text), "", 0
     try:
         with budget.spending() as deadline:
             blocks = top_level_blocks(text, deadline)
@@ -201,11 +197,6 @@ def render_unformatted(text: str, budget: Budget) -> str:
     note = "" if budget.is_noted else words["unformatted"]
     budget.is_noted = True
     return (f"<p><em>{escape(note)}</em></p>\n" if note else "") + render_plain(text)
-
-
-def split_lines(text: str) -> list[str]:
-    """Split at LF, keeping line ends."""
-    return _LINE.findall(text)
 
 
 def top_level_blocks(text: str, deadline: Deadline) -> list[Block]:

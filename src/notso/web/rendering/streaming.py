@@ -8,12 +8,12 @@ from itertools import pairwise
 from notso.web.rendering.budget import TICK_SECONDS, Budget, Deadline, OverBudgetError
 from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import (
+    LINE,
     render_block,
     render_markdown,
     render_plain,
     render_unformatted,
     render_within,
-    split_lines,
     top_level_blocks,
 )
 
@@ -59,7 +59,7 @@ class StreamingMarkdown:
         complete = self._text.rfind("\n") + 1
         if complete - self._closed_to <= self._enough_to_look:
             return ""
-        lines = split_lines(self._text[self._closed_to : complete])
+        lines = LINE.findall(self._text[self._closed_to : complete])
         try:
             blocks = top_level_blocks("".join(lines), tick)
         except OverBudgetError:

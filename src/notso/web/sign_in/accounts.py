@@ -248,7 +248,7 @@ class Accounts:
         if not by_operator:
             key = owner, action
             began, count = self._audited.get(key, (0.0, 0))
-            if began and time.monotonic() - began < _audit_seconds(action):
+            if began and time.monotonic() - began < SELDOM.get(action, AUDIT_SECONDS):
                 self._audited[key] = began, count + 1
                 return
             if len(self._audited) >= MAX_PENDING:
@@ -269,7 +269,11 @@ class Accounts:
 
     async def _write_audit(self, *, all_of_it: bool = False) -> None:
         now = time.monotonic()
-        over = [key for key, (began, _) in self._audited.items() if all_of_it or now - began >= _audit_seconds(key[1])]
+        over = [
+            key
+            for key, (began, _) in self._audited.items()
+            if all_of_it or now - began >= SELDOM.get(key[1], AUDIT_SECONDS)
+        ]
         entries = [*self._unwritten, *(each for key in over for each in self._counted(key))]
         self._unwritten = []
         if not entries:
@@ -288,10 +292,6 @@ class Accounts:
 def _least(wanted: Wanted) -> int:
     # An answer has at least one token.
     return wanted.prompt_tokens + min(1, wanted.answer_tokens)
-
-
-def _audit_seconds(action: str) -> float:
-    return SELDOM.get(action, AUDIT_SECONDS)
 
 
 def _asks_the_model(request: Request) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, Statements, Value
-from notso.web.store.sql.rows import message_of
+from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_TRUTHS, MESSAGE_COLUMNS, message_of
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.errors import StorageError
@@ -42,25 +42,10 @@ class Copied:
     digest: str
 
 
-_CHATS = (
-    "id owner title thinking prompt_date created_ms updated_ms pinned settings chosen_root trash_id unread archived"
-    " temporary"
-)
-_MESSAGES = (
-    "id chat_id owner parent_id position role content reasoning state generation_id idempotency_key note prompt_tokens"
-    " cached_tokens completion_tokens reasoning_tokens prompt_ms completion_ms thinking_ms queue_ms first_token_ms"
-    " answer_html reasoning_html renderer created_ms kind chosen_child edited attachments dropped_messages trash_id"
-    " tool_uses size"
-)
 # Not listed: columns that a database derives itself, such as search indexes and leases.
 TABLES = (
-    Table(
-        "chats",
-        tuple(_CHATS.split()),
-        ("id",),
-        frozenset({"thinking", "pinned", "unread", "archived", "temporary"}),
-    ),
-    Table("messages", tuple(_MESSAGES.split()), ("id",), frozenset({"edited"})),
+    Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
+    Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
     Table("trash", ("id", "owner", "chat_id", "kind", "settings", "chosen_root", "thrown_ms"), ("id",)),
     Table("preferences", ("owner", "settings"), ("owner",)),
     Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),

@@ -420,18 +420,8 @@ class ChatStore(Protocol):
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
         """Delete a summary and attach what follows to its parent. Chooses the branch."""
 
-    async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool: ...
-
-    async def set_title(self, owner: str, chat_id: str, title: str) -> bool: ...
-
-    async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool: ...
-
-    async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool: ...
-
-    async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool: ...
-
-    async def keep(self, owner: str, chat_id: str) -> bool:
-        """Make a temporary chat permanent."""
+    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
+        """Change fields of a chat."""
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of temporary chats last used before then."""
@@ -441,8 +431,6 @@ class ChatStore(Protocol):
     async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None: ...
 
     async def delete_prompt(self, owner: str, name: str) -> bool: ...
-
-    async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool: ...
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         """Return the owner's settings that differ from the program's."""

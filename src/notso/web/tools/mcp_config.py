@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -536,5 +537,4 @@ def _is_among(tool: str, patterns: frozenset[str]) -> bool:
     return tool in patterns or any(fnmatchcase(tool, each) for each in patterns)
 
 
-def _error(message: str) -> SettingsError:
-    return SettingsError(message, setting="mcp_config")
+_error = partial(SettingsError, setting="mcp_config")

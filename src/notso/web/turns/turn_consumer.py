@@ -307,6 +307,8 @@ class TurnConsumer:
         return False
 
     def _outcome(self) -> tuple[MessageState, str]:
+        if self._failure is not None and self.turn.interrupted:  # by a stopping server, of an engine that hangs
+            return "interrupted", ""
         if isinstance(self._failure, NotsoError):
             return "failed", str(self._failure)
         if self._failure is not None:

@@ -35,6 +35,9 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 }
 """Thousands separator and decimal mark."""
 
+FOR_THE_MODEL = "tool_says_"
+"""Prefix of strings that the model reads, which are never translated."""
+
 language: ContextVar[str] = ContextVar("language", default="en")
 """Language of the current request, a key of LANGUAGES."""
 
@@ -67,6 +70,11 @@ class _Words(Mapping[str, str]):
 
 
 words: Mapping[str, str] = _Words()
+
+
+def missing(code: str) -> list[str]:
+    """Return the strings of the pages that a language lacks; they are shown in English."""
+    return [name for name in table("en") if name not in table(code) and not name.startswith(FOR_THE_MODEL)]
 
 
 def localised(figure: str) -> str:

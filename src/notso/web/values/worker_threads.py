@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class WorkerThreads(ThreadPoolExecutor):
@@ -10,6 +15,10 @@ class WorkerThreads(ThreadPoolExecutor):
 
     The standard pool raises in both cases, although the work is queued and runs later.
     """
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self, work)
 
     def _adjust_thread_count(self) -> None:
         # Called by `submit`, under its lock, after the work was queued.

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -582,3 +583,27 @@ def test_a_front_end_that_does_not_come_back_asks_for_nothing_any_more(
     relay.cut(stay_away=True)
     wait(lambda: not scripted.stats().running)
     server.wait(lambda: not server.app.state.front_ends._sessions)
+
+
+def test_a_server_ends_though_its_engine_hangs(
+    start: Start, false: tuple[FalseEngine, RemoteSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing to a call, and ends no answer, but its stream goes on."""
+    from notso.web import app
+
+    monkeypatch.setattr(app, "STOP_SECONDS", 0.05)
+    engine, source = false
+    engine.events = [{"kind": "text", "text": "half"}]
+    server = start(source, engine_url=engine.address, engine_key=KEY, drain_seconds=0.0).ready()
+    asked = server.ask("hello")
+    wait(lambda: "half" in str(server.chat.turns.find(asked.generation_id).log.html("answer")))
+    engine.at_call = lambda handler: engine.closed.wait() and False
+    wanted = range(12)  # more than run at once
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        before = engine.calls
+        estimates = [threads.submit(server.client.post, "/tokenize", json={"content": "x"}) for _ in wanted]
+        wait(lambda: engine.calls > before)
+        server.on_loop(lambda: app.begin_stopping(server.app.state.parts))
+        assert {each.result().status_code for each in estimates} <= {500, 503}
+    assert server.stored(asked).state == "interrupted" and server.chat.turns.unfinished == 0
+    server.close()

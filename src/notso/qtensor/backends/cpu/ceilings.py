@@ -30,9 +30,9 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
     Raises OperandError for another array, one too small to take any time, or another number of places than PLACES has.
     """
     if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
-        raise OperandError("at least a mebibyte of bytes in a row is needed")
+        raise OperandError("the data must be a contiguous array of at least 1 MiB")
     if places not in PLACES:
-        raise OperandError(f"memory is read in {PLACES} places at a time, not {places}")
+        raise OperandError(f"places must be one of {PLACES}, not {places}")
     size = min(memory.size, WINDOW_BYTES)
     best = 0.0
     for start in range(0, memory.size - size + 1, size):
@@ -49,7 +49,7 @@ def byte_products(at_least: int | None = None) -> float:
     Twice that is the rate in operations, as TF/s count. Raises OperandError unless `at_least` is 1 or more.
     """
     if at_least is not None and at_least < 1:
-        raise OperandError("there is nothing to multiply")
+        raise OperandError("there are no operands to multiply")
     if at_least is not None:
         return _products_rate(at_least)
     rate = _products_rate(1)

@@ -50,7 +50,7 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
         if large:
             memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, ValueError, OverflowError) as error:
-        raise QTensorError(f"no memory for {size} bytes: {error}") from error
+        raise QTensorError(f"cannot allocate {size} bytes: {error}") from error
     view = np.frombuffer(memory, np.uint8)
     start = -view.ctypes.data % PAGE_BYTES if large else 0
     return view[start : start + size]
@@ -86,7 +86,7 @@ class HugePageArena:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
         except (OSError, ValueError, AttributeError) as error:
-            raise QTensorError(f"no memory on large pages: {error}") from error
+            raise QTensorError(f"cannot allocate huge pages: {error}") from error
         self._bytes = np.frombuffer(memory, np.uint8)
         self._used = -self._bytes.ctypes.data % PAGE_BYTES
         self._packed = False
@@ -130,7 +130,7 @@ class HugePageArena:
     def _room(self, name: str, size: int) -> npt.NDArray[np.uint8]:
         start = -(-self._used // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         if start + size > self._bytes.size:
-            raise QTensorError(f"tensor {name!r} does not fit into what was reserved")
+            raise QTensorError(f"tensor {name!r} does not fit in the reserved memory")
         self._used = start + size
         return self._bytes[start : self._used]
 

@@ -107,7 +107,7 @@ def key_value_pools(
     """One for each of `layers` layers, lying one behind the other: apart, each would fill its last large page in part
     only. As `key_value_pool`."""
     if blocks < 1:
-        raise OperandError(f"a cache of {blocks} blocks")
+        raise OperandError(f"a cache cannot have {blocks} blocks")
     runs, run = _runs(blocks)
     shape = layers, runs, kv_heads, run, kv_block_bytes(format, kv_heads, head_dim) // kv_heads
     data = zeroed(math.prod(shape), large_pages=large_pages).reshape(shape)

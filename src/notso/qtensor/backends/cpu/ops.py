@@ -70,7 +70,7 @@ class Program:
 def empty(rows: int, columns: int) -> Floats:
     """Uninitialised (rows, columns) float32 whose memory begins on a cache line, which kernels write fastest."""
     if rows < 0 or columns < 1:
-        raise OperandError(f"an array of {rows} x {columns}")
+        raise OperandError(f"an array cannot have the shape {rows} x {columns}")
     memory = np.empty(rows * columns + CACHE_LINE_FLOATS, np.float32)
     start = -(memory.ctypes.data // 4) % CACHE_LINE_FLOATS
     return memory[start : start + rows * columns].reshape(rows, columns)
@@ -104,7 +104,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     _same("weight", weight.shape, x.shape[1:])
     _same("out", out.shape, x.shape)
     if x.shape[1] == 0:
-        raise OperandError("rms_norm of nothing")
+        raise OperandError("rms_norm needs at least one value")
     _apart("out", out, weight)
     _in_place_or_apart("out", out, x)
     _native(native.rms_norm, x, weight, float(eps), out)
@@ -177,7 +177,7 @@ def rope_table(
     _array("frequencies", frequencies, np.float64, 1)
     _array("positions", positions, np.int32, 1)
     if frequencies.size == 0 or not np.isfinite(frequencies).all() or not math.isfinite(factor):
-        raise OperandError("rotations need frequencies, and those and the factor must be finite numbers")
+        raise OperandError("rotary embedding needs frequencies; they and the factor must be finite")
     for name, values in zip(("cosine", "sine"), table, strict=True):
         _array(name, values, np.float32, 2, writeable=True)
         _same(name, values.shape, (positions.size, frequencies.size))
@@ -278,7 +278,7 @@ def softmax(x: Floats) -> None:
     """Replace each row of x (L, C) float32 by its softmax."""
     _array("x", x, np.float32, 2, writeable=True)
     if x.shape[1] == 0:
-        raise OperandError("softmax of nothing")
+        raise OperandError("softmax needs at least one value")
     _native(native.softmax, x)
 
 
@@ -288,7 +288,7 @@ def argmax(x: Floats, out: Integers) -> None:
     _array("out", out, np.int32, 1, writeable=True)
     _same("out", out.shape, x.shape[:1])
     if x.shape[1] == 0:
-        raise OperandError("argmax of nothing")
+        raise OperandError("argmax needs at least one value")
     _apart("out", out, x)
     _native(native.argmax, x, out)
 
@@ -305,7 +305,7 @@ def _array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writ
         raise OperandError(f"{name} must be a numpy array, not {type(value).__name__}")
     if value.dtype != dtype or value.ndim != ndim:
         wanted = f"{ndim}-dimensional {np.dtype(dtype).name}"
-        raise OperandError(f"{name} must be {wanted}, it is {value.ndim}-dimensional {value.dtype.name}")
+        raise OperandError(f"{name} must be {wanted}, not {value.ndim}-dimensional {value.dtype.name}")
     if not value.flags.c_contiguous or not value.flags.aligned:
         raise OperandError(f"{name} must be contiguous and aligned")
     if writeable and not value.flags.writeable:
@@ -314,7 +314,7 @@ def _array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writ
 
 def _same(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
-        raise OperandError(f"{name} has shape {shape}, {expected} is needed")
+        raise OperandError(f"{name} must have shape {expected}, not {shape}")
 
 
 def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
@@ -350,7 +350,9 @@ def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
         raise OperandError(f"the pool must be a KeyValuePool, not {type(pool).__name__}")
     _array("the pool", pool.data, np.uint8, 4, writeable=True)
     if (pool.kv_heads, pool.head_dim) != (kv_heads, head_dim):
-        raise OperandError(f"a pool of {pool.kv_heads} heads of {pool.head_dim}, {kv_heads} of {head_dim} are needed")
+        raise OperandError(
+            f"the pool has {pool.kv_heads} heads of size {pool.head_dim}; {kv_heads} of size {head_dim} are needed"
+        )
     head_bytes, run = kv_block_bytes(pool.format, kv_heads, head_dim) // kv_heads, max(pool.data.shape[2], 1)
     _same("the pool", pool.data.shape, (-(-pool.blocks // run), kv_heads, run, head_bytes))
 

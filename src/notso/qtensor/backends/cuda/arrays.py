@@ -72,7 +72,7 @@ class DeviceArray:
     def numbers(self) -> npt.NDArray[np.int32]:
         """Values of an integer array. Raises OperandError for others."""
         if self.mirror is None:
-            raise OperandError("whole numbers are needed here")
+            raise OperandError("integers are required")
         begin = self.offset // 4
         return self.mirror.values[begin : begin + self.size].reshape(self.shape)
 
@@ -82,7 +82,7 @@ class DeviceArray:
         if isinstance(index, slice):
             begin, end, step = index.indices(rows)
             if step != 1:
-                raise OperandError("parts of an array are neighbouring rows")
+                raise OperandError("only contiguous rows of an array can be selected")
             shape = max(end - begin, 0), *rest
         else:
             begin, shape = range(rows)[index], tuple(rest)
@@ -92,7 +92,7 @@ class DeviceArray:
         wanted = shape[0] if isinstance(shape[0], tuple) else shape
         sides = tuple(int(side) for side in wanted if not isinstance(side, tuple))
         if math.prod(sides) != self.size:
-            raise OperandError(f"{self.size} numbers cannot have the shape {sides}")
+            raise OperandError(f"{self.size} values cannot be reshaped to {sides}")
         return DeviceArray(self.memory, sides, self.dtype, self.offset, self.mirror)
 
 

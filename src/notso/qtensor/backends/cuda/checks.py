@@ -28,7 +28,7 @@ def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> No
     count, length = tables.shape
     wrong = (sequences < 0) | (sequences >= count)
     if wrong.any():
-        raise OperandError(f"row {int(wrong.argmax())} names a sequence that does not exist")
+        raise OperandError(f"row {int(wrong.argmax())} refers to a sequence that does not exist")
     wrong = (positions < 0) | (positions >= length * TILE_POSITIONS)
     if wrong.any():
         raise OperandError(f"position {positions[wrong][0]} is outside the block table")

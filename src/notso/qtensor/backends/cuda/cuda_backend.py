@@ -57,7 +57,7 @@ class CUDA:
 
     def empty(self, rows: int, columns: int) -> DeviceArray:
         if rows < 0 or columns < 1:
-            raise OperandError(f"an array of {rows} x {columns}")
+            raise OperandError(f"an array cannot have the shape {rows} x {columns}")
         return DeviceArray(DeviceMemory(self.device, 4 * rows * columns), (rows, columns), np.dtype(np.float32))
 
     def upload(self, values: Host) -> DeviceArray:
@@ -66,7 +66,7 @@ class CUDA:
     def write(self, array: DeviceArray, values: Numbers) -> None:
         given = np.asarray(values, array.dtype)
         if given.shape != array.shape:
-            raise OperandError(f"{given.shape} numbers for an array of {array.shape}")
+            raise OperandError(f"shape {given.shape} does not match the array's {array.shape}")
         # Integers are uploaded when next read.
         if array.mirror is None:
             array.memory.upload(np.ascontiguousarray(given), array.offset)
@@ -279,7 +279,7 @@ def _nothing() -> int:
 
 def _shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:
     if array.shape != expected:
-        raise OperandError(f"{name} has shape {array.shape}, {expected} is needed")
+        raise OperandError(f"{name} must have shape {expected}, not {array.shape}")
 
 
 def _places(

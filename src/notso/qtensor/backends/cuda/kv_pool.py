@@ -14,7 +14,7 @@ class DevicePool:
 
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:
-            raise OperandError(f"a cache of {blocks} blocks")
+            raise OperandError(f"a cache cannot have {blocks} blocks")
         self.format = format
         self.blocks = blocks
         self.kv_heads = kv_heads

@@ -51,7 +51,7 @@ class Program:
     def record(self) -> Iterator[Program]:
         """Record operations. Raises OperandError if already recording."""
         if self._backend.recording is not None:
-            raise OperandError("another program is being recorded")
+            raise OperandError("another program is being captured")
         self._backend.recording = self
         try:
             yield self

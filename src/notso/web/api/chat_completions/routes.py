@@ -15,7 +15,7 @@ from notso.web.api.shared.completion import Completion, fingerprint
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, read_body, respond, sse_events, stream_of
+from notso.web.api.shared.serving import EventStream, Owner, read_body, respond, sse_events
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
@@ -71,7 +71,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
         events = stream.events(start, PING)
     else:
         events = numbered(sse_events(stream.running, stream.serializer.again()), start, stream.serializer.ping)
-    return stream_of(events, lambda: services.reread_streams.closed(owner))
+    return EventStream(events, lambda: services.reread_streams.closed(owner))
 
 
 @router.delete("/v1/stream")

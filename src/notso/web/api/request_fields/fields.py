@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -101,12 +101,8 @@ class Note:
 Notes = dict[str, Note]
 
 
-def works(text: str, instead: str = "") -> Note:
-    return Note("works", text, instead)
-
-
-def inert(text: str, instead: str = "") -> Note:
-    return Note("inert", text, instead)
+works, inert = partial(Note, "works"), partial(Note, "inert")
+refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
@@ -122,14 +118,6 @@ def notes_of(body: type[BaseModel]) -> Notes:
         for note in field.metadata
         if isinstance(note, Note)
     }
-
-
-def refused(text: str) -> Note:
-    return Note("refused", text)
-
-
-def later(text: str) -> Note:
-    return Note("later", text)
 
 
 def joined(content: Content | None) -> str:

@@ -6,6 +6,7 @@ import codecs
 import json
 import math
 import re
+from functools import partial
 from typing import Any, NoReturn
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
@@ -93,8 +94,7 @@ def _constant(name: str) -> NoReturn:
     raise _refusal(f"{name} is not JSON")
 
 
-def _refusal(message: str) -> ApiError:
-    return ApiError(400, "invalid_json", message)
+_refusal = partial(ApiError, 400, "invalid_json")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_number, parse_constant=_constant)

@@ -17,7 +17,7 @@ from notso.web.api.shared.listing import page
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, sse_events, stream_of
+from notso.web.api.shared.serving import EventStream, Owner, known, sse_events
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
@@ -46,13 +46,13 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
             if (elsewhere := await services.resumable_streams.elsewhere.find(owner, response_id)) is not None:
                 services.reread_streams.opened(owner)
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
-                return stream_of(events, lambda: services.reread_streams.closed(owner))
+                return EventStream(events, lambda: services.reread_streams.closed(owner))
             await found_response(services, owner, response_id, "response_id")
             raise unsupported("stream", "the events of this response are not kept; ask without stream")
         services.reread_streams.opened(owner)
         again = running.serializer.again()
         events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
-        return stream_of(events, lambda: services.reread_streams.closed(owner))
+        return EventStream(events, lambda: services.reread_streams.closed(owner))
     if running is not None:
         if running.finished:  # wait until it is stored
             await asyncio.shield(running.following)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,7 @@ async def metrics(services: Services) -> Response:
 _CHAT = "SmolLM3 is a chat model"
 
 
-def _refused(reason: str) -> ApiError:
-    return ApiError(400, "not_supported", reason)
+_refused = partial(ApiError, 400, "not_supported")
 
 
 @router.post("/v1/embeddings")

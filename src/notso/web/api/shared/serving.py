@@ -232,12 +232,12 @@ async def _response(
     try:
         if conversation is not None:
             if asked.stream:
-                return stream_of(numbered(events, 0, serializer.ping), lambda: None)
+                return EventStream(numbered(events, 0, serializer.ping), lambda: None)
             if asked.background:
                 return JSONResponse(serializer.body())
             return await whole(running, serializer)
         if asked.stream:
-            return stream_of(events, running.close)
+            return EventStream(events, running.close)
         return await _unless_gone(request, running, serializer)
     except Exception as error:
         raise known(error, asked.names) from error
@@ -285,11 +285,6 @@ async def whole(running: RunningRequest, serializer: Serializer) -> Response:
     return await whole_response(serializer)
 
 
-def stream_of(chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> Response:
-    """Return an event stream; `at_end` is called at its end or on disconnect."""
-    return _Stream(chunks, at_end)
-
-
 def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     """Convert an error to an ApiError with this API's field names; log unexpected ones."""
     mapped = api_error_of(error).called(names or {})
@@ -328,8 +323,8 @@ async def _left(request: Request) -> None:
         pass
 
 
-class _Stream(StreamingResponse):
-    """Calls `at_end` even if it ends before its first chunk."""
+class EventStream(StreamingResponse):
+    """An event stream that calls `at_end` at its end or on disconnect, even before its first chunk."""
 
     # A generator that was never started is not notified of its end.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:

@@ -45,7 +45,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
             thrown += [trash_id] if trash_id is not None else []
             done += trash_id is not None
         else:
-            done += await services.shared.store.set_archived(owner, chat_id, action == "archive")
+            done += await services.shared.store.update_chat(owner, chat_id, archived=action == "archive")
         services.feed.announce(owner, chat_id, tab_of(request), turns=action == "delete")
     name = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete": "toast_deleted_many"}[action]
     toast: dict[str, Any] = {"text": words[name].format(count=done), "undo_url": ""}
@@ -70,7 +70,7 @@ async def archive(request: Request, services: Services, owner: Owner, chat_id: s
     """Archive a chat; search still finds it."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
-    await services.shared.store.set_archived(owner, chat.id, True)
+    await services.shared.store.update_chat(owner, chat.id, archived=True)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     return to_page(request, "/")
 

@@ -105,7 +105,7 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
     title = " ".join((await read_form(request)).get("title", "").split())
     if not 1 <= len(title) <= MAX_TITLE_CHARACTERS:
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
-    await services.shared.store.set_title(owner, chat.id, title)
+    await services.shared.store.update_chat(owner, chat.id, title=title)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     return RedirectResponse(f"/chats/{chat.id}", 303)
 
@@ -114,7 +114,7 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
 async def pin(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     chat = await find_chat(services, owner, chat_id)
     pinned = (await read_form(request)).get("pinned") == "on"
-    await services.shared.store.set_pinned(owner, chat.id, pinned)
+    await services.shared.store.update_chat(owner, chat.id, pinned=pinned)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     return back(request, f"/chats/{chat.id}")
 
@@ -124,7 +124,7 @@ async def keep(request: Request, services: Services, owner: Owner, chat_id: str)
     """Make a temporary chat permanent."""
     chat = await find_chat(services, owner, chat_id)
     await read_form(request)
-    await services.shared.store.keep(owner, chat.id)
+    await services.shared.store.update_chat(owner, chat.id, temporary=False)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     return to_page(request, f"/chats/{chat.id}")
 

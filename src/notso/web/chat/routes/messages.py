@@ -115,7 +115,7 @@ async def continue_message(
         raise Problem(400, words["error_form"])
     view = await read_branch(services, owner, chat_id, message.parent_id or "")
     through, hurry = last_shown(request, fields), fields.get("mode") == "answer"
-    accepted, view = await write_on(services, owner, view, message.id, through=through, hurry=hurry)
+    accepted, view = await write_on(services, owner, view, message, through=through, hurry=hurry)
     return await _with_turn(request, services, owner, view, accepted)
 
 

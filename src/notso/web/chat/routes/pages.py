@@ -226,7 +226,7 @@ async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
     if not chat.unread:
         return
     with contextlib.suppress(StorageError):  # a mark that stays must not hide the chat
-        await services.shared.store.set_unread(owner, chat.id, False)
+        await services.shared.store.update_chat(owner, chat.id, unread=False)
         services.feed.announce(owner, chat.id, "", turns=False)
 
 
@@ -238,10 +238,10 @@ async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list
 async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
     if chat.thinking != ("thinking" in fields):
         chat = replace(chat, thinking="thinking" in fields)
-        await services.shared.store.set_thinking(owner, chat.id, chat.thinking)
+        await services.shared.store.update_chat(owner, chat.id, thinking=chat.thinking)
     with_budget = _with_field(chat, fields, "thinking_budget")
     if with_budget.settings != chat.settings:
-        await services.shared.store.set_settings(owner, chat.id, with_budget.settings)
+        await services.shared.store.update_chat(owner, chat.id, settings=with_budget.settings)
     return with_budget
 
 

@@ -45,7 +45,27 @@ async def show_settings(request: Request, services: Services, owner: Owner, chat
 @router.post("/chats/{chat_id}/settings")
 async def change_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """Change settings: missing and invalid fields stay, empty ones are reset."""
-    return await _change(request, services, owner, chat)
+    form = await read_form(request)
+    own = await services.shared.store.defaults(owner)
+    settings, problems = changed(own if chat is None else chat.settings, form)
+    by_command = "command" in form and is_fragment(request)
+    if problems and by_command:
+        problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
+        return await services.pages.respond(request, "_problem.html", 400, problem=problem)
+    if chat is None:
+        await services.shared.store.set_defaults(owner, settings)
+    else:
+        await services.shared.store.update_chat(owner, chat.id, settings=settings)
+        chat = await find_chat(services, owner, chat.id)
+    if problems:  # keep all typed text: the sheet may be closed before the errors are corrected
+        typed = {name: value for name, value in form.items() if name in shown_values({})}
+        return await _show(request, services, owner, chat, typed=typed, problems=problems)
+    if not is_fragment(request):
+        return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
+    # A command shows no form, so a toast reports the change.
+    toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
+    thinking = "thinking" in form  # the state of a page that has no chat yet
+    return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
 @router.post("/estimate")
@@ -124,30 +144,6 @@ async def _show(
 async def _folder(services: ChatServices) -> DataFolder:
     shared = services.shared
     return await asyncio.to_thread(look_at, shared.settings.directory, is_shared=shared.store.is_shared)
-
-
-async def _change(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:
-    form = await read_form(request)
-    own = await services.shared.store.defaults(owner)
-    settings, problems = changed(own if chat is None else chat.settings, form)
-    by_command = "command" in form and is_fragment(request)
-    if problems and by_command:
-        problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
-        return await services.pages.respond(request, "_problem.html", 400, problem=problem)
-    if chat is None:
-        await services.shared.store.set_defaults(owner, settings)
-    else:
-        await services.shared.store.set_settings(owner, chat.id, settings)
-        chat = await find_chat(services, owner, chat.id)
-    if problems:  # keep all typed text: the sheet may be closed before the errors are corrected
-        typed = {name: value for name, value in form.items() if name in shown_values({})}
-        return await _show(request, services, owner, chat, typed=typed, problems=problems)
-    if not is_fragment(request):
-        return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
-    # A command shows no form, so a toast reports the change.
-    toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
-    thinking = "thinking" in form  # the state of a page that has no chat yet
-    return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
 def _report(form: Mapping[str, str], chat: Chat | None) -> str:

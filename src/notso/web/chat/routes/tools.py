@@ -81,7 +81,7 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
         await services.shared.store.set_defaults(owner, with_tools(await services.shared.store.defaults(owner), names))
     else:
         settings = with_tools(chat.settings, names, ask_again="ask-again" in fields)
-        await services.shared.store.set_settings(owner, chat.id, settings)
+        await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)

@@ -162,6 +162,7 @@ class EngineLink:
     def end_all(self) -> None:
         """End all answers without waiting for the engine."""
         self.stop_all()
+        self._break_calls()
         self._end_all("the engine was closed")
 
     def _wants(self, number: int) -> None:

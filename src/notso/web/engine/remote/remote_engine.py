@@ -101,22 +101,22 @@ class RemoteEngine:
         self._link = link
         self._lock = threading.Lock()
         self._when_lost: list[Callable[[], None]] = []
-        self._lost = False
+        self._lost = self._closed = False
         self.info = info
         self.adapters = RemoteAdapters(link)
 
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        return self._link.begin(_body(messages, params, options))
+        return self._open_link.begin(_body(messages, params, options))
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
         # The engine keeps a prepared prompt for a few seconds and renders it again after that.
         body = _body(messages, params, options)
-        prepared = self._link.call("prepare", body)
-        return lambda: self._link.begin({**body, "prepared": prepared})
+        prepared = self._open_link.call("prepare", body)
+        return lambda: self._open_link.begin({**body, "prepared": prepared})
 
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -174,14 +174,21 @@ class RemoteEngine:
             callback()
 
     def close(self) -> None:
-        """End running answers, unless the engine was replaced."""
+        """End running answers and calls, unless the engine was replaced."""
+        self._closed = True
         # Answers of a replaced engine continue to their end.
         if not self._lost:
             self._link.end_all()
 
+    @property
+    def _open_link(self) -> EngineLink:
+        if self._closed:  # else calls that wait for a thread would each wait for an engine that hangs
+            raise EngineError("the engine was closed")
+        return self._link
+
     def _call(self, name: str, *arguments: Any, check: Callable[[Any], Any] = lambda told: told, **named: Any) -> Any:
         types = types_of(name)
-        told = self._link.call("call", {"method": name, "arguments": types.pack(*arguments, **named)})
+        told = self._open_link.call("call", {"method": name, "arguments": types.pack(*arguments, **named)})
         try:
             return check(types.unpack_result(told))
         except ValueError:

@@ -32,13 +32,13 @@ class PostgresAccessStore(SQLAccessStore):
     async def open(self) -> None:
         """Connect and migrate the schema. Idempotent."""
         if not self._is_open:
-            await self._in_thread(self._connections.open)
+            await self._threads.run(self._connections.open)
             self._is_open = True
 
     async def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            await self._in_thread(self._connections.close)
+            await self._threads.run(self._connections.close)
         self._threads.shutdown()
 
     async def write(self, work: Callable[[Statements], T]) -> T:
@@ -51,10 +51,7 @@ class PostgresAccessStore(SQLAccessStore):
         try:
             # The last resort: heartbeats of the other store usually break hanging work off earlier.
             async with asyncio.timeout(MOST_SECONDS):
-                return await self._in_thread(work)
+                return await self._threads.run(work)
         except TimeoutError:
             self._connections.cut_off()
             raise StorageError(AWAY) from None
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

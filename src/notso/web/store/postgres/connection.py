@@ -34,10 +34,10 @@ SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
 PATIENCE_SECONDS = 3.0  # waiting for a connection
-SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away: requests must not pile up
+SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away; who comes so soon after that fails at once
 RECONNECT_SECONDS = 0.2  # the pool retries for so long; the next request starts it again
 TRIES = 3
-HANG_SECONDS = 2.0  # without an answer to a heartbeat by then, database or network hang
+HANG_SECONDS = 1.5  # without an answer to a heartbeat by then, database or network hang
 MOST_SECONDS = 35.0  # of work on a connection; statement_timeout is 30 s
 MIGRATION_LOCK = 0x6E6F74736F  # arbitrary, but the same in every release
 
@@ -89,6 +89,7 @@ class Connections:
         self._replica = replica
         self._url = url
         self._is_away = False
+        self._failed = 0.0  # when it was last found to be away
         self._opening = threading.Lock()
         self._users = 0
         self._busy: dict[Connection[DictRow], float] = {}  # since when
@@ -108,6 +109,7 @@ class Connections:
         """Connect and migrate the schema. Raises DataDirectoryNewerError."""
         with storage_errors(), self._opening:
             if not self._users:
+                refuse_transaction_pooling(self._url)
                 with connect(self._url) as connection:
                     check(connection)
                     migrate(connection)
@@ -170,11 +172,7 @@ class Connections:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection[DictRow]]:
-        try:
-            connection = self._pool.getconn(SHORT_PATIENCE_SECONDS if self._is_away else PATIENCE_SECONDS)
-        except PoolTimeout:
-            self._note_away(True)
-            raise
+        connection = self._free_connection()
         self._busy[connection] = time.monotonic()
         try:
             yield connection
@@ -189,7 +187,22 @@ class Connections:
             self._busy.pop(connection, None)
             self._pool.putconn(connection)
 
+    def _free_connection(self) -> Connection[DictRow]:
+        if self._is_away and time.monotonic() - self._failed < SHORT_PATIENCE_SECONDS:
+            raise PoolTimeout(AWAY)
+        until = time.monotonic() + (0.0 if self._is_away else PATIENCE_SECONDS)
+        while True:
+            try:
+                return self._pool.getconn(SHORT_PATIENCE_SECONDS)
+            except PoolTimeout:
+                # In steps, so that waiting ends soon after a heartbeat has found that the database hangs.
+                if self._is_away or time.monotonic() >= until:
+                    self._note_away(True)
+                    raise
+
     def _note_away(self, is_away: bool) -> None:
+        if is_away:
+            self._failed = time.monotonic()
         if is_away != self._is_away:
             self._is_away = is_away
             logger.warning("the database of conversations %s", "is away" if is_away else "is back")
@@ -223,6 +236,8 @@ def _deadline(connection: Connection[Any]) -> Iterator[None]:
 
 def ask_server(url: str, settings: Sequence[str]) -> list[str]:
     """Return server settings, if the database is usable. Raises StorageError."""
+    with storage_errors():
+        refuse_transaction_pooling(url)
     with storage_errors(), connect(url) as connection, _deadline(connection):
         check(connection)
         rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
@@ -281,6 +296,22 @@ def _storage_error(error: psycopg.Error) -> StorageError:
             return StorageError(AWAY)
         case _:
             return StorageError(FAILED)
+
+
+def refuse_transaction_pooling(url: str) -> None:
+    """Raise StorageError if connections share a process of the server, as with PgBouncer's pool_mode = transaction."""
+    # Settings of a session would then reach other clients, and statements miss their schema.
+    for _ in range(2):  # a busy pooler may give two processes
+        with connect(url) as one, connect(url) as other:
+            pids = set()
+            for connection in (one, other):
+                with _deadline(connection):
+                    pids.add(connection.execute("SELECT pg_backend_pid()").fetchone())
+        if len(pids) == 1:
+            raise StorageError(
+                "the database of conversations is reached through a pooler in transaction mode, which mixes sessions: "
+                "set pool_mode = session there, or use the database's own address"
+            )
 
 
 def check(connection: Connection[Any]) -> None:

@@ -53,10 +53,10 @@ class PostgresStore(SQLStore):
     async def open(self) -> None:
         """Connect, migrate the schema and take a lease. Idempotent."""
         if not self._is_open:
-            await self._in(self._lease_thread, self._connections.open)
+            await self._lease_thread.run(self._connections.open)
             self._is_open = True
             # Answers of processes that are gone are interrupted once their leases expire.
-            await self._in(self._lease_thread, lambda: self._connections.write(PostgresDatabase.renew))
+            await self._lease_thread.run(lambda: self._connections.write(PostgresDatabase.renew))
 
     async def close(self) -> None:
         if self._is_open:
@@ -67,7 +67,7 @@ class PostgresStore(SQLStore):
             except StorageError:
                 pass
             finally:
-                await self._in(self._lease_thread, self._connections.close)
+                await self._lease_thread.run(self._connections.close)
         self._writes.close()
         self._reads.close()
         self._lease_thread.shutdown()
@@ -77,7 +77,7 @@ class PostgresStore(SQLStore):
         return await self._soon(lambda: self._connections.write(lambda db: db.heartbeat(running)))
 
     async def refuse_company(self) -> None:
-        if await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others)):
+        if await self._lease_thread.run(lambda: self._connections.look(PostgresDatabase.others)):
             raise DataDirectoryBusyError("a server is using the database of conversations: stop it first")
         await self.heartbeat(frozenset())
 
@@ -103,10 +103,7 @@ class PostgresStore(SQLStore):
         try:
             # The database hangs: everything asked of it is broken off.
             async with asyncio.timeout(HANG_SECONDS):
-                return await self._in(self._lease_thread, work)
+                return await self._lease_thread.run(work)
         except TimeoutError:
             self._connections.cut_off()
             raise StorageError(AWAY) from None
-
-    async def _in(self, threads: WorkerThreads, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -4,57 +4,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import date
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage, ToolUse
 from notso.web.store.sql.database import Database
 
 ROW_CHARACTERS = 500  # counted for a message besides its text
-_PLAIN: tuple[str, ...] = (
-    "id",
-    "chat_id",
-    "role",
-    "content",
-    "reasoning",
-    "state",
-    "created_ms",
-    "generation_id",
-    "note",
+_CHAT_KINDS = get_type_hints(Chat)
+CHAT_FIELDS = tuple(_CHAT_KINDS)
+CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
+CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
+_NUMBERS = tuple(each.name for each in fields(Numbers))
+_MADE = ("numbers", "edited", "attachments", "tool_uses")  # not stored as they are
+_PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
+_SAVED = (
+    *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),
+    *("dropped_messages", "tool_uses", "size"),
 )
-_PLAIN += ("answer_html", "reasoning_html", "renderer", "parent_id", "kind", "chosen_child", "dropped_messages")
-_NUMBERS = tuple(Numbers.__dataclass_fields__)
-
-_SAVED: tuple[str, ...] = (
-    "content",
-    "reasoning",
-    "state",
-    "note",
-    *_NUMBERS,
-    "answer_html",
-    "reasoning_html",
-    "renderer",
-)
-_SAVED += ("dropped_messages", "tool_uses", "size")
+_INSERTED = (*(name for name in _PLAIN if name not in _SAVED), "content", "reasoning", "state", "note", "edited")
 _SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ? AND owner = ?"
+MESSAGE_COLUMNS = (
+    *(*_PLAIN, *_NUMBERS, "edited", "attachments", "tool_uses"),
+    *("owner", "position", "idempotency_key", "trash_id", "size"),
+)
 
 
 def chat_of(row: Any) -> Chat:
-    return Chat(
-        id=row["id"],
-        title=row["title"],
-        thinking=bool(row["thinking"]),
-        prompt_date=date.fromisoformat(row["prompt_date"]),
-        created_ms=row["created_ms"],
-        updated_ms=row["updated_ms"],
-        pinned=bool(row["pinned"]),
-        unread=bool(row["unread"]),
-        archived=bool(row["archived"]),
-        temporary=bool(row["temporary"]),
-        settings=json.loads(row["settings"]),
-        chosen_root=row["chosen_root"],
-    )
+    return Chat(**{name: _chat_value(kind, row[name]) for name, kind in _CHAT_KINDS.items()})
+
+
+def _chat_value(kind: Any, stored: Any) -> Any:
+    if kind is bool:
+        return bool(stored)
+    if kind is date:
+        return date.fromisoformat(stored)
+    return json.loads(stored) if get_origin(kind) is Mapping else stored
+
+
+def stored_value(value: Any) -> Any:
+    """Return a field of a chat as its column holds it."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return settings_text(value) if isinstance(value, Mapping) else value
 
 
 def attachments_of(text: str) -> tuple[Attachment, ...]:
@@ -77,56 +70,25 @@ def message_of(row: Any) -> StoredMessage:
 
 
 def insert_chat(db: Database, owner: str, chat: Chat) -> None:
-    db.execute(
-        "INSERT INTO chats (id, owner, title, thinking, prompt_date, created_ms, updated_ms, pinned, settings,"
-        " chosen_root, unread, archived, temporary) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (
-            chat.id,
-            owner,
-            chat.title,
-            chat.thinking,
-            chat.prompt_date.isoformat(),
-            chat.created_ms,
-            chat.updated_ms,
-            chat.pinned,
-            settings_text(chat.settings),
-            chat.chosen_root,
-            chat.unread,
-            chat.archived,
-            chat.temporary,
-        ),
-    )
+    names, marks = ", ".join(CHAT_FIELDS), ", ".join("?" * len(CHAT_FIELDS))
+    values = [stored_value(getattr(chat, name)) for name in CHAT_FIELDS]
+    db.execute(f"INSERT INTO chats (owner, {names}) VALUES (?, {marks})", (owner, *values))
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
     """Append a message; `update_message` adds numbers and HTML."""
-    attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
+    attachments = json.dumps([asdict(each) for each in message.attachments])
+    values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
+    values |= {
+        "attachments": attachments,
+        "size": _size(message, attachments),
+        "owner": owner,
+        "idempotency_key": key,
+    }
+    position = "(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
     db.execute(
-        "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, reasoning, state, generation_id,"
-        " idempotency_key, created_ms, kind, chosen_child, edited, attachments, note, size)"
-        " VALUES (?,?,?,?,(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
-        ",?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (
-            message.id,
-            message.chat_id,
-            owner,
-            message.parent_id,
-            message.chat_id,
-            owner,
-            message.role,
-            message.content,
-            message.reasoning,
-            message.state,
-            message.generation_id,
-            key,
-            message.created_ms,
-            message.kind,
-            message.chosen_child,
-            message.edited,
-            attachments,
-            message.note,
-            _size(message, attachments),
-        ),
+        f"INSERT INTO messages ({', '.join(values)}, position) VALUES ({', '.join('?' * len(values))}, {position})",
+        (*values.values(), message.chat_id, owner),
     )
 
 

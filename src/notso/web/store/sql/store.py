@@ -7,10 +7,10 @@ import itertools
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from notso.smollm3 import Message, ToolCall
 from notso.web.store.protocol import (
@@ -19,8 +19,6 @@ from notso.web.store.protocol import (
     Chat,
     ChatList,
     Conversation,
-    NewMessage,
-    NewTurn,
     SavedPrompt,
     SearchHit,
     SettingValue,
@@ -28,15 +26,13 @@ from notso.web.store.protocol import (
     ShownChat,
     StoredMessage,
     StoredResponse,
-    TurnAccepted,
-    TurnRefused,
     WholeChat,
 )
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.records import SQLRecords
-from notso.web.store.sql.rows import attachments_of, chat_of, message_of, settings_text
+from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
@@ -52,6 +48,31 @@ _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
+
+
+P = ParamSpec("P")
+
+
+def _writing(
+    work: Callable[Concatenate[Database, str, P], T],
+) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
+    """Make a method of a function of tree_writes, in a transaction."""
+
+    async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.write(lambda db: work(db, owner, *args, **kwargs), owner)
+
+    return method
+
+
+def _adding(
+    work: Callable[Concatenate[Database, str, P], T],
+) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
+    """The same for one that adds text, which an owner may have too much of."""
+
+    async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._add(owner, lambda db: work(db, owner, *args, **kwargs))
+
+    return method
 
 
 class SQLStore(ABC):
@@ -250,65 +271,29 @@ class SQLStore(ABC):
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         return await self.look(lambda db: db.find(owner, query, limit), owner)
 
-    async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        return await self._add(owner, lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
+    add_turn = _adding(tree_writes.add_turn)
+    add_message = _adding(tree_writes.add_message)
+    edit_message = _adding(tree_writes.edit_message)
+    resume_message = _writing(tree_writes.resume_message)
+    choose = _writing(tree_writes.choose)
+    remove_summary = _writing(tree_writes.remove_summary)
+    trash_chat = _writing(tree_writes.trash_chat)
+    trash_messages = _writing(tree_writes.trash_messages)
+    restore = _writing(tree_writes.restore)
+    keep_html = _writing(tree_writes.keep_html)
 
-    async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        return await self._add(owner, lambda db: tree_writes.add_message(db, owner, new))
+    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
+        names = [name for name in CHAT_FIELDS if name in changes]
+        assigned = ", ".join(f"{name} = ?" for name in names)
+        values = [stored_value(changes[name]) for name in names]
 
-    async def resume_message(
-        self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
-    ) -> TurnAccepted | TurnRefused:
-        return await self.write(
-            lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id, through), owner
-        )
-
-    async def edit_message(
-        self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
-    ) -> bool:
-        return await self._add(
-            owner, lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content, through)
-        )
-
-    async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id), owner)
-
-    async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
-        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id, through), owner)
-
-    async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool:
-        return await self._change(
-            owner, "UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner
-        )
-
-    async def set_title(self, owner: str, chat_id: str, title: str) -> bool:
         def write(db: Database) -> bool:
-            found = db.execute("UPDATE chats SET title = ? WHERE id = ? AND owner = ?", (title, chat_id, owner))
-            if found.rowcount:
-                db.index_title(owner, chat_id, title)
+            found = db.execute(f"UPDATE chats SET {assigned} WHERE id = ? AND owner = ?", (*values, chat_id, owner))
+            if found.rowcount and "title" in changes:
+                db.index_title(owner, chat_id, changes["title"])
             return found.rowcount > 0
 
         return await self.write(write, owner)
-
-    async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool:
-        return await self._change(
-            owner, "UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner
-        )
-
-    async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool:
-        return await self._change(
-            owner, "UPDATE chats SET unread = ? WHERE id = ? AND owner = ?", unread, chat_id, owner
-        )
-
-    async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool:
-        return await self._change(
-            owner, "UPDATE chats SET archived = ? WHERE id = ? AND owner = ?", archived, chat_id, owner
-        )
-
-    async def keep(self, owner: str, chat_id: str) -> bool:
-        return await self._change(
-            owner, "UPDATE chats SET temporary = FALSE WHERE id = ? AND owner = ?", chat_id, owner
-        )
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         rows = await self._read(
@@ -330,12 +315,6 @@ class SQLStore(ABC):
     async def delete_prompt(self, owner: str, name: str) -> bool:
         return await self._change(owner, "DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
 
-    async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool:
-        text = settings_text(settings)
-        return await self._change(
-            owner, "UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner
-        )
-
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         rows = await self._read(owner, _DEFAULTS, owner)
         return _settings_in(rows[0] if rows else None)
@@ -346,15 +325,6 @@ class SQLStore(ABC):
             " ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings"
         )
         await self._change(owner, sql, owner, settings_text(settings))
-
-    async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        return await self.write(lambda db: tree_writes.trash_chat(db, owner, chat_id), owner)
-
-    async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        return await self.write(lambda db: tree_writes.trash_messages(db, owner, chat_id, reset=reset), owner)
-
-    async def restore(self, owner: str, trash_id: str) -> str | None:
-        return await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner)
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         return await self.write(
@@ -389,9 +359,6 @@ class SQLStore(ABC):
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
-
-    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.keep_html(db, owner, messages), owner)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         await self.write(lambda db: save_response(db, owner, response), owner)

@@ -36,7 +36,7 @@ WITH RECURSIVE line(id, parent_id, below) AS (
 """
 
 
-def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> TurnAccepted | TurnRefused:
+def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
     known = _by_key(db, owner, turn.idempotency_key)
     if known is not None:
         return _repeated(db, owner, known)
@@ -93,7 +93,7 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
 
 
 def resume_message(
-    db: Database, owner: str, chat_id: str, message_id: str, generation_id: str, through: str | None
+    db: Database, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
 ) -> TurnAccepted | TurnRefused:
     refused = _refusal(db, owner, chat_id)
     if refused is not None:
@@ -113,7 +113,9 @@ def resume_message(
     return TurnAccepted(user_message, assistant_message)
 
 
-def edit_message(db: Database, owner: str, chat_id: str, message_id: str, content: str, through: str | None) -> bool:
+def edit_message(
+    db: Database, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
+) -> bool:
     if not _lock(db, owner, chat_id):
         return False
     assistant_message = _message(db, owner, chat_id, message_id)
@@ -139,7 +141,7 @@ def choose(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
     return True
 
 
-def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> bool:
+def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
     if not _lock(db, owner, chat_id):
         return False
     summary = _message(db, owner, chat_id, message_id)
@@ -173,7 +175,7 @@ def save_message(db: Database, assistant_message: StoredMessage) -> None:
         db.index_message(row["owner"], assistant_message)
 
 
-def keep_html(db: Database, owner: str, messages: Iterable[StoredMessage]) -> None:
+def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> None:
     for m in messages:
         db.execute(
             "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND owner = ?"

@@ -5,7 +5,6 @@ It uses a rollback journal, because SQLite's WAL mode has a bug with two writers
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import sqlite3
@@ -110,7 +109,7 @@ class SQLiteAccessStore(SQLAccessStore):
 
     async def close(self) -> None:
         for lane in (self._reading, self._writing):
-            await lane.run(lane.close)
+            await lane.thread.run(lane.close)
             lane.thread.shutdown(wait=False)
 
     async def write(self, work: Callable[[Statements], T]) -> T:
@@ -131,7 +130,7 @@ class SQLiteAccessStore(SQLAccessStore):
                 self._was_open = True
                 return lane.do(work)
 
-        return await lane.run(guarded)
+        return await lane.thread.run(guarded)
 
 
 class _Lane:
@@ -144,9 +143,6 @@ class _Lane:
         self._waited = False
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-
-    async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
