@@ -280,7 +280,7 @@ def test_the_model_is_switched_and_the_conversation_kept(engine: Any, notso: Run
 def test_a_model_that_is_missing_leaves_the_old_one(engine: Any, notso: Run, name: str) -> None:
     result = notso("chat", stdin=f"/model {name}\ny\n")
 
-    assert f"No model is called {name!r}; /model lists them." in result.err
+    assert f"No model is named {name!r}; /model lists them." in result.err
     assert engine.opened_with[0] is None
     assert len(engine.asked) == 1
 

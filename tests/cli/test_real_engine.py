@@ -333,7 +333,10 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     assert result.code == 1
     lines = result.out.splitlines()
     assert any(line.startswith("fail  kernels: ") and "unset NOTSO_KERNELS" in line for line in lines)
-    assert any(line.startswith("fail  model: there is no model file at missing.gguf, ") for line in lines)
+    assert any(
+        line.startswith("fail  model: missing.gguf is neither a model file nor the name of an installed model, ")
+        for line in lines
+    )
     assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)
     assert any("offline (HF_HUB_OFFLINE)" in line for line in lines)
 

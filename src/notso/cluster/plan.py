@@ -10,7 +10,7 @@ from notso.smollm3 import NotsoError
 from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
-NOTHING_BETWEEN = "several replicas need DATABASE_URL and VALKEY_URL in the environment of each machine's Ray"
+NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
 # Seconds that a stopping replica may spend on running answers and page streams.
 GRACE_SECONDS = 120.0
 # Per replica, including page streams; the server limits waiting questions itself.
@@ -41,7 +41,7 @@ class ClusterPlan:
 
     def __post_init__(self) -> None:
         if self.replicas < 1 or self.per_machine < 1:
-            raise SettingsError("there is at least one replica", setting="replicas")
+            raise SettingsError("at least one replica is required", setting="replicas")
         if self.max_replicas and self.max_replicas < self.replicas:
             raise SettingsError("max_replicas must not be below replicas", setting="max_replicas")
         check_settings(self.settings)

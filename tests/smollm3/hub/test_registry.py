@@ -108,12 +108,12 @@ def test_a_model_is_chosen_by_option_then_variable_then_cache_then_demo(
 
 
 def test_a_named_model_that_is_not_there_is_an_error(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelFileError, match="no model file at"):
+    with pytest.raises(ModelFileError, match="neither a model file nor the name"):
         registry.resolve_model("missing.gguf")
     with pytest.raises(ModelFileError, match="is a folder"):
         registry.resolve_model(own_home)
     monkeypatch.setenv("NOTSO_MODEL", "missing.gguf")
-    with pytest.raises(ModelFileError, match="no model file at"):
+    with pytest.raises(ModelFileError, match="neither a model file nor the name"):
         registry.resolve_model()
 
 

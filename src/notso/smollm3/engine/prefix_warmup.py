@@ -218,5 +218,5 @@ def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Mes
     try:
         return next_ids(message)
     except NotsoError as error:
-        _log.debug("the next turn cannot be written: %s", error)
+        _log.debug("the next turn cannot be rendered: %s", error)
         return []

@@ -107,7 +107,7 @@ def known_file(name: str) -> KnownFile:
         if wanted in spellings or (model in models and quantisation in ("", file.quantisation.lower())):
             return file
     choices = ", ".join(file.name for file in KNOWN_FILES)
-    raise InvalidRequestError(f"no official model file is called {name!r}; choices: {choices}", param="name")
+    raise InvalidRequestError(f"there is no official model file {name!r}; choices: {choices}", param="name")
 
 
 def hub_cache() -> Path:
@@ -163,14 +163,14 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
     if named:
         path = Path(named).expanduser()
         if path.is_dir():
-            raise ModelFileError(f"{path} is a folder; `notso convert {path} OUT.gguf` makes a model file of it")
+            raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
         if path.exists():
             return path
         found = next((model.path for model in local_models() if model.name.lower() == str(named).lower()), None)
         with contextlib.suppress(InvalidRequestError):
             found = found or find_local(known_file(str(named)))
         if found is None:
-            raise ModelFileError(f"there is no model file at {path}, and none is listed by that name")
+            raise ModelFileError(f"{path} is neither a model file nor the name of an installed model")
         return found
     for file in KNOWN_FILES:
         found = find_local(file)

@@ -98,7 +98,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
             await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
-        logger.warning("a permission was not kept: %s", error)
+        logger.warning("a permission was not stored: %s", error)
 
 
 Role = Literal["user", "assistant"]

@@ -188,7 +188,7 @@ class TurnConsumer:
         except NotsoError as error:
             self._failure = error
         except Exception as error:
-            logger.exception("the engine failed on a question")
+            logger.exception("the engine failed on a request")
             self._failure = error
         finally:
             running.close()
@@ -274,7 +274,7 @@ class TurnConsumer:
         try:
             await self._store.save_message(replace(self._message("running"), renderer=0), self._owner)
         except StorageError as error:
-            logger.warning("a partial answer was not saved: %s", error)
+            logger.warning("a partial response was not saved: %s", error)
 
     async def _finish(self) -> None:
         for channel in CHANNELS:
@@ -305,7 +305,7 @@ class TurnConsumer:
                 await self._store.save_message(message, self._owner)
                 return True
             except StorageError as error:
-                logger.error("an answer was not saved: %s", error)
+                logger.error("a response was not saved: %s", error)
                 if pause is not None:
                     await asyncio.sleep(pause)
         return False
