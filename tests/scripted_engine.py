@@ -147,13 +147,13 @@ class ScriptedAdapters:
 
     def add(self, source: AdapterSource) -> AdapterInfo:
         if source.name in self.infos:
-            raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
+            raise InvalidRequestError(f"adapter {source.name} is already loaded", param="adapter")
         self.infos[source.name] = AdapterInfo(source.name, source.path, source.scale, 8, 1 << 20, 7)
         return self.infos[source.name]
 
     def remove(self, name: str) -> None:
         if self.infos.pop(name, None) is None:
-            raise InvalidRequestError("that adapter is not loaded", param="adapter")
+            raise InvalidRequestError("the adapter is not loaded", param="adapter")
 
 
 class ScriptedEngine:
@@ -243,7 +243,7 @@ class ScriptedEngine:
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         if not messages or messages[-1].role != "user":
-            raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
+            raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
         self.drafts.append(_request(messages, params, options))
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:

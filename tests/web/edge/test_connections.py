@@ -248,7 +248,7 @@ def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
     assert [written("one %s") for _ in range(1000)].count("one arg") == MOST
     assert written("two %s") == "two arg"
     now += WINDOW_SECONDS
-    assert written("one %s") == "one arg (and 980 more like it)" and written("one %s") == "one arg"
+    assert written("one %s") == "one arg (and 980 more of this kind)" and written("one %s") == "one arg"
 
 
 def test_no_logger_of_the_server_writes_without_end() -> None:

@@ -61,7 +61,7 @@ def test_heartbeats_go_on_though_the_database_is_away(
         asyncio.run(work())
     assert told == [orphan]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "no lease was renewed",
+        "leases could not be renewed",
         "leases are renewed again",
     ]
 

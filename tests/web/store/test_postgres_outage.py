@@ -23,7 +23,7 @@ from notso.web.store.postgres.store import PostgresStore
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
-AWAY = "does not answer just now"
+AWAY = "the database is not responding"
 
 
 def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:

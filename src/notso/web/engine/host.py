@@ -241,7 +241,7 @@ class EngineHost:
             failure = str(error)
         except Exception:
             logger.exception("the engine could not be loaded")
-            failure = "the model could not be loaded; the server's log says why"
+            failure = "the model could not be loaded; see the server's log"
         finally:
             for each in self.models():
                 each.leaving = False
@@ -269,7 +269,7 @@ class EngineHost:
                 try:
                     return await self._in_thread(partial(served.with_adapters, load))
                 except OutOfMemoryError as error:
-                    logger.info("one model is closed for another: %s", error)
+                    logger.info("model unloaded to make room for another: %s", error)
             await self._close_one(others, served)
         return None
 
@@ -295,7 +295,7 @@ class EngineHost:
 
     async def _unload(self, served: ServedModel) -> None:
         if served.engine is not None and not served.users and served.expires is None:
-            logger.info("a model is unloaded: no request wanted it for %g s", self.stays_s(served))
+            logger.info("model unloaded after %g s without a request", self.stays_s(served))
             await self._close(served)
 
     def _tell_back(self, served: ServedModel) -> None:
@@ -313,7 +313,7 @@ class EngineHost:
     def _lost(self, served: ServedModel, load: int) -> None:
         # After a GPU failure the model is reloaded on the CPU; a remote engine is connected again.
         if served.loads == load and served.engine is not None:
-            logger.warning("the engine answers no more; it is loaded again")
+            logger.warning("the engine no longer responds; loading it again")
             self._in_turn(partial(self._in_thread, served.engine.close))
             served.closed()
             self.want(served)

@@ -149,7 +149,7 @@ class RunningRequest:
         if quotas is None or not quotas.has_quota(self.owner):
             return ask
         if not isinstance(ask, Submissions):
-            raise EngineError("what this request costs cannot be known")
+            raise EngineError("the cost of this request cannot be determined")
         if self._within is not None and self._within[0] == ask:
             return self._within[1]
         self._release_unbegun()

@@ -60,8 +60,8 @@ def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> 
             roles, has_tools = [each.role for each in messages], bool(asked.options.tools)
             found |= dict.fromkeys(dropped_parts(info.template_drops, roles, messages[0].content, has_tools))
     if found and strict:
-        said = f"the model's chat template would leave out {next(iter(found))}"
-        said += ", and this server refuses what it would ignore"
+        said = f"the model's chat template would omit {next(iter(found))}"
+        said += ", which --strict-fields refuses"
         raise ApiError(400, "unsupported_value", said, param="messages")
     return list(found)
 

@@ -42,7 +42,7 @@ P = ParamSpec("P")
 
 RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
-_TOO_SLOW = "storing the chats took so long that it was undone: please try again"
+_TOO_SLOW = "storing the chats took too long and was rolled back: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
@@ -381,8 +381,8 @@ class SQLStore(ABC):
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
-    async def save_message(self, assistant_message: StoredMessage) -> None:
-        await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
+    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message), owner)
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
@@ -400,7 +400,7 @@ class SQLStore(ABC):
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
                 raise StorageFullError(
-                    f"there is no room for more of your chats here ({most:,} characters): delete some, and try again"
+                    f"your chats have reached the limit of {most:,} characters: delete some and try again"
                 )
             return result
 
