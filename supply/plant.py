@@ -275,8 +275,9 @@ PLANTS = {
             f"{SOURCE}/web/languages/en.toml": (("archive_put = ", 'plant = "Plant this chat"\n'),),
             f"{SOURCE}/web/chat/routes/chats.py": (
                 (
-                    '@router.post("/chats/{chat_id}/keep")',
-                    '@router.post("/chats/{chat_id}/plant")\nasync def plant(chat_id: str) -> Response:\n'
+                    '@router.post("/chats/{chat_id}/keep"',
+                    '@router.post("/chats/{chat_id}/plant", dependencies=[GUARDED])\n'
+                    "async def plant(chat_id: str) -> Response:\n"
                     '    """Plant a chat."""\n    return Response(status_code=204)\n\n\n',
                 ),
             ),

@@ -50,6 +50,12 @@ class InvalidRequestError(ModelError, ValueError):
         self.param = param
 
 
+def require(holds: bool, name: str, what: str) -> None:
+    """Raise InvalidRequestError unless a value is `what` it must be."""
+    if not holds:
+        raise InvalidRequestError(f"{name} must be {what}", param=name)
+
+
 class ContextLengthError(InvalidRequestError):
     """The prompt exceeds the context. `at_least`: counting was cut short."""
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import require
 from notso.smollm3.values.adapter import AdapterSource
 from notso.smollm3.values.answer_settings import require_known
 
@@ -62,21 +62,21 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
-            _require(path is None or isinstance(path, str), name, "a path, as text")
+            require(path is None or isinstance(path, str), name, "a path, as text")
         tokens = self.context_tokens
         is_positive = tokens is None or (type(tokens) is int and tokens >= 1)
-        _require(is_positive, "context_tokens", "a positive whole number")
-        _require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
-        _require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
-        _require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
-        _require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
-        _require(isinstance(self.speculation, bool), "speculation", "true or false")
-        _require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
-        _require(is_device(self.device), "device", DEVICES)
+        require(is_positive, "context_tokens", "a positive whole number")
+        require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
+        require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
+        require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
+        require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
+        require(isinstance(self.speculation, bool), "speculation", "true or false")
+        require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
+        require(is_device(self.device), "device", DEVICES)
         beside = self.beside_bytes
-        _require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
+        require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
         are_texts = isinstance(self.adapters, tuple) and all(isinstance(each, str) for each in self.adapters)
-        _require(are_texts, "adapters", "a list of NAME=FILE")
+        require(are_texts, "adapters", "a list of NAME=FILE")
         for each in self.adapters:
             AdapterSource.parse(each)
 
@@ -116,8 +116,3 @@ def is_device(name: object) -> bool:
 
 def _is_count(value: object, most: int) -> bool:
     return value is None or (type(value) is int and 1 <= value <= most)
-
-
-def _require(holds: bool, name: str, what: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{name} must be {what}", param=name)

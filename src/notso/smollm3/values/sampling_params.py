@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import InvalidRequestError, require
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
@@ -399,17 +399,15 @@ class SamplingSettings(TypedDict, total=False):
 def _check(parameter: Parameter, value: object) -> None:
     name, low, high = parameter.name, parameter.low, parameter.high
     if parameter.kind is bool:
-        if not isinstance(value, bool):
-            raise InvalidRequestError(f"{name} must be true or false", param=name)
+        require(isinstance(value, bool), name, "true or false")
     elif parameter.kind is int:
         _integer(name, value, low, high)
     elif parameter.kind is float:
         _number(name, value, low, high)
-        if parameter.above and value == low:
-            raise InvalidRequestError(f"{name} must be above {low:g} and at most {high:g}", param=name)
-    elif not isinstance(value, Mapping):
-        raise InvalidRequestError(f"{name} must map token ids to numbers", param=name)
+        require(not parameter.above or value != low, name, f"above {low:g} and at most {high:g}")
     else:
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{name} must map token ids to numbers", param=name)
         if len(value) > parameter.most:
             raise InvalidRequestError(f"{name} holds at most {parameter.most} entries", param=name)
         for token, bias in value.items():
@@ -418,30 +416,28 @@ def _check(parameter: Parameter, value: object) -> None:
 
 
 def _list(parameter: Parameter, value: object) -> tuple[Any, ...]:
-    name, are_texts = parameter.name, parameter.kind is str
+    name, most, characters = parameter.name, parameter.most, parameter.characters
+    counted, listed = ("strings", "strings") if characters else ("ids", "token ids")
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequestError(f"{name} must be a sequence of {'strings' if are_texts else 'token ids'}", param=name)
+        raise InvalidRequestError(f"{name} must be a sequence of {listed}", param=name)
     items = tuple(value)
-    if len(items) > parameter.most:
-        raise InvalidRequestError(
-            f"{name} holds at most {parameter.most} {'strings' if are_texts else 'ids'}", param=name
-        )
+    if len(items) > most:
+        raise InvalidRequestError(f"{name} holds at most {most} {counted}", param=name)
     for item in items:
-        if not are_texts:
+        if not characters:
             _integer(name, item, parameter.low, parameter.high)
-        elif not isinstance(item, str) or not 1 <= len(item) <= parameter.characters:
-            raise InvalidRequestError(
-                f"each {name.replace('_', ' ')} string must have 1 to {parameter.characters} characters", param=name
-            )
+        elif not isinstance(item, str) or not 1 <= len(item) <= characters:
+            said = f"each {name.replace('_', ' ')} string must have 1 to {characters} characters"
+            raise InvalidRequestError(said, param=name)
     return items
 
 
 def _integer(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be an integer from {low} to {high}", param=name)
+    fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    require(fits, name, f"an integer from {low} to {high}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # Written to refuse NaN, which compares false with everything.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high):
-        raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}", param=name)
+    # NaN compares false with everything.
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    require(fits, name, f"a number from {low:g} to {high:g}")

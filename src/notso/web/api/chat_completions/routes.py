@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.chat_completions.fields import parse_chat_request
@@ -16,11 +16,11 @@ from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, num
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import EventStream, Owner, read_body, respond, sse_events
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -32,8 +32,8 @@ class ControlFields(Fields):
     action: Literal["reasoning_end"]
 
 
-@router.post("/chat/completions")
-@router.post("/v1/chat/completions")
+@router.post("/chat/completions", dependencies=[GUARDED])
+@router.post("/v1/chat/completions", dependencies=[GUARDED])
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_chat_request)
@@ -46,7 +46,7 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
     )
 
 
-@router.post("/v1/chat/completions/control")
+@router.post("/v1/chat/completions/control", dependencies=[GUARDED])
 async def control(request: Request, services: Services, owner: Owner) -> Response:
     """Control a running answer: `reasoning_end` ends its reasoning."""
     fields = await read_body(request, lambda body: read_fields(ControlFields, body, {}))
@@ -57,7 +57,7 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
     return JSONResponse({"id": fields.id, "action": fields.action, "success": True})
 
 
-@router.get("/v1/stream")
+@router.get("/v1/stream", dependencies=[GUARDED])
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
     """Resume the stream of a conversation's latest answer from event number `from`."""
     stream = await _streams(request, services, owner)
@@ -74,7 +74,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
     return EventStream(events, lambda: services.reread_streams.closed(owner))
 
 
-@router.delete("/v1/stream")
+@router.delete("/v1/stream", dependencies=[GUARDED])
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer, keeping its text. No effect after its end."""
     stream = await _streams(request, services, owner)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -49,7 +49,7 @@ from notso.web.api.shared.completion import (
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
@@ -284,10 +284,10 @@ class TextSerializer:
         return self._completion.head("text_completion")
 
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", dependencies=[GUARDED])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
     """Continue a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_text_request)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field, Strict
 from starlette.responses import Response
 
@@ -52,7 +52,7 @@ from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.serializer import PING, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
 
@@ -383,11 +383,11 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
     return {"id": token.id} | entry_of(token)
 
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.post("/completion")
-@router.post("/completions")
+@router.post("/completion", dependencies=[GUARDED])
+@router.post("/completions", dependencies=[GUARDED])
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
     """Continue a text as llama.cpp's server does, parsing control tokens in it. Disconnecting stops it, unless
     X-Conversation-Id was sent."""

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
@@ -18,11 +18,11 @@ from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, num
 from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import EventStream, Owner, known, sse_events
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 HINTS = ("include", "include[]", "include_obfuscation")
 """Ignored for stored responses, which always contain what was included originally."""
@@ -30,7 +30,7 @@ HINTS = ("include", "include[]", "include_obfuscation")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """Return a stored response, or a background response so far. With `stream`, stream its events after
     `starting_after`."""
@@ -63,7 +63,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     return await large_response(lambda: stored.body, headers)
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items", dependencies=[GUARDED])
 async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """List the input items of a response, latest first, without those of the response it continues."""
     query, headers = _query(request, services, ("limit", "order", "after"))
@@ -76,7 +76,7 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
     return await large_response(lambda: listed, headers)
 
 
-@router.post("/v1/responses/{response_id}/cancel")
+@router.post("/v1/responses/{response_id}/cancel", dependencies=[GUARDED])
 async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
     """Stop a background response, keeping its text. No effect after its end."""
     running = _running(services, owner, response_id)
@@ -94,7 +94,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
     return await large_response(lambda: stored.body)
 
 
-@router.delete("/v1/responses/{response_id}")
+@router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
     """Delete a stored response and its cached prompt. Responses that continue it stay."""
     running = _running(services, owner, response_id)

@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving
-from notso.web.edge.access import guarded, operator_only
+from notso.web.edge.access import operator_only
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.adapter_files import within
 from notso.web.engine.model_names import adapters_of
 from notso.web.engine.port import AdapterSource
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
 class LoadFields(Fields):

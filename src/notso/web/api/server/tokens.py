@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
@@ -16,9 +16,9 @@ from notso.web.api.shared.api_request import dropped_by_template, ignored_header
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 F = TypeVar("F", bound=Fields)
 
 MAX_TOKENS = 1 << 18
@@ -70,7 +70,7 @@ class DetokenizeFields(Fields):
 DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", dependencies=[GUARDED])
 async def tokenize(request: Request, services: Services) -> Response:
     """Return token ids of a text, or of the prompt of `messages`. Control tokens are parsed with `parse_special`, and
     by default in a `prompt`."""
@@ -111,7 +111,7 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
     return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", dependencies=[GUARDED])
 async def tokenizer_info(services: Services) -> Response:
     """Return control tokens and context length, as vLLM's clients need for remote tokenization."""
     async with serving(services) as model:
@@ -125,7 +125,7 @@ async def tokenizer_info(services: Services) -> Response:
         )
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
     """Return the text of token ids, control tokens spelled out, in llama-server's `content` and vLLM's `prompt`."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
@@ -142,8 +142,8 @@ async def detokenize(request: Request, services: Services) -> Response:
             raise invalid("tokens", str(error)) from None
 
 
-@router.post("/chat/completions/input_tokens")
-@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens", dependencies=[GUARDED])
+@router.post("/v1/chat/completions/input_tokens", dependencies=[GUARDED])
 async def input_tokens(request: Request, services: Services) -> Response:
     """Count the prompt tokens of a chat completion."""
     asked = await read_body(request, parse_chat_request)
@@ -159,7 +159,7 @@ async def input_tokens(request: Request, services: Services) -> Response:
         return await _off_loop(request, work)
 
 
-@router.post("/apply-template")
+@router.post("/apply-template", dependencies=[GUARDED])
 async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
     asked = await read_body(request, parse_chat_request)
