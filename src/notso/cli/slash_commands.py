@@ -125,9 +125,10 @@ def _model(conversation: Conversation, argument: str) -> Outcome:
             several = f"Several models match: {', '.join(found)}" if found else f"No model is named {argument!r}"
             return Outcome((f"{several}; /model lists them.",))
         (path,) = found.values()
-    conversation.switch_model(model_file(path))
+    unused = conversation.switch_model(model_file(path))
+    dropped = f"The adapter {unused} belongs to the other model and is not used." if unused is not None else None
     notice = engines.demo_notice(conversation.engine.info)
-    return Outcome((engines.title(conversation.engine.info), *filter(None, [notice])))
+    return Outcome((engines.title(conversation.engine.info), *filter(None, [dropped, notice])))
 
 
 def _save(conversation: Conversation, argument: str) -> Outcome:

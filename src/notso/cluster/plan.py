@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,11 +44,22 @@ class ClusterPlan:
             raise SettingsError("at least one replica is required", setting="replicas")
         if self.max_replicas and self.max_replicas < self.replicas:
             raise SettingsError("max_replicas must not be below replicas", setting="max_replicas")
+        check_settings(self.settings)
 
     @property
     def has_several(self) -> bool:
         """Whether replicas need shared services."""
         return max(self.replicas, self.max_replicas) > 1
+
+
+REPLICA_SETTINGS = frozenset({"data_dir", "api_key_file", "allowed_hosts", "trusted_proxies"})
+
+
+def check_settings(names: Iterable[str]) -> None:
+    """Raise SettingsError for a setting that replicas do not read; `serve_config` adds host and port."""
+    for name in names:
+        if name not in REPLICA_SETTINGS:
+            raise SettingsError(f"replicas know no setting {name!r}", setting=name)
 
 
 def serve_config(plan: ClusterPlan) -> dict[str, Any]:

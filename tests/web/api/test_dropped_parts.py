@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS
 from notso.web.api.shared.api_request import IGNORED
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 LATER = [

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.api.engine import sessions
 from notso.web.app import create_app
 from notso.web.edge.access import front_ends_only
 from notso.web.engine.port import Event
 from notso.web.engine.remote.engine_link import WIRE_PATH
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 

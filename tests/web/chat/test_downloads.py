@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from web.chat.models_page import named, page, text_of, two_files
 
 from notso.smollm3 import ModelFileError
 from notso.smollm3.hub import download, registry
 from notso.web.engine.downloads import Download, Downloads
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.api.shared.services import MAX_REREAD_STREAMS
 from notso.web.chat.routes import transfer
@@ -20,7 +21,6 @@ from notso.web.edge.client_connection import connection_of
 from notso.web.edge.door import Door, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
 from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace, pace_logs
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 

@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripted_engine import IMPORTABLE
 
 from notso.web.edge.watchdog import Silence, Watchdog
 
 TICK_SECONDS = 0.02
-SERVER = textwrap.dedent(
+SERVER = IMPORTABLE + textwrap.dedent(
     """
     import re, sys, threading
     from pathlib import Path
     from notso.web.app import create_app
     from notso.web.edge.watchdog import Watchdog
     from notso.web.server import ChatServer, listen
-    from notso.web.testing.scripted_engine import ScriptedEngine
+    from scripted_engine import ScriptedEngine
     from notso.web.values.settings import Settings
 
     def hold_the_interpreter():

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 from stub_gpu.gpu import LOST, installed, left, live, set_up
 
 from notso.smollm3 import Engine
 from notso.smollm3.engine import device_choice
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
 

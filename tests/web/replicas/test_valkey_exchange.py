@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from limits import RateLimitItemPerMinute
+from scripted_engine import ScriptedEngine
 from valkey_server import ValkeyServer
 from web.store.database_proxy import database_proxy
 
@@ -15,7 +16,6 @@ from notso.web.replicas import valkey_exchange
 from notso.web.replicas.exchange import Alone, Body
 from notso.web.replicas.joining import exchange_at
 from notso.web.replicas.valkey_exchange import ValkeyCounters, ValkeyExchange
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
+from scripted_engine import ScriptedEngine
 
 from notso.web.edge.access import mark_of
 from notso.web.sign_in.given_keys import KNOWN_SECONDS, digest_of, is_name, new_key, owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.access import Used
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.store import leases as leases_module
 from notso.web.store.leases import Leases, RunningTurns
 from notso.web.store.protocol import ChatStore, Heartbeat, Orphan
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import StorageError
 
 Start = Callable[..., Any]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from web.store.some_chats import OWNER, a_chat, a_turn
 from web.store.test_sqlite_store import run
 
@@ -18,7 +19,6 @@ from notso.web.store.sqlite import store as sqlite_store
 from notso.web.store.sqlite.connection import fold
 from notso.web.store.sqlite.damage import commits_acknowledged, damage_of
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 from web.store.postgres_server import PostgresServer
 from web.store.some_chats import OWNER, a_chat, a_turn, finished
 
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_id
 

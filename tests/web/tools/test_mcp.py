@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import IMPORTABLE, ScriptedEngine, say
 
 from notso.web.engine.port import Event, Message, ToolCall
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.tools import mcp_servers
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.elicitation import Ask
@@ -216,8 +216,8 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
 
 def test_mcp_is_imported_only_where_it_is_asked_for() -> None:
     program = (
-        "import sys; from notso.web.app import create_app;"
-        "from notso.web.testing.scripted_engine import ScriptedEngine;"
+        f"{IMPORTABLE}from notso.web.app import create_app;"
+        "from scripted_engine import ScriptedEngine;"
         "create_app(ScriptedEngine); sys.exit('mcp' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.rendering.markdown import render_markdown
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns import turns
 from notso.web.values.ids import new_generation_id, new_id
 

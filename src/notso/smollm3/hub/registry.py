@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,14 +220,18 @@ def known_by_hash(sha256: str) -> KnownFile | None:
     return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
 
 
+_writing_ledger = threading.Lock()
+
+
 def remember_hash(path: Path, sha256: str) -> None:
     """Store a hash by path, size and modification time."""
-    ledger = _read_ledger()
-    ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
     target = _ledger_path()
-    temporary = target.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # an unwritable home only costs hashing the file again
+    # Downloads run side by side. What another process adds at the same moment may be lost: it hashes that file again.
+    with _writing_ledger, contextlib.suppress(OSError):  # as it does where the home is not writable
+        ledger = _read_ledger()
+        ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
         target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(ledger))
         temporary.replace(target)
 

@@ -100,7 +100,7 @@ class WeightPlacement:
     def stop(self) -> None:
         """Stop; adopted layers stay."""
         self._stopping.set()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # it was started
             self._thread.join()
         self._finished.set()
 

@@ -40,7 +40,7 @@ class EngineHost:
         self._models = {"": self.default}
         self._keep_alive_s = keep_alive_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
+        self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_changed: list[Callable[[], None]] = []
         # Loads and unloads run one after another in the order requested. A model is loaded beside others if memory was
         # planned for that, otherwise after the requests of another one have ended.
@@ -209,10 +209,6 @@ class EngineHost:
         """Call once on the next load, unload, release or failure."""
         self._when_changed.append(callback)
 
-    async def off_loop(self, work: Callable[[], None]) -> None:
-        """Run blocking engine calls in the submission threads."""
-        await asyncio.get_running_loop().run_in_executor(self._submitters, work)
-
     def close(self) -> None:
         """Close all engines; stop their requests first. `join` waits for them."""
         for served in self.models():
@@ -222,7 +218,7 @@ class EngineHost:
                 served.expires.cancel()
             if engine is not None:
                 self._thread(engine.close)
-        self._submitters.shutdown(wait=False, cancel_futures=True)
+        self.submitters.shutdown(wait=False, cancel_futures=True)
         for task in self._tasks:
             task.cancel()
         self._tell()

@@ -122,7 +122,7 @@ class RunningRequest:
         Raises what `ask`, `load` and `reserve` raise.
         """
         try:
-            off_loop = off_loop or self._among.host.off_loop
+            off_loop = off_loop or self._among.host.submitters.run
             engine = await self.load(model)
             if engine is not None and not self._stopped:
                 ask = await self.reserve(engine, ask, off_loop)
@@ -154,7 +154,7 @@ class RunningRequest:
             return self._within[1]
         self._release_unbegun()
         wanted: list[Wanted] = []
-        await (off_loop or self._among.host.off_loop)(
+        await (off_loop or self._among.host.submitters.run)(
             lambda: wanted.extend(wanted_of(engine, each) for each in ask.each)
         )
         reserved = await quotas.reserve(self.owner, wanted)

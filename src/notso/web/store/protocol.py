@@ -465,8 +465,10 @@ class ChatStore(Protocol):
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""
 
-    async def save_message(self, assistant_message: StoredMessage) -> None:
-        """Save an answer. Ignored if it was deleted or has another generation by now.
+    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
+        """Save an answer, in the owner's turn ("": internal).
+
+        Ignored if it was deleted or has another generation by now.
 
         An answer interrupted by another process can still be completed by its own, but not continued.
         """

@@ -256,8 +256,12 @@ class TurnConsumer:
         rendered = await self._off_loop(lambda: step(self._markdown[channel]))
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
+    @property
+    def _owner(self) -> str:
+        return self.turn.request.options.owner
+
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self.turn.request.options.owner, work)
+        return await self._renderer.run(self._owner, work)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -268,7 +272,7 @@ class TurnConsumer:
     async def _save_partial(self) -> None:
         self._last_save = time.monotonic()
         try:
-            await self._store.save_message(replace(self._message("running"), renderer=0))
+            await self._store.save_message(replace(self._message("running"), renderer=0), self._owner)
         except StorageError as error:
             logger.warning("a partial response was not saved: %s", error)
 
@@ -298,7 +302,7 @@ class TurnConsumer:
         away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
         for pause in (*SAVE_RETRY_SECONDS, *away, None):
             try:
-                await self._store.save_message(message)
+                await self._store.save_message(message, self._owner)
                 return True
             except StorageError as error:
                 logger.error("a response was not saved: %s", error)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
 from notso.smollm3 import EngineError, InvalidRequestError
 from notso.web.api.engine import sessions
@@ -22,7 +23,6 @@ from notso.web.engine.port import AdapterSource, Event, Message, RequestOptions,
 from notso.web.engine.remote import engine_link
 from notso.web.engine.remote.engine_link import EngineLink
 from notso.web.engine.remote.remote_engine import RemoteSource
-from notso.web.testing.scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
 KEY = "a key for front ends only"
 ENGINE: dict[str, Any] = {"engine_api": True, "engine_key": KEY}

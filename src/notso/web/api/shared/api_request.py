@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from notso.smollm3 import (
     Message,
     ModelInfo,
-    Priority,
     RequestOptions,
     SamplingParams,
     ToolName,
@@ -45,9 +44,6 @@ class ApiRequest:
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         """Prompt and parameters of each choice, grouped by prompt."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
-
-    def options_for(self, owner: str, priority: Priority = "api", *, conversation: str | None = None) -> RequestOptions:
-        return replace(self.options, owner=owner, priority=priority, conversation=conversation)
 
 
 IGNORED = "x-notso-ignored"

@@ -208,8 +208,10 @@ async def _response(
             conversation = serializer.id
         cached_of = secrets.token_hex(16) if asked.fresh else owner
         priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-        options = asked.options_for(cached_of, priority, conversation=serializer.id if asked.keep else None)
-        options = replace(options, adapter=choice.adapter)
+        kept_as = serializer.id if asked.keep else None
+        options = replace(
+            asked.options, owner=cached_of, priority=priority, conversation=kept_as, adapter=choice.adapter
+        )
 
         ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
 

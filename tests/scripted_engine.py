@@ -1,4 +1,4 @@
-"""Scripted engine for tests of the pages and for working on them."""
+"""Scripted engine for tests of the pages and APIs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from notso.smollm3 import ContextLengthError, EngineError
@@ -30,6 +31,8 @@ from notso.web.engine.port import (
 )
 from notso.web.values.errors import NotsoError
 
+IMPORTABLE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+"""Code that lets another Python import this module."""
 DEFAULT_REASONING = "The user greets me. I should answer politely and say what I am."
 DEFAULT_ANSWER = "Hello! I say what my **script** says."
 TEMPLATE_TOKENS = 20
