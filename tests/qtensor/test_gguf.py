@@ -347,14 +347,14 @@ def test_a_file_is_written_by_two_at_once(tmp_path: Path) -> None:
     """Each has a temporary file of its own, in one process too; the last one's file stays."""
     path = tmp_path / "a.gguf"
     inner = GGUFWriter(path, durable=False)
-    inner.add_string("name", "inner")
+    inner.add("name", "inner", "string")
 
     def while_writing() -> bytes:
         inner.write()
         return bytes(4)
 
     outer = GGUFWriter(path, durable=False)
-    outer.add_string("name", "outer")
+    outer.add("name", "outer", "string")
     outer.add_tensor("t", (1,), F32, lambda: [while_writing()])
     outer.write()
     with GGUFFile.open(path) as file:
