@@ -7,6 +7,7 @@
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/unpacked_matmul.h"
+#include "slabs.h"
 #include "tile_matmul.h"
 #include "tuning.h"
 
@@ -23,6 +24,9 @@ constexpr KernelTable avx512_entries() {
   KernelTable t = tile_entries("avx512", tiles_from_m, 64);
   t.packed_bytes_lanes = packed_bytes_lanes;
   t.pack_block_lanes = pack_block_lanes;
+  t.slab_kernel = slab_kernel;
+  t.slab_block_bytes = sizeof(SlabBatchBlock);
+  t.pack_slab_batch_row = pack_slab_batch_row;
   return t;
 }
 

@@ -130,7 +130,7 @@ def _cpu() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from notso.qtensor import KernelChoiceError, kernel_choice
+    from notso.qtensor import FORMATS_BY_NAME, KernelChoiceError, kernel_choice
 
     forced = os.environ.get(kernel_choice.KERNELS_VARIABLE, "").strip()
     try:
@@ -141,7 +141,12 @@ def _kernels() -> Iterator[Finding]:
     chosen = kernel_choice.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
     choices = ", ".join(kernel_choice.available_kernels())
-    yield Finding("ok", "kernels", f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}")
+    packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "nothing"
+    yield Finding(
+        "ok",
+        "kernels",
+        f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}; packs {packed}",
+    )
     if kernel_choice.available_kernels() == ["generic"]:
         yield Finding(
             "warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU with AVX2 (most since 2015)"

@@ -210,7 +210,6 @@ def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
         for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "preemptions_total"):
             assert getattr(after, name) == getattr(before, name)
         assert after.kv_blocks_used == 0
-        until(lambda: engine._core._signal.idle_s > 0)
         second_turn(engine, history)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from notso.qtensor import QTensor, ceilings
+from notso.qtensor import ceilings
 from notso.smollm3.diagnostics.peers.process import Task
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import EngineError
@@ -87,8 +87,8 @@ class EngineMeter:
             return None
         # Runs between two steps, so that nothing else computes meanwhile.
         head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
-        data = head.data if isinstance(head, QTensor) else None
-        if data is None or data.size < ceilings.WINDOW_BYTES:
+        data = getattr(head, "data", None)
+        if not isinstance(data, np.ndarray) or data.size < ceilings.WINDOW_BYTES:
             return None
         return max(
             self._engine._core.call(partial(ceilings.read_bandwidth, data, places)) for places in ceilings.PLACES

@@ -214,7 +214,7 @@ class Engine:
 
     @property
     def weight_placement(self) -> str:
-        """Source of the weights: "mmap", "hugepages", or the progress of copying."""
+        """Source of the weights: "mmap", "packed", "hugepages", or the progress of copying."""
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:

@@ -268,7 +268,6 @@ class EngineCore:
 
     def _take(self, request: Request) -> None:
         self._requests[request.sequence] = request
-        self._signal.busy()
         self.background.prefix_warmup.sent(request.sequence)
         if request.initial_events:
             request.generation.write(request.initial_events)
@@ -432,8 +431,6 @@ class EngineCore:
             request.generation.context.run(
                 _log.exception, "the blocks of a request could not be released"
             )  # readers still receive the end
-        if not self._requests:
-            self._signal.idle()
         self.background.disturb()
         request.generation.write(events, last=True)
 

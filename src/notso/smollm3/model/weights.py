@@ -35,6 +35,8 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
+# Matrices that a step reads in turns, and each other one by itself; in the order of MATRICES.
+READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, between `blk.N.` and `.weight`.
 TENSOR_NAMES = {
     "input_layernorm": "attn_norm",

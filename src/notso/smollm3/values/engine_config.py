@@ -15,7 +15,7 @@ from notso.smollm3.values.answer_settings import require_known
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
 
-Placement: TypeAlias = Literal["auto", "mmap", "hugepages"]
+Placement: TypeAlias = Literal["auto", "mmap", "packed", "hugepages"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 MAX_THREADS = 1024
@@ -32,14 +32,15 @@ class EngineConfig:
 
     model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer, at most the model's
     maximum (YaRN doubles the trained context); None: up to 8,192 as memory allows. threads: None: one per physical
-    core. weights: "mmap" uses the mapped file; "hugepages" copies to 2 MiB pages in the background; "auto" copies
-    where it pays and is possible. kv: KV format; "auto" chooses by context and memory. max_num_seqs: concurrent
-    sequences; None: up to 16 as memory allows. speculation: draft tokens where they pay; results are unchanged.
-    cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts; None: no
-    disk cache. device: "cpu"; "cuda" or "cuda:1", refused if unusable; "auto": the first GPU, or the CPU if none can
-    run the model; results are the same. adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
-    chat_template_file: Jinja template used instead of the model file's. beside_bytes: planned size of other engines in
-    this process, beside which nothing is reduced to fit; None: there are none.
+    core. weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the
+    background, packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto"
+    chooses by context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation:
+    draft tokens where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
+    so that conversations survive restarts; None: no disk cache. device: "cpu"; "cuda" or "cuda:1", refused if
+    unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same. adapters: LoRA
+    adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the model file's.
+    beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit; None: there
+    are none.
 
     Raises InvalidRequestError with the field as `param`.
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from notso.qtensor import _native as native
 from notso.qtensor.errors import KernelChoiceError
+from notso.qtensor.formats import Format
 
 KERNELS_VARIABLE = "NOTSO_KERNELS"
 ATTENTION_VARIABLE = "NOTSO_ATTENTION"
@@ -20,6 +21,7 @@ __all__ = [
     "cpu_features",
     "default_threads",
     "end_on_bus_errors",
+    "is_packed",
     "kernels",
     "native",
     "set_threads",
@@ -52,6 +54,11 @@ def use_kernels(name: str) -> None:
         native.use_kernels(name)
     except ValueError as error:
         raise KernelChoiceError(str(error)) from None
+
+
+def is_packed(format: Format) -> bool:
+    """Whether the family in force multiplies packed weights of a format (native/packed_weights.h)."""
+    return bool(native.is_packed(format.ggml_type))
 
 
 def attention_variant() -> str:

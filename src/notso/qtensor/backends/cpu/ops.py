@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.backends.cpu.huge_pages import PackedTensor
 from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pool, key_value_pools
 from notso.qtensor.backends.protocol import RMSNorm
@@ -31,6 +32,7 @@ from notso.qtensor.tensor import QTensor
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 Window = tuple[Integers, KeyValuePool]
+Weight = QTensor | PackedTensor
 
 __all__ = [
     "CACHE_LINE_FLOATS", "KV_FORMATS", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
@@ -74,13 +76,14 @@ def empty(rows: int, columns: int) -> Floats:
     return memory[start : start + rows * columns].reshape(rows, columns)
 
 
-def embed_rows(weight: QTensor, ids: Integers, out: Floats) -> None:
+def embed_rows(weight: Weight, ids: Integers, out: Floats) -> None:
     """out[i] = dequantized row ids[i] of `weight`. ids (L,) int32, out (L, K) float32."""
     _array("ids", ids, np.int32, 1)
     _array("out", out, np.float32, 2, writeable=True)
     _same("out", out.shape, (ids.size, weight.cols))
     _apart("out", out, ids, weight.data)
-    _native(native.embed_rows, weight.data, weight.format.ggml_type, weight.rows, weight.cols, ids, out)
+    shape = weight.rows, weight.cols, weight.slab_stride
+    _native(native.embed_rows, weight.data, weight.format.ggml_type, *shape, ids, out)
 
 
 def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
@@ -107,29 +110,28 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
-def matmul(x: Floats, weight: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
+def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = x @ weight.T with the weight's quantized blocks. x (L, K), weight (N, K), out (L, N) float32.
 
     For quantized weights each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
-    values
-    are exact integers. Float weights are multiplied in float32. With `norm`, x is normalized first.
+    values are exact integers. Float weights are multiplied in float32. With `norm`, x is normalized first.
     """
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
-def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]], *, norm: RMSNorm | None = None) -> None:
+def matmul_many(x: Floats, products: Sequence[tuple[Weight, Floats]], *, norm: RMSNorm | None = None) -> None:
     """Multiply x by several weights like `matmul`; x is quantized once, and the threads share all rows."""
     for i, (_, out) in enumerate(products):
         _apart("out", out, *(other for _, other in products[:i]))
     _matmul(x, products, norm, _PLAIN)
 
 
-def matmul_add(x: Floats, weight: QTensor, out: Floats) -> None:
+def matmul_add(x: Floats, weight: Weight, out: Floats) -> None:
     """out = out + x @ weight.T, bit-identical to `matmul` and `add`."""
     _matmul(x, [(weight, out)], None, _ADD)
 
 
-def matmul_gated(x: Floats, gate: QTensor, up: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
+def matmul_gated(x: Floats, gate: Weight, up: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = silu(x @ gate.T) * (x @ up.T), bit-identical to `matmul_many` and `silu_mul`; gate and up (N, K)."""
     _matmul(x, [(gate, out), (up, out)], norm, _GATED)
 
@@ -137,7 +139,7 @@ def matmul_gated(x: Floats, gate: QTensor, up: QTensor, out: Floats, *, norm: RM
 _PLAIN, _ADD, _GATED = 0, 1, 2  # how the native matmul combines its products
 
 
-def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm | None, combine: int) -> None:
+def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm | None, combine: int) -> None:
     _array("x", x, np.float32, 2)
     if not products or x.size == 0:
         raise OperandError("matmul needs at least one weight and one row")
@@ -157,6 +159,7 @@ def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm
         x,
         [weight.data for weight in weights],
         [weight.format.ggml_type for weight in weights],
+        [weight.slab_stride for weight in weights],
         [out for _, out in products],
         None if norm is None else norm.weight,
         0.0 if norm is None else float(norm.eps),
