@@ -123,7 +123,7 @@ def test_regenerate_asks_the_last_question_again(engine: Any, notso: Run) -> Non
     engine.says("Yes.")
     result = notso("chat", stdin="/regenerate\none\n/regenerate\n")
 
-    assert "no message to answer again" in result.err
+    assert "no message to regenerate" in result.err
     assert [said(engine, turn) for turn in range(2)] == [[("user", "one")]] * 2
     assert engine.params[0].seed != engine.params[1].seed
 

@@ -107,7 +107,7 @@ def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None
     result = notso("run", "-m", str(small_model), "--context", "64", "x" * 100)
 
     assert result.code == 1
-    assert "the context holds 64. Shorten the prompt" in result.err
+    assert "the context is 64. Shorten the prompt" in result.err
 
 
 @pytest.mark.parametrize("verb", ["run", "inspect", "verify", "bench", "serve"])
@@ -214,7 +214,7 @@ def test_verify_compares_with_goldens(notso: Run, small_model: Path, tmp_path: P
     result = notso("verify", str(small_model), "--golden-file", str(tmp_path / "wrong.json"), "--json")
     assert result.code == 3 and json.loads(result.out)["ok"] is False
     result = notso("verify", str(small_model), "--golden")
-    assert result.code == 2 and "of another model" in result.err
+    assert result.code == 2 and "belong to another model" in result.err
 
 
 def test_perplexity_and_divergence(notso: Run, small_model: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     lines = result.out.splitlines()
     assert any(line.startswith("fail  kernels: ") and "unset NOTSO_KERNELS" in line for line in lines)
     assert any(
-        line.startswith("fail  model: missing.gguf is neither a model file nor the name of an installed model, ")
+        line.startswith("fail  model: missing.gguf is neither a model file nor the name of an installed model")
         for line in lines
     )
     assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)

@@ -280,7 +280,7 @@ def test_offline_nothing_is_offered(
     shown = page(server)
     assert "Offline mode is on" in shown and "Download</button>" not in shown
     begin(server, official_file)
-    assert "switched off" in wait_for(server, "failed").failure and fake_hub.requests == []
+    assert "disabled" in wait_for(server, "failed").failure and fake_hub.requests == []
 
 
 def test_one_download_at_a_time(
