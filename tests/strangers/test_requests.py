@@ -1,0 +1,124 @@
+"""Requests of other programs, turn by turn, in the shape that they send: each is answered with what it asks for.
+
+docs/programs.md is made from the same corpus (programs.py): a program is listed there because its sessions pass here.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from strangers.corpus import Said, Whole, at, filled, said, sessions, whole_answer
+from strangers.programs import page
+
+from notso.smollm3 import Engine
+from notso.web.app import create_app
+from notso.web.server import ChatServer, address_of, listen
+from notso.web.values.settings import Settings
+
+SESSIONS = sessions()
+PROGRAMS = {each["program"] for each in SESSIONS}
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """The demo model behind the server's own port and Ollama's."""
+    settings = Settings(port=0, ollama_port=0, data_dir=tmp_path_factory.mktemp("strangers"))
+    sockets = [listen(settings), listen(settings, 0)]
+    app = create_app(Engine.load, settings)
+    app.state.ollama_port = sockets[1].getsockname()[1]
+    ready = threading.Event()
+    server = ChatServer(app, address_of(sockets[0], settings), lambda address: ready.set())
+    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets})
+    thread.start()
+    assert ready.wait(60)
+    own, ollama = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in sockets)
+    yield {"own": own, "ollama": ollama}
+    server.should_exit = True
+    thread.join()
+
+
+def _schema(body: Mapping[str, Any]) -> Any:
+    """The JSON schema that a request sends for its answer, if any."""
+    for pointer in (
+        "/response_format/json_schema/schema",
+        "/text/format/schema",
+        "/output_config/format/schema",
+        "/structured_outputs/json",
+        "/format",
+    ):
+        if isinstance(schema := at(body, pointer), dict):
+            return schema
+    return None
+
+
+def _parameters(body: Mapping[str, Any], name: str) -> Any:
+    """The schema of a tool's arguments, as any API is given it."""
+    tools = [tool.get("function", tool) for tool in body["tools"]]
+    tool = next(each for each in tools if each.get("name") == name)
+    return tool.get("parameters") or tool.get("input_schema")
+
+
+def check(turn: Mapping[str, Any], body: Mapping[str, Any], whole: Whole, answer: Said) -> None:
+    """An answer has what was expected of it."""
+    expected = dict(turn["expected"])
+    expected.pop("ignored", None)
+    for pointer in expected.pop("has", ()):
+        assert at(whole, pointer) is not None, pointer
+    if expected.pop("text", False):
+        assert answer.text.strip()
+    if name := expected.pop("call", None):
+        assert [called for called, _ in answer.calls][:1] == [name], answer
+    for called, arguments in answer.calls:  # also where the choice was the model's
+        jsonschema.validate(arguments, _parameters(body, called))
+    if expected.pop("json", False):
+        value = json.loads(answer.text)
+        schema = _schema(body)
+        jsonschema.validate(value, schema if schema is not None else {"type": "object"})
+    if stops := expected.pop("stop", ()):
+        assert not any(stop in answer.text for stop in stops)
+    if (most := expected.pop("tokens", None)) is not None:
+        assert answer.tokens is not None and 0 < answer.tokens <= most
+    if (thinking := expected.pop("thinking", None)) is not None:
+        assert bool(answer.thought.strip()) == thinking
+    assert not expected, f"nothing checks {sorted(expected)}"
+
+
+@pytest.mark.parametrize("session", SESSIONS, ids=lambda each: f"{each['program']}: {each['session']}")
+def test_each_turn_is_answered_with_what_it_asks_for(addresses: Mapping[str, str], session: dict[str, Any]) -> None:
+    answers: list[Whole] = []
+    for turn in session["turns"]:
+        body = filled(turn.get("body"), answers)
+        content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        headers = session["headers"] | turn.get("headers", {})
+        address = addresses[session.get("port", "own")] + turn["address"]
+        reply = httpx.request(turn["method"], address, content=content, headers=headers, timeout=60)
+        where = f"{turn['method']} {turn['address']}"
+        assert reply.status_code == 200, f"{where}: {reply.text}"
+        ignored = [name.strip() for name in reply.headers.get("x-notso-ignored", "").split(",") if name]
+        assert ignored == turn["expected"].get("ignored", []), where
+        whole = whole_answer(turn["address"], reply.headers["content-type"], reply.text)
+        answers.append(whole)
+        is_answer = turn["method"] == "POST" and "has" not in turn["expected"]
+        check(turn, body, whole, said(turn["address"], whole) if is_answer else Said("", "", (), None))
+
+
+def test_the_corpus_is_as_large_as_it_says() -> None:
+    """Programs, and those that send tools or a schema; each names the file that its requests were read from."""
+    assert len(PROGRAMS) >= 45
+    bodies = [(each["program"], turn.get("body") or {}) for each in SESSIONS for turn in each["turns"]]
+    assert len({name for name, body in bodies if body.get("tools") or _schema(body)}) >= 25
+    assert all(each["source"] and each["version"] and each["turns"] for each in SESSIONS)
+    names = [(each["program"], each["session"]) for each in SESSIONS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_of_supported_programs_is_current() -> None:
+    page_path = Path(__file__).parents[2] / "docs" / "programs.md"
+    assert page_path.read_text("utf-8") == page(), "python tests/strangers/programs.py > docs/programs.md"
