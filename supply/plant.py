@@ -52,9 +52,9 @@ def helped(*arguments: str) -> str:
 @contextlib.contextmanager
 def served(**settings: Any) -> Iterator[tuple[Any, Any]]:
     """Run a server with a scripted engine; return both."""
+    from scripted_engine import ScriptedEngine
     from web.conftest import Running
 
-    from notso.web.testing.scripted_engine import ScriptedEngine
     from notso.web.values.settings import Settings
 
     with tempfile.TemporaryDirectory() as folder:

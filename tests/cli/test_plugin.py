@@ -71,7 +71,7 @@ def test_a_name_that_is_installed_is_refused(notso: Notso, tmp_path: Path, monke
 
     refused = notso("plugin", "new", "kind", "--folder", str(tmp_path / "new"))
 
-    assert refused.code == 2 and "'kind': a plugin of that name is installed" in refused.err
+    assert refused.code == 2 and "'kind': a plugin of that name is already installed" in refused.err
 
 
 def test_one_that_is_not_installed_is_refused_before_anything_starts(notso: Notso, tmp_path: Path) -> None:

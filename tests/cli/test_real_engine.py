@@ -333,9 +333,19 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     assert result.code == 1
     lines = result.out.splitlines()
     assert any(line.startswith("fail  kernels: ") and "unset NOTSO_KERNELS" in line for line in lines)
-    assert any(line.startswith("fail  model: there is no model file at missing.gguf, ") for line in lines)
+    assert any(
+        line.startswith("fail  model: missing.gguf is neither a model file nor the name of an installed model, ")
+        for line in lines
+    )
     assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)
     assert any("offline (HF_HUB_OFFLINE)" in line for line in lines)
+
+
+def test_doctor_reads_what_it_calls_a_model(notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.gguf").write_text("no model\n")
+    monkeypatch.setenv("NOTSO_MODEL", str(tmp_path / "text.gguf"))
+    told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
+    assert told["model"]["status"] == "fail" and "does not run" in told["model"]["message"]
 
 
 def test_doctor_finds_a_port_in_use(notso: Run) -> None:

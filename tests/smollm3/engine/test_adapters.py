@@ -203,7 +203,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"use_dora": True}, "DoRA"),
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern holds a value that is no number"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern must have numbers as values"),
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"r": 0}, "r at least 1"),
         ({"r": 10**400}, "r must be numbers"),

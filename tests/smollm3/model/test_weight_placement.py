@@ -72,3 +72,21 @@ def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
     assert [event.kind for event in events][-2:] == ["usage", "end"]
     with pytest.raises(InvalidRequestError, match="closed"):
         engine.logits(IDS)
+
+
+def test_what_was_not_started_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that fails while it is made is closed before its threads run."""
+    from notso.smollm3.model.weight_placement import WeightPlacement
+
+    stopped: list[str] = []
+    stop = WeightPlacement.stop
+
+    def fail(placement: WeightPlacement) -> None:
+        stop(placement)
+        stopped.append(placement.state)
+        raise RuntimeError("no thread")
+
+    monkeypatch.setattr(WeightPlacement, "start", fail)
+    with pytest.raises(RuntimeError, match="no thread"):
+        Engine.load(demo_path(), weights="hugepages")
+    assert stopped == ["mmap"]

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.submit import title_of
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
 

@@ -269,7 +269,7 @@ class _Rounds:
 def _rate(task: Task, seconds: list[float]) -> float:
     kind, tokens, last = task
     if sum(seconds) <= 0:
-        raise EngineError(f"nothing was measured of {_name(task)}")
+        raise EngineError(f"no measurement of {_name(task)}")
     return tokens * (last if kind == "batch" else 1) / sum(seconds)
 
 

@@ -118,7 +118,7 @@ class EngineMeter:
             watch.stop()
         last = max(watches, key=lambda watch: watch.times[0] if watch.times else math.inf)
         if len(last.times) <= tokens or any(watch.times[-1] < last.times[tokens] for watch in watches):
-            raise EngineError(f"{sequences} answers were not written at the same time: load with more max_num_seqs")
+            raise EngineError(f"{sequences} answers were not generated concurrently: increase max_num_seqs")
         return last.steps[:tokens]
 
     def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
@@ -126,7 +126,7 @@ class EngineMeter:
         watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
-            raise EngineError(f"{tokens} tokens were asked for, {len(watch.times)} came one by one")
+            raise EngineError(f"{tokens} tokens were requested, but {len(watch.times)} were received one by one")
         return watch
 
     def params(self, tokens: int) -> SamplingParams:

@@ -48,7 +48,7 @@ class WeightPlacement:
         """Prepare the copy. Raises InvalidRequestError for "packed" (or "hugepages") without system support."""
         # `signal` is woken on the copying thread when there is something to adopt.
         if wanted in ("packed", "hugepages") and not backend.has_weight_arena:
-            raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
+            raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
         self._file = file
         self._signal = signal
         self._backend = backend
@@ -93,7 +93,7 @@ class WeightPlacement:
     def stop(self) -> None:
         """Stop; adopted layers stay."""
         self._stopping.set()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # it was started
             self._thread.join()
         self._finished.set()
 

@@ -106,7 +106,7 @@ class RequestOptions:
         senseless = ["date", "continue_last", "when_full", *(["tools", "tool_choice"] if is_text else [])]
         for name in senseless:
             if getattr(self, name) != getattr(RequestOptions(), name):
-                raise InvalidRequestError(f"{name} needs messages; this prompt is read as it is", param=name)
+                raise InvalidRequestError(f"{name} requires messages; this prompt has no chat template", param=name)
 
 
 def _require(holds: bool, name: str, what: str) -> None:

@@ -1,8 +1,8 @@
-"""Tensors copied to anonymous memory on 2 MiB pages, packed for the processor where its kernels have that.
+"""Tensors copied to anonymous memory on 2 MiB pages, packed if the processor's kernels support it.
 
-A mapped file lies on 4 KiB pages (a fifth of them larger, on file systems that can), and walking their table costs
-decoding a quarter to a third of its speed. A packed tensor has the same bytes in the order in which vectors take them
-(native/packed_weights.h), so results are the same bit for bit either way.
+A mapped file uses 4 KiB pages (a fifth of them larger on some file systems); page table walks slow decoding down by a
+quarter to a third. A packed tensor has the same bytes in the order in which vectors are loaded
+(native/packed_weights.h), so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from notso.qtensor.formats import Format
 from notso.qtensor.tensor import QTensor
 
 PAGE_BYTES = 2 << 20
-TENSOR_ALIGNMENT = 4096  # each tensor begins on a small page, so that none shares a cache line with another
-COPY_BYTES = 8 << 20  # one piece of a copy; the interpreter's lock is free while it lasts
-SLAB_ROWS = 64  # native/packed_weights.h; tensors with fewer rows are not packed, which fills up the last 32
+TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
+COPY_BYTES = 8 << 20  # copied at a time, without the interpreter's lock
+SLAB_ROWS = 64  # native/packed_weights.h; smaller tensors are not packed, as the last 32 rows are padded
 
-LARGE_BYTES = 4 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
+LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
 
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def available() -> bool:
-    """Whether the kernel gives 2 MiB pages to memory that asks for them."""
+    """Return whether the kernel provides 2 MiB pages on request."""
     try:
         return "[never]" not in _POLICY.read_text() and hasattr(mmap, "MADV_HUGEPAGE")
     except OSError:
@@ -39,10 +39,11 @@ def available() -> bool:
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
-    """`size` bytes of zeros that take memory page by page as they are first written.
+    """Return `size` zero bytes whose pages are allocated when first written.
 
-    Large ones lie on 2 MiB pages where the system has them and unless `large_pages` is False: for what is written here
-    and there, and mostly never. Raises QTensorError when there is no room for them.
+    Large sizes use 2 MiB pages where available, unless `large_pages` is False, which suits sparsely written memory.
+    Raise
+    QTensorError if there is not enough address space.
     """
     large = large_pages and size >= LARGE_BYTES and available()
     try:
@@ -76,11 +77,11 @@ class PackedTensor:
 
 
 class HugePageArena:
-    """Room for a known amount of tensors. Memory is taken page by page as tensors are copied in."""
+    """Memory for a known amount of tensors, allocated page by page as tensors are copied."""
 
     def __init__(self, tensor_bytes: int, tensor_count: int) -> None:
-        """Reserve address space for `tensor_count` tensors of `tensor_bytes` together. Raises QTensorError."""
-        # Packing fills up the last 32 rows; what is not used takes no memory.
+        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raise QTensorError."""
+        # Packing pads the last 32 rows; address space that is not used takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -93,13 +94,13 @@ class HugePageArena:
 
     @property
     def layout(self) -> str:
-        """ "packed", or "hugepages" while rows lie as in the file."""
+        """ "packed", or "hugepages" if rows are as in the file."""
         return "packed" if self._packed else "hugepages"
 
     def copy(self, *tensors: QTensor) -> tuple[QTensor | PackedTensor, ...]:
-        """The same tensors in this arena; those of one height, which are read in turns, slab by slab in turns.
+        """Return copies of the tensors in this arena; slabs of tensors with equal rows are interleaved.
 
-        Raises QTensorError when the arena is full.
+        Raises QTensorError if it is full.
         """
         if not all(tensor.rows >= SLAB_ROWS and is_packed(tensor.format) for tensor in tensors):
             return tuple(self._copied(tensor) for tensor in tensors)
@@ -141,7 +142,7 @@ def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
 
 
 def huge_page_bytes() -> int:
-    """Anonymous memory of this process that lies on huge pages (0 where the system does not say)."""
+    """Return the anonymous memory of this process on huge pages (0 if unknown)."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -52,7 +52,7 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
     fields = await read_body(request, lambda body: read_fields(ControlFields, body, {}))
     running = services.shared.requests.find(fields.id, owner)
     if running is None:
-        raise ApiError(404, "not_found", "no answer of that id is being written", param="id")
+        raise ApiError(404, "not_found", "no response with that id is being generated", param="id")
     running.answer_now()
     return JSONResponse({"id": fields.id, "action": fields.action, "success": True})
 
@@ -64,7 +64,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
     if not _NUMBER.fullmatch(named if last is None else last):
-        raise invalid("from", "from must be the number of an event: 0 or more")
+        raise invalid("from", "from must be an event number, 0 or more")
     start = int(named) if last is None else int(last) + 1
     services.reread_streams.opened(owner)
     if isinstance(stream, AnswerElsewhere):
@@ -90,12 +90,12 @@ async def stop(request: Request, services: Services, owner: Owner) -> Response:
 async def _streams(request: Request, services: ApiServices, owner: str) -> ResumableStream | AnswerElsewhere:
     for name in request.query_params:
         if name not in ("conv_id", "from"):
-            raise unsupported(printable(name), "only conv_id and from are known here")
+            raise unsupported(printable(name), "only conv_id and from are supported")
     conversation = request.query_params.get("conv_id", "")
     if not conversation:
-        raise invalid("conv_id", "conv_id is required: what was sent as X-Conversation-Id")
+        raise invalid("conv_id", "conv_id is required: the value of X-Conversation-Id")
     here = services.resumable_streams.find(owner, conversation)
     stream = here or await services.resumable_streams.elsewhere.find(owner, conversation)
     if stream is None:
-        raise ApiError(404, "not_found", "no answer of that conversation is kept", param="conv_id")
+        raise ApiError(404, "not_found", "no response is kept for that conversation", param="conv_id")
     return stream

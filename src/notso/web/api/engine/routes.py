@@ -187,7 +187,7 @@ async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
     except Problem as problem:
         return _json({"error": packed_error(EngineError(problem.sentence))})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _json({"error": packed_error(EngineError("what a front end sent is not understood"))}, 400)
+        return _json({"error": packed_error(EngineError("the front end sent an invalid request"))}, 400)
     except Exception:
         logger.exception("a front end's request failed")
-        return _json({"error": packed_error(EngineError("the engine failed; its log says why"))})
+        return _json({"error": packed_error(EngineError("the engine failed; see its log"))})

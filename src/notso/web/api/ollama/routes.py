@@ -43,7 +43,9 @@ async def _answer(
     parse: Callable[[Mapping[str, Any]], OllamaRequest],
 ) -> Response:
     if CONVERSATION in request.headers:
-        raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: lines of JSON carry no numbers")
+        raise unsupported(
+            CONVERSATION, "X-Conversation-Id is not supported here, because JSON lines have no event numbers"
+        )
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
@@ -90,6 +92,4 @@ async def embed() -> Response:
 @router.delete("/api/delete")
 async def manage() -> Response:
     """Not supported: models are managed by the web page and the command line."""
-    raise ApiError(
-        400, "not_supported", "models are not managed by this API: use `notso pull`, or the page about models"
-    )
+    raise ApiError(400, "not_supported", "models are not managed by this API: use `notso pull` or the Models page")

@@ -37,7 +37,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     return at once; the response is polled by id."""
     asked = await _read(request, services, owner, parse_response_request)
     if asked.keep and services.shared.store.read_only:
-        raise ApiError(503, "storage_failed", "the database is damaged and only read; send store: false")
+        raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:

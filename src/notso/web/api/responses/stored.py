@@ -39,7 +39,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if streams not in ("true", "false"):
         raise invalid("stream", "stream must be true or false")
     if start is not None and (streams == "false" or not _NUMBER.fullmatch(start)):
-        raise invalid("starting_after", "starting_after must be the number of an event, with stream: true")
+        raise invalid("starting_after", "starting_after must be an event number, and requires stream: true")
     running = _running(services, owner, response_id)
     if streams == "true":
         if running is None:
@@ -48,7 +48,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
             await found_response(services, owner, response_id, "response_id")
-            raise unsupported("stream", "the events of this response are not kept; ask without stream")
+            raise unsupported("stream", "the events of this response are not kept; use stream: false")
         services.reread_streams.opened(owner)
         again = running.serializer.again()
         events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
@@ -90,7 +90,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
         return await large_response(lambda: body)
     stored = await found_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
-        raise ApiError(400, "invalid_value", "only a response in the background can be cancelled", param="response_id")
+        raise ApiError(400, "invalid_value", "only a background response can be cancelled", param="response_id")
     return await large_response(lambda: stored.body)
 
 
@@ -124,7 +124,7 @@ async def found_response(services: ApiServices, owner: str, id: str, param: str)
     """Return a response by id. Raise ApiError (404) naming `param` if unknown."""
     found = await stored_response(services, owner, id)
     if found is None:
-        raise ApiError(404, "not_found", "no response of that id is stored", param=param)
+        raise ApiError(404, "not_found", "no response with that id is stored", param=param)
     return found
 
 
@@ -146,7 +146,7 @@ def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> t
     """Return the query and the header of ignored names. Raise ApiError (400) for unknown ones."""
     for name in request.query_params:
         if name not in names and name not in HINTS:
-            raise unsupported(printable(name), "this is not known here; leave it out")
+            raise unsupported(printable(name), "unknown field; remove it")
     hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
     if services.shared.settings.strict_fields:
         refuse_hints(GivenHint(name, name, False) for name in hints)

@@ -55,7 +55,7 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
     for listed, entry in await _entries(services):
         if listed == choice:
             return JSONResponse(_anthropic_entry(entry) if ANTHROPIC_VERSION in request.headers else entry)
-    raise ApiError(404, "model_not_found", "that model is not here any more", param="model")
+    raise ApiError(404, "model_not_found", "that model is no longer installed", param="model")
 
 
 def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _info(services: Services) -> ModelInfo:
     require_serving(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None and failure:
-        raise ApiError(503, "model_failed", f"no model can answer: {failure}", retry_after_seconds=60)
+        raise ApiError(503, "model_failed", f"no model is available: {failure}", retry_after_seconds=60)
     if info is None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
     return info
@@ -142,7 +142,7 @@ _refused = partial(ApiError, 400, "not_supported")
 @router.post("/embeddings")
 async def embeddings() -> Response:
     """Not supported: SmolLM3 was not trained for embeddings."""
-    raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
+    raise _refused(f"{_CHAT}: it was not trained for embeddings")
 
 
 @router.post("/v1/rerank")
@@ -151,11 +151,11 @@ async def embeddings() -> Response:
 @router.post("/reranking")
 async def rerank() -> Response:
     """Not supported: SmolLM3 was not trained for ranking."""
-    raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
+    raise _refused(f"{_CHAT}: it was not trained for ranking; use a chat completion")
 
 
 @router.post("/v1/infill")
 @router.post("/infill")
 async def infill() -> Response:
     """Not supported: the vocabulary has no infill tokens."""
-    raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")
+    raise _refused(f"{_CHAT}: it was not trained to fill in the middle; use a chat completion")

@@ -45,21 +45,18 @@ class TokenizeFields(Fields):
 
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
-    "prompt": works("the text, as vLLM's clients call it; the answer then has `count` and `max_model_len`, too"),
-    "parse_special": works(
-        "true: the spelling of a control token is that token, else it is plain text; left out: true with `prompt`, as "
-        "vLLM does it"
-    ),
-    "with_pieces": works("true: each token with its text"),
-    "add_special_tokens": works("the model's tokenizer adds none"),
-    "add_special": works("the vocabulary has no token that begins every text, so none is added"),
-    "model": works("the model that reads the text; the default one if left out"),
-    "messages": works("in place of a text, as vLLM has it: a conversation, whose prompt is told with `count`"),
-    "tools": works("beside `messages`, as in a chat completion"),
-    "add_generation_prompt": works("beside `messages`, as in a chat completion"),
-    "continue_final_message": works("beside `messages`, as in a chat completion"),
-    "chat_template_kwargs": works("beside `messages`, as in a chat completion"),
-    "return_token_strs": works("true: the answer has `token_strs`, the text of each token"),
+    "prompt": works("the text, by vLLM's name; the response then has `count` and `max_model_len`, too"),
+    "parse_special": works("true: recognize control tokens in the text; default: true with `prompt`, as in vLLM"),
+    "with_pieces": works("true: return each token with its text"),
+    "add_special_tokens": works("the tokenizer adds none"),
+    "add_special": works("the model has no begin-of-text token"),
+    "model": works("the model; default: the default model"),
+    "messages": works("instead of a text, as in vLLM: a conversation, whose prompt is returned with `count`"),
+    "tools": works("with `messages`, as in a chat completion"),
+    "add_generation_prompt": works("with `messages`, as in a chat completion"),
+    "continue_final_message": works("with `messages`, as in a chat completion"),
+    "chat_template_kwargs": works("with `messages`, as in a chat completion"),
+    "return_token_strs": works("true: return `token_strs`, the text of each token"),
 }
 _OF_CHATS = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -106,9 +103,9 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
     asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
     if not given:
-        raise invalid("content", "content must be a text; or give prompt or messages, where content is not there")
+        raise invalid("content", "content must be text; or give prompt or messages, where content is not there")
     if len(given) > 1:
-        raise invalid("content", f"only one of {' and '.join(given)} can be given")
+        raise invalid("content", f"only one of {' and '.join(given)} is allowed")
     if asked.messages is None:
         return asked, None
     return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
@@ -167,7 +164,7 @@ async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
     asked = await read_body(request, parse_chat_request)
     if asked.options.continue_last:
-        raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
+        raise invalid("messages", "the template cannot continue a response: remove the last assistant message")
     async with serving(services, asked.model) as model:
         engine = model.engine
         dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)

@@ -46,7 +46,7 @@ async def login(request: Request, services: Services) -> Response:
     key = (await read_form(request)).get("api_key", "")
     caller = await ring.caller_with(key)
     if caller is None and not ring.open:
-        await _audit(request, services, NOBODY, "showed a wrong key")
+        await _audit(request, services, NOBODY, "used a wrong key")
         return await _ask(request, services, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
     await _begin_session(request, services, response, caller, secure=_is_secure(request))
