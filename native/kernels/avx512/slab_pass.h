@@ -1,8 +1,7 @@
 // Products of packed K-quants (packed_weights.h): sixteen rows of the weight are the lanes, and batch rows are
 // broadcast, four bytes at a time, by the product itself. Nothing has to be brought in order and no sum is reduced.
 //
-// A block is taken in pairs of groups A and B of values that have a scale each: the two words of a row's dword. B's
-// values may lie some bits up in their bytes. Where no sum outgrows a word, which magnitudes tell, both meet their
+// B's values may lie some bits up in their bytes. Where no sum outgrows a word, which magnitudes tell, both meet their
 // scales in one vpdpwssd; else each as a dword. Both give the same integers.
 #pragma once
 
@@ -12,7 +11,7 @@
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
-#include "packed_weights.h"
+#include "kernels/x86/slab_source.h"
 
 namespace qtensor {
 namespace {
@@ -62,27 +61,18 @@ QTENSOR_INLINE __m512i dword_to_all(const void* from) {
   return _mm512_set1_epi32(value);
 }
 
-constexpr int kLanes = 16;
-// Of sixteen of a group's rows: a half of each line.
-struct Lines {
-  const uint8_t *at, *halves;
-  QTENSOR_INLINE __m512i operator[](int u) const { return _mm512_loadu_si512(at + kLineBytes * u); }
-};
+QTENSOR_INLINE __m512i line(Lines w, int u) { return _mm512_loadu_si512(w.at + kLineBytes * u); }
 
 struct SlabHeader {
   __m512i scale[8], min[4];  // [pair]: two words for each row
   __m512 d, dmin;
 };
-// With mins (Q4_K and Q5_K) pairs are sub-blocks of 32 that follow one another.
-struct PairsWithMins {
-  static constexpr int pairs = 4, fours = 8;
-  static constexpr bool has_min = true;
-  static constexpr int a(int pair, int four) { return 64 * pair + 4 * four; }  // where activations are
-  static constexpr int b(int pair, int four) { return a(pair, four) + 32; }
+struct SlabWithMins : PairsWithMins {
   static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest32; }
 
   QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
-    const __m512i d = w[0], scales = w[1], mins = w[2], rest = w[3];  // lower nibbles of the last four of each
+    const __m512i d = line(w, 0), scales = line(w, 1), mins = line(w, 2),
+                  rest = line(w, 3);  // lower nibbles of the last four of each
     const __m512i six = _mm512_set1_epi8(63), four = _mm512_set1_epi8(15), up = _mm512_set1_epi8(48);
     const auto joined = [&](__m512i low, __m512i high) __attribute__((always_inline)) {
       return _mm512_ternarylogic_epi32(_mm512_and_si512(low, four), _mm512_srli_epi16(high, 2), up, 0xf8);
@@ -106,25 +96,23 @@ struct PairsWithMins {
 template <class Block>
 struct SlabPairs;  // `shift`: how far B's values lie up; `largest`: the largest magnitude of a value in a sum
 template <>
-struct SlabPairs<BlockQ4_K> : PairsWithMins {
+struct SlabPairs<BlockQ4_K> : SlabWithMins {
   static constexpr int shift = 4, largest = 15;
-  static constexpr bool keeps = true;
   QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
-    const __m512i v = w[Packing<BlockQ4_K>::values(pair, four)];
+    const __m512i v = line(w, Packing<BlockQ4_K>::values(pair, four));
     a = _mm512_and_si512(v, _mm512_set1_epi8(15));
     b = _mm512_and_si512(v, _mm512_set1_epi8(char(0xf0)));
   }
 };
 template <>
-struct SlabPairs<BlockQ5_K> : PairsWithMins {
+struct SlabPairs<BlockQ5_K> : SlabWithMins {
   static constexpr int shift = 3, largest = 31;
-  static constexpr bool keeps = true;
   QTENSOR_INLINE static __m512i moved(__m512i v, int from, int to) {
     return from < to ? _mm512_slli_epi16(v, to - from) : from > to ? _mm512_srli_epi16(v, from - to) : v;
   }
   QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
     using P = Packing<BlockQ5_K>;
-    const __m512i v = w[P::values(pair, four)], fifth = w[P::fifth_bits(four)];
+    const __m512i v = line(w, P::values(pair, four)), fifth = line(w, P::fifth_bits(four));
     a = _mm512_ternarylogic_epi32(_mm512_and_si512(v, _mm512_set1_epi8(15)), moved(fifth, 2 * pair, 4),
                                   _mm512_set1_epi8(16), 0xf8);
     b = _mm512_ternarylogic_epi32(_mm512_and_si512(_mm512_srli_epi16(v, 1), _mm512_set1_epi8(0x78)),
@@ -134,7 +122,7 @@ struct SlabPairs<BlockQ5_K> : PairsWithMins {
 template <>
 struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
   static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
-  static constexpr bool has_min = false, keeps = true;
+  static constexpr bool has_min = false;
   static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
   static constexpr int b(int pair, int four) { return a(pair, four) + 64; }
   static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest16; }
@@ -142,7 +130,7 @@ struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums 
   QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
 #pragma GCC unroll 2
     for (int n = 0; n < 2; n++) {  // A's scales are the bytes of one dword, B's of the next
-      const __m512i a = w[2 * n], b = w[2 * n + 1];
+      const __m512i a = line(w, 2 * n), b = line(w, 2 * n + 1);
       const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
       const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
       h.scale[4 * n] = _mm512_srai_epi16(_mm512_slli_epi16(low, 8), 8);
@@ -155,7 +143,7 @@ struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums 
   QTENSOR_INLINE static void values(Lines w, int pair, int i, __m512i& a, __m512i& b) {
     using P = Packing<BlockQ6_K>;
     const int n = pair / 4, second = pair / 2 % 2, at = 4 * (pair % 2) + i;
-    const __m512i v = w[P::values(n, second, at)], upper = w[P::upper_bits(n, at)];
+    const __m512i v = line(w, P::values(n, second, at)), upper = line(w, P::upper_bits(n, at));
     const __m512i four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(48);
     a = _mm512_ternarylogic_epi32(_mm512_and_si512(v, four), _mm512_slli_epi16(upper, second ? 2 : 4), two, 0xf8);
     b = _mm512_ternarylogic_epi32(_mm512_and_si512(_mm512_srli_epi16(v, 4), four),
@@ -163,23 +151,19 @@ struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums 
   }
 };
 
-// Where a pass over a block has its values from: the first of several keeps those that are costly to unpack.
-enum class Source { unpacked, unpacked_and_kept, kept };
-struct alignas(64) KeptValues {
-  uint8_t q[64][64];
-};
+// Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
+constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
-// What a pass over two groups of a slab's block works on: batch rows `x`, and sums as [group][m][16 rows].
 struct SlabPass {
   Lines lines[2];
   SlabHeader header[2];
   KeptValues kept[2];
-  const uint8_t* later;  // memory to ask for, so many lines with each pair
+  const uint8_t* later;  // memory to ask for, so many lines of 64 bytes with each pair
   int64_t asked;
   int64_t m;
 };
 
-// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of two groups and M batch rows, where acc is [group][m][16 rows].
+// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [half][m][16 rows].
 // FITS: no sum outgrows a word.
 template <class Block, int M, bool FITS, Source SOURCE>
 QTENSOR_INLINE void slab_block(SlabPass& t, const SlabBatchBlock* x, float* acc) {
@@ -253,7 +237,7 @@ QTENSOR_INLINE void slab_block(SlabPass& t, const SlabBatchBlock* x, float* acc)
           mins = _mm512_dpwssd_epi32(mins, t.header[g].min[pair], dword_to_all(x[j].sums32 + 2 * pair));
         f = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), t.header[g].dmin, f);
       }
-      float* const to = acc + kLanes * (t.m * g + j);
+      float* const to = acc + 16 * (t.m * g + j);
       _mm512_store_ps(to, _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
     }
 }
@@ -271,78 +255,6 @@ __attribute__((noinline)) void slab_pass(SlabPass& t, const SlabBatchBlock* x, f
     slab_block<Block, M, true, SOURCE>(t, x, acc);
   else
     slab_block<Block, M, false, SOURCE>(t, x, acc);
-}
-template <class Block, Source SOURCE, int M>
-QTENSOR_INLINE void pass_of(int64_t count, SlabPass& t, const SlabBatchBlock* x, float* acc) {
-  if constexpr (M > (SOURCE == Source::unpacked ? 1 : 2))  // of several passes the least is that of five: three and two
-    if (count < M) return pass_of<Block, SOURCE, M - 1>(count, t, x, acc);
-  slab_pass<Block, SOURCE, M>(t, x, acc);
-}
-
-// Two groups share each broadcast, and so many batch rows the registers: two sums of each in either. More of them go in
-// passes, as even as can be. Each asks for its share of a later block: docs/kernels/packed.md.
-constexpr int kMostAtOnce = 4, kBlocksAhead = 2;
-
-template <class Block>
-void slab_batch_rows(int64_t m, const uint8_t* slab, int64_t groups, int64_t blocks, const SlabBatchBlock* x,
-                     float* acc) {
-  using P = SlabPairs<Block>;
-  constexpr int64_t kBytes = Packing<Block>::packed_bytes;
-  SlabPass each[kSlabRows / kGroupRows];
-  const int64_t passes = (m + kMostAtOnce - 1) / kMostAtOnce, asks = passes * P::pairs;
-  const int64_t asked = (kBytes / 64 + asks - 1) / asks,
-                asking = (kBytes / 64 + asked * P::pairs - 1) / (asked * P::pairs);
-  for (int64_t b = 0; b < blocks; b++, x += m) {
-    for (int64_t g = 0; g < groups; g++, slab += kBytes) {
-      SlabPass& t = each[g];
-      for (int half = 0; half < 2; half++) {
-        t.lines[half] = {slab + Packing<Block>::lines_at + 64 * half, slab + 2 * kLanes * half};
-        P::header(t.lines[half], t.header[half]);
-      }
-      t.later = slab + kBlocksAhead * kBytes;
-      t.asked = asked;
-      t.m = m;
-    }
-    int64_t begin = 0;
-    for (int64_t left = passes; left > 0; left--) {
-      const int64_t count = (m - begin + left - 1) / left;
-      for (int64_t g = 0; g < groups; g++) {
-        SlabPass& t = each[g];
-        float* const sums = acc + kLanes * (2 * m * g + begin);
-        if (passes - left == asking) t.asked = 0;
-        if (!P::keeps || passes == 1)
-          pass_of<Block, Source::unpacked, kMostAtOnce>(count, t, x + begin, sums);
-        else if (left == passes)
-          pass_of<Block, Source::unpacked_and_kept, kMostAtOnce>(count, t, x + begin, sums);
-        else
-          pass_of<Block, Source::kept, kMostAtOnce>(count, t, x + begin, sums);
-        t.later += 64 * t.asked * P::pairs;
-      }
-      begin += count;
-    }
-  }
-}
-
-template <class Block>
-void matmul_slabs(const SlabTask& t) {
-  const auto* const x = reinterpret_cast<const SlabBatchBlock*>(t.x);
-  const uint8_t* slab = t.weight;
-  for (int64_t row = 0; row < t.rows; row += kSlabRows, slab += t.slab_stride) {
-    const int64_t rows = t.rows - row < kSlabRows ? t.rows - row : kSlabRows, groups = groups_of(rows);
-    __builtin_memset(t.sums, 0, size_t(kGroupRows * groups * t.m) * sizeof(float));
-    slab_batch_rows<Block>(t.m, slab, groups, t.blocks, x, t.sums);
-    const float* sums = t.sums;
-    for (int64_t at = 0; at < rows; at += kLanes) {
-      const __mmask16 mask = rows - at < kLanes ? __mmask16((1 << (rows - at)) - 1) : __mmask16(0xffff);
-      for (int64_t j = 0; j < t.m; j++, sums += kLanes)
-        _mm512_mask_storeu_ps(t.y + j * t.y_stride + row + at, mask, _mm512_load_ps(sums));
-    }
-  }
-}
-
-SlabKernel slab_kernel(Format format) {
-  return with_packing(
-      format, []<class Block>(Block) -> SlabKernel { return matmul_slabs<Block>; }, [] { return SlabKernel(nullptr); });
 }
 
 }  // namespace
