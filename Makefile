@@ -1,4 +1,4 @@
-# Two words do it: `make run` opens the chat, `make test` proves it. `make help` lists the rest.
+# `make run` opens the chat, `make test` runs the tests, and `make help` lists the other targets.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
-run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:3000 (ARGS="--port 3001")
+run: $(VENV)/.run  ## build what is missing and open the chat on http://127.0.0.1:3000 (ARGS="--port 3001")
 	@command -v notso >/dev/null || echo "The command is $(CURDIR)/$(BIN)/notso; \`make link\` makes it available as notso."
 	@$(BIN)/notso serve $(ARGS)
 
@@ -27,11 +27,11 @@ link: $(VENV)/.run  ## make the command available as notso: a link in ~/.local/b
 	  ln -sfn "$(CURDIR)/$(BIN)/notso" "$$link" && echo "$$link -> $(CURDIR)/$(BIN)/notso"; \
 	  case ":$$PATH:" in *":$(HOME)/.local/bin:"*) ;; *) echo 'Add it to PATH: export PATH="$$HOME/.local/bin:$$PATH"';; esac
 
-test: $(VENV)/.dev  ## run the tests that are due in this tree, all of them in a fresh clone (ARGS="-k words")
+test: $(VENV)/.dev  ## run the tests affected by changes in this tree; in a fresh clone, all (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),FILES="$$($(BIN)/python tests/due_files.py)" && TESTS_PLANNED=1 $(MAKE) --no-print-directory tests FILES="$$FILES")
 
-check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side, and those that take minutes where they are due
+check: $(VENV)/.dev  ## run what .ci/run does: lint, all tests, and the long ones affected by changes
 	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j2 lint tests && \
 	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac && \
 	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac && \
@@ -45,7 +45,7 @@ tests: $(VENV)/.dev
 	@rm -f .pytest_cache/v/cache/lastfailed; \
 	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FILES) </dev/null || [ "$$?:$(AGAIN)" = 1:1 ]
 
-test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
+test-long: $(VENV)/.dev  ## run all tests including the long ones, and record that they passed (commit the record)
 	@LONG=all $(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory test-clients
 	@$(MAKE) --no-print-directory test-tune
@@ -55,7 +55,7 @@ test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and reco
 CLIENTS := $(addprefix build/tools-clients,/.done -openai-2/.done -lm-eval/.done)
 CLIENT_TESTS = -m pytest -c tests/clients/pytest.ini -p no:cacheprovider
 
-test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.done  ## try other people's clients against the server, each by its defaults
+test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.done  ## test other programs' clients against the server, with their default settings
 	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk tests/clients/agents
 	@build/tools-clients-openai-2/bin/python $(CLIENT_TESTS) tests/clients/openai_2
 	@build/tools-clients-lm-eval/bin/python $(CLIENT_TESTS) tests/clients/harness
@@ -63,12 +63,12 @@ test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.d
 test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server (LLAMA_CPP=CLONE)
 	@LLAMA_CPP="$(LLAMA_CPP)" build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py $(ARGS)
 
-test-tune: $(VENV)/.dev  ## tune the demo model by TRL and PEFT, in an environment that has them
+test-tune: $(VENV)/.dev  ## fine-tune the demo model with TRL and PEFT, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-tune/.linked; then \
 	  build/tools-tune/bin/python -m pytest -p no:cacheprovider tests/smollm3/tuning $(ARGS); \
 	else echo "the packages of supply/tune.txt could not be installed here: tests that tune are skipped"; fi
 
-test-ray: $(VENV)/.dev  ## two replicas under Ray Serve: killed, updated, asked a batch; in an environment that has Ray
+test-ray: $(VENV)/.dev  ## kill, update and batch two replicas under Ray Serve, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-ray/.linked; then \
 	  LONG=ray build/tools-ray/bin/python -m pytest -p no:cacheprovider tests/cluster $(ARGS); \
 	else echo "the packages of supply/ray.txt could not be installed here: tests of Ray are skipped"; fi
@@ -83,7 +83,7 @@ build/tools-%/.linked: build/tools-%/.done | $(VENV)/.dev
 
 AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.py tests/smollm3/engine/test_answers_on_aarch64.py
 
-test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on an aarch64 that qemu plays (half an hour)
+test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on AArch64 under qemu (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
@@ -96,14 +96,14 @@ build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.jso
 	  echo "npm is not here, or could not install $*: its tests will be skipped"; }
 	@touch $@
 
-again: $(VENV)/.dev  ## run what failed last in `make check AGAIN=1` once more, alone; what then passes is printed as flaky
+again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; what passes then is reported as flaky
 	@failed=.pytest_cache/v/cache/lastfailed; \
 	  test -s "$$failed" || exit 0; \
 	  names=$$($(BIN)/python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$$failed"); \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none </dev/null || exit 1; \
 	  printf '%s\n' "$$names" | sed 's/^/flaky: /'
 
-lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format; list strings of the page that a language lacks
+lint: $(VENV)/.dev  ## run ruff, mypy, import contracts and clang-format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -112,85 +112,85 @@ lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format; list strings 
 	  for code in LANGUAGES if (lacking := missing(code))]'
 	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
-format: $(VENV)/.dev  ## rewrite Python and C++ in the house style
+format: $(VENV)/.dev  ## format Python and C++
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format -q .
 	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-bench: $(VENV)/.run  ## make a full-size random model once and measure it (ARGS="--json")
+bench: $(VENV)/.run  ## generate a full-size random model once and measure it (ARGS="--json")
 	@test -f build/synth-3b.gguf || $(BIN)/notso synth build/synth-3b.gguf
 	@$(BIN)/notso bench build/synth-3b.gguf $(ARGS)
 
-screenshots: $(VENV)/.dev  ## take the documentation's pictures anew, from a real browser on the demo model
+screenshots: $(VENV)/.dev  ## retake the documentation's screenshots in a browser with the demo model
 	@$(BIN)/python tests/browser/take_screenshots.py
 
-results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures kept in benchmarks/results
+results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures in benchmarks/results
 	@$(BIN)/python benchmarks/report.py
 
-parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where those are installed
+parity: $(VENV)/.dev  ## compare with transformers and llama.cpp, if installed
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
 
 FUZZED = tests/smollm3/engine/test_engine_stress.py tests/smollm3/engine/test_one_generation.py $(shell grep -l '^@given' tests/*/test_*.py tests/*/*/test_*.py)
 
-fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
+fuzz: $(VENV)/.dev  ## run the fuzzers for longer (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
-chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, and write docs/reliability.md (ARGS="-k words")
+chaos: $(VENV)/.dev  ## attack the server at full length (hours), and write docs/reliability.md (ARGS="-k words")
 	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
-freeze: $(VENV)/.dev  ## record what a rearrangement must not change, and compare (make freeze AGAINST=build/freeze/COMMIT)
+freeze: $(VENV)/.dev  ## record what a refactoring must not change, or compare with a record (make freeze AGAINST=build/freeze/COMMIT)
 	@now=build/freeze/$$(git rev-parse --short HEAD); rm -rf "$$now"; $(BIN)/python tests/freeze/record.py record "$$now" && \
 	  $(if $(AGAINST),$(BIN)/python tests/freeze/record.py compare "$(AGAINST)" "$$now",echo "recorded in $$now")
 
 plant: $(VENV)/.dev  ## count the files that a parameter, a setting, a route, a button and a command need (ARGS="parameter")
 	@$(BIN)/python supply/plant.py $(ARGS)
 
-coverage: $(VENV)/.dev  ## measure which lines the tests run, Python and native, and write docs/coverage.md
+coverage: $(VENV)/.dev  ## measure test coverage of Python and native code, and write docs/coverage.md
 	@$(BIN)/python tests/measure_coverage.py $(ARGS)
 
-races: $(VENV)/.dev  ## run the tests of what has threads under load with forced delays (ARGS="--runs 20")
+races: $(VENV)/.dev  ## run the tests of threaded code under load with forced delays (ARGS="--runs 20")
 	@$(BIN)/python tests/races/hunt.py $(ARGS)
 
-sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
+sanitize: $(VENV)/.dev  ## run the native code under sanitizers for longer (SANITIZE_SECONDS=60)
 	@LONG=native SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)
 
-stub: $(VENV)/.dev  ## write the typed stub of the native module anew, after its bindings changed
+stub: $(VENV)/.dev  ## regenerate the typed stub of the native module, after changes to its bindings
 	@$(BIN)/python -m nanobind.stubgen -q -m notso.qtensor._native -o src/notso/qtensor/_native.pyi
 
-lock: build/tools-lock/.done  ## write the hashes of supply/ anew, after a change of constraints.txt or pyproject.toml
+lock: build/tools-lock/.done  ## update the hashes in supply/, after changes to constraints.txt or pyproject.toml
 	@build/tools-lock/bin/python supply/lock.py
 
-audit: $(VENV)/.dev  ## look over what is installed: versions, files, start files, licences, known vulnerabilities
+audit: $(VENV)/.dev  ## check installed packages: versions, files, startup files, licenses, known vulnerabilities
 	@$(MAKE) --no-print-directory build/tools-audit/.done || echo "pip-audit could not be installed"
 	@$(BIN)/python supply/audit.py build/tools-audit/bin/pip-audit
 
 wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python PYTHON --twice")
 	@$(BIN)/python supply/wheels.py $(ARGS)
 
-front-wheel: $(VENV)/.run  ## build a wheel without the kernels, for front ends, into dist/
+front-wheel: $(VENV)/.run  ## build a wheel without kernels, for front ends, into dist/
 	@rm -f dist/notso_smollm3_bot-*-py3-none-any.whl
 	@$(BIN)/pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist -C wheel.cmake=false -C wheel.platlib=false -C wheel.py-api=py3
 
-test-install: $(BIN)/python  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)
+test-install: $(BIN)/python  ## install the built wheels in minimal Debian systems without a compiler (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
-deb: $(BIN)/python  ## pack the built wheel as a Debian package into dist/ (ARGS="--suite bookworm")
+deb: $(BIN)/python  ## build the Debian package from the wheel into dist/ (ARGS="--suite bookworm")
 	@$(BIN)/python supply/deb.py $(ARGS)
 
-test-deb: $(BIN)/python  ## install that package in a bare Debian, run its service, ask, remove it (needs root and debootstrap; ARGS="--boot")
+test-deb: $(BIN)/python  ## install the Debian package in a minimal Debian, run its service and remove it (needs root and debootstrap; ARGS="--boot")
 	@$(BIN)/python supply/try_deb.py $(ARGS)
 
-test-image: $(BIN)/python  ## do what deploy/Containerfile says without docker, measure and run it (needs root and debootstrap)
+test-image: $(BIN)/python  ## execute deploy/Containerfile without Docker, measure and run the image (needs root and debootstrap)
 	@$(BIN)/python supply/try_image.py $(ARGS)
 
-matrix: $(BIN)/python  ## build as on a fresh machine with each compiler and Python here, and ask (ARGS="--debian trixie")
+matrix: $(BIN)/python  ## build as on a fresh machine with each available compiler and Python (ARGS="--debian trixie")
 	@$(BIN)/python supply/matrix.py $(ARGS)
 
-sbom: $(VENV)/.build-tools libraries  ## write build/sbom.json: what the program is made of, as CycloneDX
+sbom: $(VENV)/.build-tools libraries  ## write the bill of materials build/sbom.json (CycloneDX)
 	@$(BIN)/python supply/sbom.py build/sbom.json
 
-docs: build/tools-docs/.done  ## write the documentation as a site into build/handbook/site; a broken link fails
+docs: build/tools-docs/.done  ## build the documentation site in build/handbook/site; broken links fail
 	@build/tools-docs/bin/python supply/handbook.py
 
 release: $(BIN)/python  ## commit, build and tag a version: make release VERSION=0.2.0 (ARGS="--dry-run")

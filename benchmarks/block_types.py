@@ -36,7 +36,7 @@ DECODED = 16
 def load(file: Path, threads: int | None) -> Engine:
     """An engine as it is benchmarked: no guessing ahead, weights in large pages."""
     return Engine.load(
-        file, context_tokens=CONTEXT, threads=threads, weights="hugepages", max_num_seqs=1, speculation=False
+        file, context_tokens=CONTEXT, threads=threads, weights="packed", max_num_seqs=1, speculation=False
     )
 
 

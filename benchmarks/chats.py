@@ -313,7 +313,7 @@ def memory_mb(name: str) -> float:
 def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None = None) -> Engine:
     """As `notso serve` would, but without guessing ahead, and the weights where they are to stay: just after a start,
     which is when conversations come back, in the file."""
-    weights: Placement = "hugepages" if cache_dir is None else "mmap"
+    weights: Placement = "packed" if cache_dir is None else "mmap"
     engine = Engine.load(file, context_tokens=context, kv=kv, cache_dir=cache_dir, speculation=False, weights=weights)
     engine.wait_for_placement(WAIT_SECONDS)
     return engine

@@ -67,7 +67,7 @@ def products(format: Format) -> list[Case]:
     count = -(-WEIGHT_BYTES // size)
     arena = HugePageArena(count * size, count)
     blocks = random_blocks(format, ROWS * WIDTH // 256, RNG).reshape(-1)
-    weights = [arena.copy(QTensor("w", format, (ROWS, WIDTH), blocks)) for _ in range(count)]
+    weights = [arena.copy(QTensor("w", format, (ROWS, WIDTH), blocks))[0] for _ in range(count)]
 
     def over_all(columns: int) -> Callable[[], None]:
         x, y = RNG.standard_normal((columns, WIDTH), np.float32), OPS.empty(columns, ROWS)

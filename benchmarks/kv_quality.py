@@ -1,11 +1,12 @@
 """What each format of the key-value cache changes in the demo model's predictions, and what it takes.
 
     python benchmarks/kv_quality.py --out benchmarks/results/kv-quality.json
+    python benchmarks/kv_quality.py --weights --out benchmarks/results/kv-by-weights.json
 
 The text is the demo model's own: the greedy answers of long conversations, each answer judged behind everything said
 before it. Answers count that begin at position 256 or later, for before that every format keeps 8 bits. Compared with
 the cache in half precision: how often the likeliest token is the same, the mean divergence in nats, and the perplexity
-of the text.
+of the text. With `--weights` the cache's share is compared with that of the weights' format, on random weights.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import random
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ import numpy.typing as npt
 
 from notso import __version__
 from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
+from notso.smollm3.conversion.quantiser import quantise
+from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.kv.formats import KV_FORMATS
 from notso.smollm3.sampling.sampler import log_probabilities
@@ -60,12 +64,50 @@ def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
             turns.append(([*prompt, *engine.tokenizer.encode(said)], len(prompt)))
 
 
+def by_weights() -> dict[str, Any]:
+    """Random weights as floats and quantized, in each of the caches that `--kv auto` chooses from."""
+    shape = {"layers": 12, "hidden": 1024, "ffn": 2816, "heads": 8, "kv_heads": 2, "vocab": 8192}
+    ids = np.random.default_rng(0).integers(0, shape["vocab"] // 2, 1024).tolist()
+    rows: list[dict[str, Any]] = []
+    exact: Doubles | None = None
+    with TemporaryDirectory() as folder:
+        floats = Path(folder, "F16.gguf")
+        write_synthetic(floats, **shape, formats="F16", seed=1)
+        for name in ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"):
+            path = Path(folder, f"{name}.gguf")
+            if path != floats:
+                quantise(floats, path, name)
+            row: dict[str, Any] = {"weights": name}
+            for kv in ("f16", "k8v8", "auto"):
+                with Engine.load(path, context_tokens=CONTEXT, kv=kv) as engine:
+                    row["auto"] = engine.info.kv_format
+                    if kv == "auto":
+                        continue
+                    q = log_probabilities(engine.logits(ids)[FINE_TOKENS:]).astype(np.float64)
+                exact = q if exact is None else exact
+                row[kv] = float(f"{(np.exp(exact) * (exact - q)).sum(-1).mean():.3g}")
+            rows.append(row)
+            print(row)
+    text = ", ".join(f"{name} {value}" for name, value in shape.items())
+    return {"shape": text, "positions": len(ids) - FINE_TOKENS, "kv_by_weights": rows}
+
+
+def kept(result: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"version": __version__, **result}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=2)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--weights", action="store_true")
     given = parser.parse_args()
 
+    if given.weights:
+        kept(by_weights(), given.out)
+        return
     with Engine.load(context_tokens=CONTEXT, kv="f16") as engine:
         turns = [turn for seed in range(given.conversations) for turn in conversation(engine, seed)[::EVERY]]
     following = np.concatenate([np.array(ids[start:], np.int64) for ids, start in turns])
@@ -89,10 +131,7 @@ def main() -> None:
             }
         )
         print(rows[-1])
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"version": __version__, "model": "demo", "context": CONTEXT, "formats": rows}
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    kept({"model": "demo", "context": CONTEXT, "formats": rows}, given.out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from notso.qtensor import kernel_choice
 RESULTS = Path(__file__).parent / "results"
 USUAL = [
     *("--prefill=512", "--prefill=8192", "--depth=0", "--depth=4096", "--batch=1", "--batch=4", "--batch=16"),
-    *("--decode=32", "--weights=hugepages"),
+    *("--decode=32", "--weights=packed"),
 ]
 
 

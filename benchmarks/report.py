@@ -182,6 +182,20 @@ def kv_quality(result: dict[str, Any]) -> str:
     )
 
 
+def kv_by_weights(result: dict[str, Any]) -> str:
+    """benchmarks/kv_quality.py --weights."""
+    rows = [
+        [row["weights"], *(f"{row[name]:.2e}" for name in ("f16", "k8v8")), row["auto"]]
+        for row in result["kv_by_weights"]
+    ]
+    return (
+        "## What `--kv auto` takes by the file's format\n\n"
+        f"Random weights in the shapes of SmolLM3 ({result['shape']}), {result['positions']:,} positions of random "
+        "tokens: divergence in nats from the same weights as floats with a cache in half precision.\n\n"
+        + table(["weights", "f16", "k8v8", "`--kv auto`"], rows)
+    )
+
+
 def simulation(result: dict[str, Any]) -> str:
     """benchmarks/cluster_simulation.py."""
     rows = [
@@ -429,6 +443,8 @@ def main() -> None:
             parts["kernels"].append(kernels(result))
         elif "formats" in result:
             parts["kv"].append(kv_quality(result))
+        elif "kv_by_weights" in result:
+            parts["kv"].append(kv_by_weights(result))
         elif "simulated" in result:
             parts["simulation"].append(simulation(result))
         elif "chats" in result:

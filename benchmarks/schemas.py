@@ -276,7 +276,8 @@ def bench_table(counts: dict[str, Count]) -> str:
             *rows,
             _bench_row("all", total),
             "",
-            f"CPU time to compile: median {1e3 * seconds[len(seconds) // 2]:.0f} ms, maximum {1e3 * seconds[-1]:.0f} ms.\n",
+            f"CPU time to compile: median {1e3 * seconds[len(seconds) // 2]:.0f} ms, "
+            f"maximum {1e3 * seconds[-1]:.0f} ms.\n",
         )
     )
 

@@ -137,7 +137,7 @@ def main() -> None:
     given = parser.parse_args()
 
     stolen = StolenTime()
-    server = Server(given.file, ["--weights", "hugepages"])
+    server = Server(given.file, ["--weights", "packed"])
     alone: list[float] = []
     watched: list[float] = []
     received = 0

@@ -30,6 +30,21 @@ struct MatmulTask {
   float* y;
   int64_t y_stride;  // floats between batch rows of y
   int64_t row_begin, row_end;
+  int64_t
+      slab_stride;  // of a packed weight, which the generic kernels take; its end is that of a slab or of the matrix
+};
+
+// The same product with a packed weight (packed_weights.h), from its first slab on: whole slabs or to its last row.
+struct SlabTask {
+  const uint8_t* weight;
+  int64_t slab_stride;  // bytes from slab to slab
+  int64_t rows;
+  int64_t blocks;    // per row
+  const uint8_t* x;  // [block][batch row], as pack_slab_batch_row wrote each row
+  int64_t m;
+  float* y;
+  int64_t y_stride;
+  float* sums;  // kSlabRows * m, for this worker alone; begins at a cache line
 };
 
 // The same product for large M by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
@@ -100,6 +115,7 @@ static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
 
 using MatmulKernel = void (*)(const MatmulTask&);
 using TileKernel = void (*)(const TileTask&);
+using SlabKernel = void (*)(const SlabTask&);
 
 struct KernelTable {
   const char* name;
@@ -154,6 +170,11 @@ struct KernelTable {
 
   // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
   int64_t attention_tile_rows;
+
+  // Packed weights, where the family has kernels for any (null: none, as for a format without one).
+  SlabKernel (*slab_kernel)(Format);
+  int64_t slab_block_bytes;  // of a batch row, packed; `packed` is where its first block goes
+  void (*pack_slab_batch_row)(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* packed);
 
   // Tiles, where there are any (null: none): from which M on they are faster.
   int64_t (*tiles_from_m)(Format);

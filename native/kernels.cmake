@@ -84,7 +84,7 @@ endif()
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
 foreach(name cuda/device cuda/driver_api cuda/machine_code cuda/operations kernels/portable/grids ops/attention
-             ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features runtime/dispatch
+             ops/dequantise ops/matmul ops/packing ops/rope_table ops/rows runtime/bus_error runtime/cpu_features runtime/dispatch
              runtime/roofline runtime/threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()

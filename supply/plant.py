@@ -52,9 +52,9 @@ def helped(*arguments: str) -> str:
 @contextlib.contextmanager
 def served(**settings: Any) -> Iterator[tuple[Any, Any]]:
     """Run a server with a scripted engine; return both."""
+    from scripted_engine import ScriptedEngine
     from web.conftest import Running
 
-    from notso.web.testing.scripted_engine import ScriptedEngine
     from notso.web.values.settings import Settings
 
     with tempfile.TemporaryDirectory() as folder:
@@ -275,8 +275,9 @@ PLANTS = {
             f"{SOURCE}/web/languages/en.toml": (("archive_put = ", 'plant = "Plant this chat"\n'),),
             f"{SOURCE}/web/chat/routes/chats.py": (
                 (
-                    '@router.post("/chats/{chat_id}/keep")',
-                    '@router.post("/chats/{chat_id}/plant")\nasync def plant(chat_id: str) -> Response:\n'
+                    '@router.post("/chats/{chat_id}/keep"',
+                    '@router.post("/chats/{chat_id}/plant", dependencies=[GUARDED])\n'
+                    "async def plant(chat_id: str) -> Response:\n"
                     '    """Plant a chat."""\n    return Response(status_code=204)\n\n\n',
                 ),
             ),

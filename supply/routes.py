@@ -14,9 +14,12 @@ from typing import Any
 
 from fastapi.routing import iter_route_contexts
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from scripted_engine import ScriptedEngine
+
 from notso.web.app import create_app
 from notso.web.edge.access import audience_of, mark_of
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.settings import Settings
 
 PAGE = Path(__file__).parents[1] / "SECURITY.md"

@@ -69,7 +69,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "clients": (
         "constraints.txt",
         "src/notso/web/api",
-        "src/notso/web/testing",
+        "tests/scripted_engine.py",
         "supply/clients.txt",
         "supply/clients-lm-eval.txt",
         "supply/clients-openai-2.txt",

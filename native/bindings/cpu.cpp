@@ -13,9 +13,11 @@
 #include "ops/attention.h"
 #include "ops/dequantise.h"
 #include "ops/matmul.h"
+#include "ops/packing.h"
 #include "ops/program.h"
 #include "ops/rope_table.h"
 #include "ops/rows.h"
+#include "packed_weights.h"
 #include "runtime/bus_error.h"
 #include "runtime/cpu_features.h"
 #include "runtime/dispatch.h"
@@ -80,14 +82,22 @@ void emit(Step step, const Kept&... kept) {
   step(thread_pool());
 }
 
-Weight weight_of(const Bytes& data, int format, int64_t rows, int64_t k) {
+template <class Array>
+Weight weight_of(const Array& data, int format, int64_t rows, int64_t k, int64_t slab_stride = 0) {
   require(rows > 0 && k > 0 && rows < (int64_t(1) << 40) / k, "a weight needs rows and columns");
   const auto f = static_cast<Format>(format);
   const bool super = f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K;
   const bool plain = f == Format::F32 || f == Format::F16 || f == Format::BF16;
   require(plain || k % (super ? kSuperBlock : kSubBlock) == 0, "the row length is not a multiple of the block");
-  require(int64_t(data.size()) == rows * bytes_per_row(f, k), "the weight's bytes do not match its shape");
-  return {f, data.data(), rows, k};
+  const Weight w{f, data.data(), rows, k, slab_stride};
+  if (slab_stride == 0) {
+    require(int64_t(data.size()) == rows * bytes_per_row(f, k), "the weight's bytes do not match its shape");
+  } else {
+    require(slab_stride >= slab_bytes(f, k, kSlabRows) && slab_stride < (int64_t(1) << 40) / rows,
+            "a slab does not fit before the next");
+    require(int64_t(data.size()) == packed_bytes(w), "the weight's slabs do not match its shape");
+  }
+  return w;
 }
 
 KeyValuePool pool_of(const Out<uint8_t, 4>& data, int format, int64_t kv_heads, int64_t dim) {
@@ -196,11 +206,13 @@ NB_MODULE(_native, m) {
 
   m.def(
       "embed_rows",
-      [](Bytes data, int format, int64_t rows, int64_t k, In<int32_t, 1> ids, Out<float, 2> out) {
+      [](Bytes data, int format, int64_t rows, int64_t k, int64_t slab_stride, In<int32_t, 1> ids, Out<float, 2> out) {
         require(out.shape(0) == ids.size() && int64_t(out.shape(1)) == k, "out must have a row of k values per id");
-        emit(embed_rows(weight_of(data, format, rows, k), ids.data(), int64_t(ids.size()), out.data()), data, ids, out);
+        emit(embed_rows(weight_of(data, format, rows, k, slab_stride), ids.data(), int64_t(ids.size()), out.data()),
+             data, ids, out);
       },
-      exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), exact("ids"), exact("out"));
+      exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("slab_stride"), exact("ids"),
+      exact("out"));
   m.def(
       "gather_rows",
       [](In<float, 2> x, In<int32_t, 1> ids, Out<float, 2> out) {
@@ -219,12 +231,15 @@ NB_MODULE(_native, m) {
              out);
       },
       exact("x"), exact("weight"), nb::arg("eps"), exact("out"));
-  // combine: 0 none, 1 add to out, 2 silu(first) * second into the first output. norm may be None.
+  // slab_strides: 0 for rows as in the file, else the bytes from slab to slab. combine: 0 none, 1 add to out, 2
+  // silu(first) * second into the first output. norm may be None.
   m.def(
       "matmul",
       [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
-         const std::vector<Out<float, 2>>& outs, std::optional<In<float, 1>> norm, float eps, int combine) {
-        require(data.size() == formats.size() && data.size() == outs.size(), "one output per weight");
+         const std::vector<int64_t>& slab_strides, const std::vector<Out<float, 2>>& outs,
+         std::optional<In<float, 1>> norm, float eps, int combine) {
+        require(data.size() == formats.size() && data.size() == outs.size() && data.size() == slab_strides.size(),
+                "one output per weight");
         require(x.size() > 0 && !data.empty(), "matmul needs at least one weight and one row");
         require(combine == 0 || (combine == 1 && data.size() == 1) || (combine == 2 && data.size() == 2),
                 "adding takes one weight, gating two");
@@ -239,13 +254,13 @@ NB_MODULE(_native, m) {
         for (size_t i = 0; i < data.size(); i++) {
           require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
           require(combine != 2 || outs[i].shape(1) == outs[0].shape(1), "gate and up differ in rows");
-          op.products.push_back(
-              {weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), op.k), const_cast<float*>(outs[i].data())});
+          op.products.push_back({weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), op.k, slab_strides[i]),
+                                 const_cast<float*>(outs[i].data())});
         }
         emit(matmul(std::move(op)), x, data, outs, norm);
       },
-      exact("x"), exact("data"), nb::arg("formats"), exact("outs"), exact("norm").none(), nb::arg("eps"),
-      nb::arg("combine"));
+      exact("x"), exact("data"), nb::arg("formats"), nb::arg("slab_strides"), exact("outs"), exact("norm").none(),
+      nb::arg("eps"), nb::arg("combine"));
   m.def(
       "rope",
       [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {
@@ -333,6 +348,26 @@ NB_MODULE(_native, m) {
              frequency, positions, cosine, sine);
       },
       exact("frequency"), exact("positions"), nb::arg("factor"), exact("cosine"), exact("sine"));
+  m.def(
+      "is_packed", [](int format) { return is_packed(static_cast<Format>(format)); }, nb::arg("format"),
+      "Whether the family in force has kernels for packed weights of a format.");
+  m.def(
+      "packed_bytes",
+      [](int format, int64_t rows, int64_t k, int64_t slab_stride) {
+        return packed_bytes({static_cast<Format>(format), nullptr, rows, k, slab_stride});
+      },
+      nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("slab_stride"),
+      "Bytes of a packed weight with so many from slab to slab; of 64 rows at the most, those of a slab.");
+  m.def(
+      "pack_weight",
+      [](Bytes data, int format, int64_t rows, int64_t k, int64_t slab_stride, Out<uint8_t, 1> out) {
+        const Weight from = weight_of(data, format, rows, k);
+        weight_of(out, format, rows, k, slab_stride);
+        const nb::gil_scoped_release released;
+        pack_weight(from, out.data(), slab_stride);
+      },
+      exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("slab_stride"), exact("out"),
+      "Packs a weight into slabs that begin slab_stride bytes after one another; leaves what lies between.");
   m.def(
       "dequantise",
       [](Bytes data, int format, Out<float, 2> out) {

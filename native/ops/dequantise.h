@@ -11,6 +11,7 @@ struct Weight {
   Format format;
   const uint8_t* data;
   int64_t rows, k;
+  int64_t slab_stride = 0;  // bytes from slab to slab of a packed weight (packed_weights.h); 0: rows as in the file
 };
 int64_t bytes_per_row(Format format, int64_t k);
 

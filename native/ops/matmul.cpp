@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "kernel_table.h"
+#include "packed_weights.h"
 #include "runtime/dispatch.h"
 #include "runtime/work_sharing.h"
 
 namespace qtensor {
 namespace {
 
-enum class Use { normed, quantised, quantised_32, packed, items, count };
+enum class Use { normed, quantised, quantised_32, packed, slab_batch, slab_sums, items, count };
 Scratch& memory(Use use) {
   static Scratch shared[size_t(Use::count)];
   return shared[size_t(use)];
@@ -44,9 +45,15 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
 
 bool is_k_quant(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
 
+// Null for a weight that is not packed, or whose packed form the family leaves to the generic kernels.
+SlabKernel slab_kernel(const KernelTable& table, const Weight& w) {
+  return w.slab_stride > 0 && table.slab_kernel != nullptr ? table.slab_kernel(w.format) : nullptr;
+}
+
 // Null where tiles are not to be had, or slower.
-TileKernel tile_kernel(const KernelTable& table, Format format, int64_t m) {
-  if (table.tiles_from_m == nullptr || m < table.tiles_from_m(format)) return nullptr;
+TileKernel tile_kernel(const KernelTable& table, const Weight& w, int64_t m) {
+  const Format format = w.format;
+  if (w.slab_stride > 0 || table.tiles_from_m == nullptr || m < table.tiles_from_m(format)) return nullptr;
   switch (format) {
     case Format::Q4_K:
       return table.matmul_tiles_q4_k;
@@ -77,14 +84,18 @@ std::vector<WorkItem> plan_work(const Matmul& op, int threads, int64_t tile_rows
   int64_t rows = 0;
   for (const auto& product : op.products) rows += product.weight.rows;
   const int64_t even = std::max<int64_t>(rows / (threads * 8) / 16 * 16, 16);
+  const bool gated = op.combine == Combine::silu_mul;
   int64_t grain = tile_rows > 0 ? tile_rows : op.m > 8 ? 64 : kSmallMRows;
-  if (op.m <= 8 && op.combine == Combine::silu_mul) grain = std::max(grain, 2 * kSmallMRows);
+  if (op.m <= 8 && gated) grain = std::max(grain, 2 * kSmallMRows);
   grain = std::min(grain, even);
+  // Whole slabs. A gated product's lie in turns and are read in order, one of each weight.
+  for (const auto& product : op.products)
+    if (product.weight.slab_stride > 0) grain = gated || op.m > 8 || even < 2 * kSlabRows ? kSlabRows : 2 * kSlabRows;
   std::vector<WorkItem> plan;
   for (const auto& product : op.products) {
     for (int64_t at = 0; at < product.weight.rows; at += grain)
       plan.push_back({&product, at, std::min(product.weight.rows, at + grain)});
-    if (op.combine == Combine::silu_mul) break;  // the second product goes with the first
+    if (gated) break;  // the second product goes with the first
   }
   return plan;
 }
@@ -106,13 +117,21 @@ struct MatmulRun {
   uint8_t *packed = nullptr, *packed_lanes = nullptr, *packed_32 = nullptr;  // each kind of weights' in tiles
   uint8_t* tile_scratch = nullptr;
   int64_t tile_scratch_bytes = 0;
+  uint8_t* slab_batch = nullptr;  // for packed weights: blocks x m
+  float* slab_sums = nullptr;
+  int64_t slab_sums_floats = 0;
 
   // Rows [begin, end) of one weight into y, whose batch rows have that stride; y points at row `begin`.
   void product(const Weight& w, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
-    const uint8_t* weight = w.data + begin * row_bytes;
+    const bool packed_weight = w.slab_stride > 0;
+    const uint8_t* const weight = w.data + (packed_weight ? begin / kSlabRows * w.slab_stride : begin * row_bytes);
+    if (const SlabKernel kernel = slab_kernel(table, w)) {
+      float* const sums = slab_sums + slab_sums_floats * worker;
+      return kernel({weight, w.slab_stride, end - begin, blocks, slab_batch, op.m, y, y_stride, sums});
+    }
     const uint8_t* const tiles = is_k_quant(w.format) ? packed : has_blocks_of_32(w.format) ? packed_32 : packed_lanes;
-    const TileKernel by_tiles = tiles != nullptr ? tile_kernel(table, w.format, op.m) : nullptr;
+    const TileKernel by_tiles = tiles != nullptr ? tile_kernel(table, w, op.m) : nullptr;
     const int64_t tiled = by_tiles != nullptr ? (end - begin) / 16 * 16 : 0;
     if (tiled > 0) {
       TileTask t{};
@@ -129,7 +148,7 @@ struct MatmulRun {
       by_tiles(t);
     }
     if (tiled == end - begin) return;
-    const MatmulKernel kernel = matmul_kernel(table, w.format);
+    const MatmulKernel kernel = matmul_kernel(packed_weight ? kGenericKernels : table, w.format);
     // as many batch rows at once as stay in L2 while the rows pass by
     const int64_t chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
     for (int64_t j = 0; j < op.m; j += chunk) {
@@ -146,6 +165,7 @@ struct MatmulRun {
       t.y_stride = y_stride;
       t.row_begin = tiled;
       t.row_end = end - begin;
+      t.slab_stride = w.slab_stride;
       kernel(t);
     }
   }
@@ -171,17 +191,27 @@ Step matmul(Matmul op) {
     const size_t blocks = size_t(m * run.blocks);
     if (any_256) run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(blocks * sizeof(BlockQ8K)));
     if (any_32) run.quantised_32 = static_cast<BlockQ8x32*>(memory(Use::quantised_32).get(blocks * sizeof(BlockQ8x32)));
+    bool any_slabs = false;
+    for (const auto& product : op.products) any_slabs |= slab_kernel(table, product.weight) != nullptr;
+    if (any_slabs) {
+      run.slab_batch = static_cast<uint8_t*>(memory(Use::slab_batch).get(blocks * size_t(table.slab_block_bytes)));
+      run.slab_sums_floats = page_stride(kSlabRows * m * int64_t(sizeof(float))) / int64_t(sizeof(float));
+      run.slab_sums = memory(Use::slab_sums).floats(run.slab_sums_floats * pool.size());
+    }
     parallel_for(pool, m, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; j++) {
         if (normed != nullptr) table.rms_norm(op.x + j * k, op.norm, op.eps, k, normed + j * k);
         if (any_256) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
+        if (any_slabs)
+          table.pack_slab_batch_row(run.quantised + j * run.blocks, run.blocks, m,
+                                    run.slab_batch + j * table.slab_block_bytes);
         if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantised_32 + j * run.blocks);
       }
     });
     bool tiles_mins = false, tiles_signed = false, tiles_lanes = false, tiles_32 = false;
     for (const auto& product : op.products) {
       const Format f = product.weight.format;
-      if (tile_kernel(table, f, m) == nullptr) continue;
+      if (tile_kernel(table, product.weight, m) == nullptr) continue;
       (f == Format::Q6_K             ? tiles_signed
        : is_k_quant(f)               ? tiles_mins
        : has_blocks_of_32(f)         ? tiles_32

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "kernel_table.h"
+#include "ops/packing.h"
 #include "runtime/dispatch.h"
 #include "runtime/work_sharing.h"
 
@@ -24,8 +26,15 @@ Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out) {
   return [=](ThreadPool& pool) {
     check_ids(ids, rows, table.rows, "row");
     parallel_for(pool, rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++)
-        dequantise_row(table.format, table.data + ids[i] * row_bytes, table.k, out + i * table.k);
+      std::vector<uint8_t> unpacked(table.slab_stride > 0 ? size_t(row_bytes) : 0);
+      for (int64_t i = begin; i < end; i++) {
+        const uint8_t* row = table.data + ids[i] * row_bytes;
+        if (table.slab_stride > 0) {
+          unpack_row(table, ids[i], unpacked.data());
+          row = unpacked.data();
+        }
+        dequantise_row(table.format, row, table.k, out + i * table.k);
+      }
     });
   };
 }

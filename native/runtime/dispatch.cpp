@@ -28,7 +28,7 @@ KernelTable upon_avx512(const KernelTable& tiles) {
   take(&T::name, &T::attention_bytes, &T::byte_peak, &T::peak_products, &T::attention_tile_rows, &T::tiles_from_m,
        &T::tile_rows, &T::packed_bytes, &T::tile_scratch_bytes, &T::pack_block, &T::matmul_tiles_q4_k,
        &T::matmul_tiles_q5_k, &T::matmul_tiles_q6_k, &T::packed_bytes_lanes, &T::pack_block_lanes, &T::tile_kernel_256,
-       &T::packed_bytes_32, &T::pack_block_32, &T::tile_kernel_32);
+       &T::packed_bytes_32, &T::pack_block_32, &T::tile_kernel_32, &T::slab_kernel);
   return t;
 }
 #endif

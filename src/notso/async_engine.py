@@ -154,7 +154,7 @@ class AsyncEngine:
     ) -> list[Completion]:
         """See `Engine.batch`. Cancelling stops the answers."""
         if isinstance(conversations, str | Mapping | Message):
-            raise InvalidRequestError("a batch is a list of conversations; chat answers one", param="conversations")
+            raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         sampling, asked = settings_of(params, options, settings)
         turns = [conversation(each) for each in conversations]
         begins = await asyncio.to_thread(lambda: [self.engine.prepare(each, sampling, asked) for each in turns])

@@ -41,7 +41,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def _no_regular_file(path: Path) -> OSError:
-    return OSError(errno.EINVAL, "it is no regular file", str(path))
+    return OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _size(count: int) -> str:

@@ -26,6 +26,7 @@ from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import answer_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
 from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.special_tokens import SpecialTexts
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Grammar
@@ -188,6 +189,12 @@ def written(text: str) -> object:
     return template.encode(tokenizer, [Message("system", text), Message("user", text)], date=date(2026, 1, 1))
 
 
+def printed(text: str) -> object:
+    """What a stranger's chat template prints, in its own process, is read here."""
+    tokenizer, _ = small_model()
+    return tokenizer.encode_runs(SpecialTexts(tokenizer.specials).split(text))
+
+
 def stopped(text: str) -> object:
     stops = StopStrings([text[:length] for length in range(1, 65)])
     for at in range(0, len(text), 512):
@@ -261,6 +268,9 @@ ENTRIES = {
     "choice": Entry(grammar("choice"), 256 * KIB, ('"a",', '"', "[", '"\\"",'), "["),
     "tokens": Entry(encoded, MIB, (*TEXT, "<|im_end|>", "<think>", "<|"), clock=time.process_time),
     "prompt": Entry(written, MIB // 4, (*TEXT, "/think", "/no_think", "<think>"), clock=time.process_time),
+    "printed template": Entry(
+        printed, MIB, ("<|im_end|>", "<|im_", "<", "<|", "<|<|im_end|>|>", " <|im_start|>"), clock=time.process_time
+    ),
     "stop strings": Entry(stopped, MIB // 4, TEXT),
     "tool calls": Entry(called, MIB // 4, CALLS, "<tool_call>\n{"),
     "tool calls in pieces": Entry(pushed, MIB // 4, CALLS, '<tool_call>\n{"name": "f", "arguments": {"a": "'),

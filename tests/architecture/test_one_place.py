@@ -75,6 +75,6 @@ def test_sampling_defaults() -> None:
         for each in PARAMETERS.values()
         for api in get_args(Api)
         for text in each.names(api).values()
-        for value in re.findall(r"(-?[\d.]+)(?:, all,)? if left out", text)
+        for value in re.findall(r"default (-?\d+(?:\.\d+)?)", text)
     ]
     assert len(stated) >= 10 and [each for each in stated if float(each[1]) != each[2]] == []

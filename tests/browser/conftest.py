@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
+from scripted_engine import ScriptedEngine
+from web.compiled_templates import share_compiled_templates
 
 from notso.plugins.plugin_set import Plugins
 from notso.web.app import create_app
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.settings import Settings
+
+share_compiled_templates()
 
 PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

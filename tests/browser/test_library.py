@@ -11,8 +11,8 @@ import pytest
 from browser.conversation import answers, ask, begin, finished, last_answer, questions
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
+from scripted_engine import ScriptedEngine, say
 
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.wording import LANGUAGES, table
 
 Serve = Callable[..., Any]

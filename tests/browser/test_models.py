@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Engine, ModelFileError
 from notso.smollm3.hub import download, registry
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.wording import words
 
 Serve = Callable[..., Any]

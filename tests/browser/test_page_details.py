@@ -11,9 +11,9 @@ from typing import Any
 from browser.conversation import ask
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
+from scripted_engine import ScriptedEngine
 
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.wording import words
 
 Serve = Callable[..., Any]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from scripted_engine import IMPORTABLE
 from valkey_server import MISSING as NO_VALKEY
 from valkey_server import PROGRAM as VALKEY
 from valkey_server import ValkeyServer
@@ -31,14 +32,16 @@ HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
 NO_HAPROXY = "haproxy is not installed (Debian: apt-get install haproxy)"
 NAMES = ("one", "two", "three")
 
-NURSERY = """
+NURSERY = (
+    f"{IMPORTABLE}\n"
+    """
 import json, logging, os, signal, sys
 from pathlib import Path
 from notso.web import server
 from notso.web.chat import services
 from notso.web.replicas import valkey_exchange
 from notso.web.store.postgres import store
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import IMPORTABLE, say, ScriptedEngine
 from notso.web.values.settings import Settings
 
 services.MAX_TURN_STREAMS = 1000  # of one person: here one person plays them all
@@ -60,6 +63,7 @@ for line in sys.stdin:
         os._exit(0)
     print(process, flush=True)
 """
+)
 
 
 def free_port() -> int:

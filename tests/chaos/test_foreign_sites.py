@@ -12,12 +12,12 @@ from pathlib import Path
 
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim
+from scripted_engine import ScriptedEngine
 from web.edge.test_access import inventory
 
 from notso.web.app import create_app
 from notso.web.edge.access import public
 from notso.web.edge.security import COSTLY_READS, SAFE_METHODS
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 

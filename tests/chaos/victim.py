@@ -21,19 +21,22 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from scripted_engine import IMPORTABLE
 
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import READ_THREADS
 from notso.web.values.ids import new_id
 
-PROGRAM = """
+PROGRAM = (
+    f"{IMPORTABLE}\n"
+    """
 import gc
 import json
 import logging
 import sys
 from pathlib import Path
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import IMPORTABLE, say, ScriptedEngine
 from notso.web.server import serve
 from notso.web.values.settings import Settings
 
@@ -55,6 +58,7 @@ def ready(url):
 
 serve(load, Settings(port=0, data_dir=Path(sys.argv[1]), **settings), on_ready=ready)
 """
+)
 """The engine answers with the question, at once: so a client decides what is rendered, saved and streamed."""
 
 ANSWERED = 'data-state="done"'

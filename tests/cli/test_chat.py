@@ -123,7 +123,7 @@ def test_regenerate_asks_the_last_question_again(engine: Any, notso: Run) -> Non
     engine.says("Yes.")
     result = notso("chat", stdin="/regenerate\none\n/regenerate\n")
 
-    assert "no message to answer again" in result.err
+    assert "no message to regenerate" in result.err
     assert [said(engine, turn) for turn in range(2)] == [[("user", "one")]] * 2
     assert engine.params[0].seed != engine.params[1].seed
 
@@ -280,7 +280,7 @@ def test_the_model_is_switched_and_the_conversation_kept(engine: Any, notso: Run
 def test_a_model_that_is_missing_leaves_the_old_one(engine: Any, notso: Run, name: str) -> None:
     result = notso("chat", stdin=f"/model {name}\ny\n")
 
-    assert f"No model is called {name!r}; /model lists them." in result.err
+    assert f"No model is named {name!r}; /model lists them." in result.err
     assert engine.opened_with[0] is None
     assert len(engine.asked) == 1
 
@@ -313,3 +313,22 @@ def test_a_model_that_does_not_load_gives_back_the_old_one(
     assert opened == [None, small_model, Path("/nowhere/scripted.gguf")]
     assert "needs 9 MiB" in result.err
     assert len(engine.asked) == 1
+
+
+def test_an_adapter_stays_where_another_model_does_not_load_and_goes_with_its_model(
+    engine: Any, notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[list[str]] = []
+
+    def open_engine(*_: Any, adapters: Any = (), **__: Any) -> Any:
+        opened.append(list(adapters))
+        if len(opened) == 2:
+            raise OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1)
+        return engine
+
+    monkeypatch.setattr(engines, "open_engine", open_engine)
+    result = notso("chat", "--adapter", "tone=a.gguf", stdin=f"/model {small_model}\nx\n/model {small_model}\ny\n")
+
+    assert opened == [["tone=a.gguf"], [], ["tone=a.gguf"], []]
+    assert [each.adapter for each in engine.options] == ["tone", None]
+    assert "adapter tone belongs to the other model" in result.err + result.out

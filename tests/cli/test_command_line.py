@@ -94,7 +94,7 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["list", "/no/such/folder"], "not a folder"),
         (["synth", "/no/such/folder/x.gguf"], "folder /no/such/folder does not exist"),
         (["bench", "--prefill", "512@"], "neither TOKENS nor TOKENS@DEPTH"),
-        (["bench", "--prefill", "12345678"], "what is to be measured needs 12,345,"),
+        (["bench", "--prefill", "12345678"], "the measurements need 12,345,"),
         (["--quite-unknown"], "No such option"),
         (["--modle", "x"], "Did you mean --model? (`notso serve --help`"),
         (["--versoin"], "Did you mean --version? (`notso --help`"),
@@ -265,7 +265,7 @@ def test_an_error_of_a_checkpoint_names_the_folder(notso: Run, tmp_path: Path) -
     result = notso("convert", str(folder), str(tmp_path / "out.gguf"))
 
     assert result.code == 3
-    assert result.err.startswith(f"notso: {folder}: config.json holds no object")
+    assert result.err.startswith(f"notso: {folder}: config.json is not a JSON object")
 
 
 def test_an_error_of_an_adapter_names_the_adapter(notso: Run, small_model: Path, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_terminal_is_asked(
 def test_paths_are_not_downloaded(fake_hub: Any, notso: Run) -> None:
     for path in ("models/x.gguf", "/a/b", "a/b/c"):
         result = notso("run", "--model", path, "--fetch", "hello")
-        assert result.code == 3 and "there is no model file at" in result.err
+        assert result.code == 3 and "is neither a model file nor the name" in result.err
     assert not fake_hub.requests
 
 

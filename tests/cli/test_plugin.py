@@ -50,12 +50,12 @@ def test_a_new_one_is_written_where_there_is_none(notso: Notso, tmp_path: Path) 
         ("notso", "would hide"),
         ("numpy", "would hide"),
         ("test-plugin", "would hide"),
-        ("3d", "begins with a letter"),
-        ("Word", "begins with a letter"),
+        ("3d", "must begin with a letter"),
+        ("Word", "must begin with a letter"),
         ("a--b", "single dashes"),
         ("a-", "single dashes"),
-        ("a_b", "small letters"),
-        ("", "small letters"),
+        ("a_b", "lowercase letters"),
+        ("", "lowercase letters"),
         ("a" * 33, "up to 32"),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_name_that_is_installed_is_refused(notso: Notso, tmp_path: Path, monke
 
     refused = notso("plugin", "new", "kind", "--folder", str(tmp_path / "new"))
 
-    assert refused.code == 2 and "'kind': a plugin of that name is installed" in refused.err
+    assert refused.code == 2 and "'kind': a plugin of that name is already installed" in refused.err
 
 
 def test_one_that_is_not_installed_is_refused_before_anything_starts(notso: Notso, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_offline_is_obeyed(fake_hub: Any, official_file: registry.KnownFile, not
     result = notso("pull", "Q4_K_M", "--offline")
 
     assert result.code == 7
-    assert result.err == ("notso: SmolLM3-Small-Q4_K_M.gguf is not on this machine and the network is switched off\n")
+    assert result.err == ("notso: SmolLM3-Small-Q4_K_M.gguf is not on this machine, and the network is disabled\n")
     assert fake_hub.requests == []
 
 

@@ -107,7 +107,7 @@ def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None
     result = notso("run", "-m", str(small_model), "--context", "64", "x" * 100)
 
     assert result.code == 1
-    assert "the context holds 64. Shorten the prompt" in result.err
+    assert "the context is 64. Shorten the prompt" in result.err
 
 
 @pytest.mark.parametrize("verb", ["run", "inspect", "verify", "bench", "serve"])
@@ -214,7 +214,7 @@ def test_verify_compares_with_goldens(notso: Run, small_model: Path, tmp_path: P
     result = notso("verify", str(small_model), "--golden-file", str(tmp_path / "wrong.json"), "--json")
     assert result.code == 3 and json.loads(result.out)["ok"] is False
     result = notso("verify", str(small_model), "--golden")
-    assert result.code == 2 and "of another model" in result.err
+    assert result.code == 2 and "belong to another model" in result.err
 
 
 def test_perplexity_and_divergence(notso: Run, small_model: Path, tmp_path: Path) -> None:
@@ -333,9 +333,19 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     assert result.code == 1
     lines = result.out.splitlines()
     assert any(line.startswith("fail  kernels: ") and "unset NOTSO_KERNELS" in line for line in lines)
-    assert any(line.startswith("fail  model: there is no model file at missing.gguf, ") for line in lines)
+    assert any(
+        line.startswith("fail  model: missing.gguf is neither a model file nor the name of an installed model")
+        for line in lines
+    )
     assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)
     assert any("offline (HF_HUB_OFFLINE)" in line for line in lines)
+
+
+def test_doctor_reads_what_it_calls_a_model(notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.gguf").write_text("no model\n")
+    monkeypatch.setenv("NOTSO_MODEL", str(tmp_path / "text.gguf"))
+    told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
+    assert told["model"]["status"] == "fail" and "does not run" in told["model"]["message"]
 
 
 def test_doctor_finds_a_port_in_use(notso: Run) -> None:

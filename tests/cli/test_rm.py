@@ -40,7 +40,7 @@ def test_it_asks_and_where_nobody_can_be_asked_it_removes_nothing(notso: Run, fe
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("demo", "part of the program"), ("nothing", "no model here"), ("../x", "no model here")]
+    ("name", "told"), [("demo", "part of the program"), ("nothing", "there is no model"), ("../x", "there is no model")]
 )
 def test_what_is_not_there_or_not_ours_is_refused(notso: Run, own_home: Path, name: str, told: str) -> None:
     result = notso("rm", name, "--yes")

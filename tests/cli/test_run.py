@@ -287,7 +287,7 @@ def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:
     result = notso("run", "x")
 
     assert result.code == 1
-    assert "this needs 9,000 tokens, the context holds 4,096. Shorten the prompt" in result.err
+    assert "it needs 9,000 tokens, but the context is 4,096. Shorten the prompt" in result.err
 
 
 def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:

@@ -18,9 +18,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripted_engine import ScriptedEngine, say
+
 from notso.smollm3 import Event, Message, RequestOptions, ToolCall, ToolName
 from notso.web.server import serve
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
 
 LAST_CALLS = ("final_answer", "final_result")

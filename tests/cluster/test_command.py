@@ -27,7 +27,7 @@ def test_several_with_nothing_between_them_are_refused(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("VALKEY_URL", raising=False)
     assert run_command_line(["cluster", "up", "--replicas", "2"])
-    assert "several replicas need DATABASE_URL and VALKEY_URL" in capsys.readouterr().err
+    assert "several replicas require DATABASE_URL and VALKEY_URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("action", ["up", "down", "status"])

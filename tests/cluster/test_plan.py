@@ -40,3 +40,8 @@ def test_what_cannot_be_is_refused() -> None:
         ClusterPlan(replicas=4, max_replicas=2)
     with pytest.raises(SettingsError, match="at least one"):
         ClusterPlan(replicas=0)
+
+
+def test_a_setting_that_replicas_do_not_read_is_refused() -> None:
+    with pytest.raises(SettingsError, match="'drain_seconds'"):
+        ClusterPlan(settings={"data_dir": None, "drain_seconds": 3})

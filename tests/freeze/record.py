@@ -33,11 +33,11 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from scripted_engine import ScriptedEngine  # noqa: E402
 from web.conftest import Running  # noqa: E402
 from web.store.postgres_server import binaries, postgres_server  # noqa: E402
 
 from notso.smollm3 import Engine  # noqa: E402
-from notso.web.testing.scripted_engine import ScriptedEngine  # noqa: E402
 from notso.web.values.settings import Settings  # noqa: E402
 
 REWORDED = Path(__file__).with_name("reworded.tsv")

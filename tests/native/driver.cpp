@@ -12,8 +12,10 @@
 #include "ops/attention.h"
 #include "ops/dequantise.h"
 #include "ops/matmul.h"
+#include "ops/packing.h"
 #include "ops/rope_table.h"
 #include "ops/rows.h"
+#include "packed_weights.h"
 #include "random_inputs.h"
 #include "runtime/cpu_features.h"
 #include "runtime/dispatch.h"
@@ -103,6 +105,25 @@ void matmul_case(Random& random) {
                        Combine::silu_mul});
       },
       random);
+  if (f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K) {  // packed, gate and up in turns
+    const int64_t slab = slab_bytes(f, k, kSlabRows), bytes = packed_bytes({f, nullptr, rows, k, 2 * slab});
+    Guarded<uint8_t> both(bytes + slab, random, 64);
+    pack_weight({f, weight.data(), rows, k}, both.data(), 2 * slab);
+    pack_weight({f, second.data(), rows, k}, both.data() + slab, 2 * slab);
+    const Weight gate{f, both.data(), rows, k, 2 * slab}, up{f, both.data() + slab, rows, k, 2 * slab};
+    Guarded<float> packed(m * rows, random);
+    for (const bool gated : {true, false})
+      for (const auto& family : available_kernels()) {
+        use_kernels(family);
+        const Combine combine = gated ? Combine::silu_mul : Combine::none;
+        Matmul op{x.data(), m, k, {{gate, packed.data()}}, norm.data(), 1e-6f, combine};
+        if (gated) op.products.push_back({up, packed.data()});
+        matmul(op)(thread_pool());
+        if (!gated)
+          matmul({x.data(), m, k, {{{f, weight.data(), rows, k}, out.data()}}, norm.data(), 1e-6f})(thread_pool());
+        if (!same_bits(packed, out)) fail("a packed matmul differs from rows");
+      }
+  }
   compare(  // the kernel alone, on activations of exactly their size
       "matmul kernel", out, expected,
       [&](float* y) -> Step {

@@ -1,7 +1,7 @@
 // Compares every family that this CPU runs with the generic one, kernel by kernel and bit for bit, in arrays that end
 // at forbidden pages: every format, every half, every format of the cache, ordinary values and nasty ones.
 //   family_bits SEED ROUNDS [FAULT]
-// The digest is of what the generic kernels gave: it is the same on every machine. FAULT (matmul, tiles, rows or
+// The digest is of what the generic kernels gave: it is the same on every machine. FAULT (matmul, tiles, slabs, rows or
 // attention) turns over one bit of what such a kernel of the families under test gives: the comparison must notice.
 #include <cmath>
 #include <cstdio>
@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "guarded.h"
+#include "ops/packing.h"
+#include "packed_weights.h"
 #include "random_inputs.h"
 #include "runtime/dispatch.h"
 
@@ -40,6 +42,14 @@ void plant(const std::string& fault) {
     tested.matmul_tiles_q4_k = [](const TileTask& t) {
       real->matmul_tiles_q4_k(t);
       turn_over(t.y + (t.m - 1) * t.y_stride);
+    };
+  if (fault == "slabs" && real->slab_kernel != nullptr)
+    tested.slab_kernel = [](Format f) -> SlabKernel {
+      if (f != Format::Q4_K) return real->slab_kernel(f);
+      return [](const SlabTask& t) {
+        real->slab_kernel(Format::Q4_K)(t);
+        turn_over(t.y + (t.m - 1) * t.y_stride + t.rows - 1);
+      };
     };
   if (fault == "rows")
     tested.rms_norm = [](const float* x, const float* weight, float eps, int64_t n, float* out) {
@@ -165,6 +175,10 @@ bool has_tiles(Format f) {
   return has_blocks_of_32(f);
 }
 
+bool has_packing(Format f) {
+  return with_packing(f, [](auto) { return true; }, [] { return false; });
+}
+
 // Sizes as they come, or those of tiles, in which a family without tiles takes the same products row by row.
 void matmul_case(Format f, bool tiles, Random& random) {
   const int64_t m = tiles ? random.from(5, 40) : random.often(60) ? random.from(1, 4) : random.from(5, 20);
@@ -217,6 +231,44 @@ void matmul_case(Format f, bool tiles, Random& random) {
   tile_kernel_of(tested, f)(
       {weight.data(), row_bytes, blocks, packed.data(), m, out.data(), rows, 0, rows, false, scratch.data()});
   same(what, out.data(), expected.data(), m * rows);
+}
+
+// A packed weight, alone or in turns with another: by the generic kernels as from rows, and by those for slabs.
+void slab_case(Format f, Random& random) {
+  const int64_t m = random.often(60) ? random.from(1, 5) : random.from(6, 40), rows = random.from(1, 150);
+  const int64_t blocks = random.from(1, std::max<int64_t>(1, 1000 / (m * rows) + 1)), k = blocks * kSuperBlock;
+  Guarded<uint8_t> weight(rows * bytes_per_row(f, k), random);
+  Guarded<float> x(m * k, random), out(m * rows, random), expected(m * rows, random);
+  fill(weight, f, random, random.often(10));
+  fill_nasty(x, random);
+  Guarded<BlockQ8K> q(m * blocks, random, 64);
+  for (int64_t j = 0; j < m; j++) generic->quantize_q8k(x.data() + j * k, k, q.data() + j * blocks);
+  if (random.often(10)) saturate(q, random.often(50) ? 1 : -1);
+  MatmulTask task{
+      weight.data(), bytes_per_row(f, k), k, q.data(), nullptr, blocks, x.data(), m, expected.data(), rows, 0, rows};
+  kernel_of(*generic, f)(task);
+  const std::string what = "format " + std::to_string(int(f)) + " packed, M " + std::to_string(m) + ", rows " +
+                           std::to_string(rows) + ", K " + std::to_string(k);
+  const int64_t stride = slab_bytes(f, k, kSlabRows) * random.from(1, 2);
+  const Weight packed_weight{f, nullptr, rows, k, stride};
+  Guarded<uint8_t> slabs(packed_bytes(packed_weight), random, 64);
+  pack_weight({f, weight.data(), rows, k}, slabs.data(), stride);
+  task.weight = slabs.data();
+  task.slab_stride = stride;
+  task.y = out.data();
+  kernel_of(*generic, f)(task);
+  same(what, out.data(), expected.data(), m * rows);
+  Random later{random.bits()};
+  if (tested.slab_kernel == nullptr || tested.slab_kernel(f) == nullptr) return;
+  Guarded<uint8_t> batch(m * blocks * tested.slab_block_bytes, later, 64);
+  for (int64_t j = 0; j < m; j++)
+    tested.pack_slab_batch_row(q.data() + j * blocks, blocks, m, batch.data() + j * tested.slab_block_bytes);
+  Guarded<float> sums(kSlabRows * m, later, 64), y(m * rows, later);
+  tested.slab_kernel(f)({slabs.data(), stride, rows, blocks, batch.data(), m, y.data(), rows, sums.data()});
+  for (int64_t i = 0; i < m * rows; i++) {
+    const bool nan = std::isnan(expected[i]);
+    if (nan ? !std::isnan(y[i]) : std::memcmp(&y[i], &expected[i], 4) != 0) differs(what, i);
+  }
 }
 
 void quantise_case(Random& random) {
@@ -365,6 +417,7 @@ void all_cases(uint64_t seed, uint64_t rounds) {
     for (const Format f : kFormats) {
       matmul_case(f, false, random);
       if (has_tiles(f)) matmul_case(f, true, random);
+      if (has_packing(f)) slab_case(f, random);
     }
     for (int format = 0; format < kCacheFormats; format++) attention_case(CacheFormat(format), random);
     quantise_case(random);
@@ -376,7 +429,7 @@ void all_cases(uint64_t seed, uint64_t rounds) {
 
 int main(int count, char** arguments) {
   if (count < 3) {
-    std::fprintf(stderr, "usage: family_bits SEED ROUNDS [matmul|tiles|rows|attention]\n");
+    std::fprintf(stderr, "usage: family_bits SEED ROUNDS [matmul|tiles|slabs|rows|attention]\n");
     return 2;
   }
   const uint64_t seed = std::strtoull(arguments[1], nullptr, 10), rounds = std::strtoull(arguments[2], nullptr, 10);

@@ -43,7 +43,7 @@ def test_a_forged_packet_ends_the_plugin_and_no_call_waits_for_ever(started: Sta
     process = started("forger")
     assert process.state == "on" and len(process.offer["tools"]) == len(PACKETS)
     future = process.ask("tool", tool(name), f"tool {name}", 3_600.0)
-    with pytest.raises(PluginError, match="switched off"):
+    with pytest.raises(PluginError, match="disabled"):
         future.result(60)
     assert process.state == "off" and process.failure
 

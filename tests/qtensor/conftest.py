@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from twins import same_bits
 
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.formats import Format
@@ -17,16 +18,6 @@ from notso.qtensor.tensor import QTensor
 Floats = npt.NDArray[np.float32]
 EveryFamily = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 MakeWeight = Callable[..., QTensor]
-
-
-def same_bits(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Equal bit for bit, signs of zero included; a NaN equals any NaN."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if one.dtype != np.float32:
-        return bool(np.array_equal(one, other))
-    nan = np.isnan(one)
-    return bool(np.array_equal(nan, np.isnan(other)) and np.array_equal(one[~nan].view("u4"), other[~nan].view("u4")))
 
 
 @pytest.fixture(scope="session")

@@ -341,3 +341,22 @@ def test_counts_past_the_cap_are_refused(tmp_path: Path) -> None:
         writer.add("one too many", 1, "uint32")
     with pytest.raises(GGUFError, match="4096"):
         writer.add_tensor("one too many", (1,), F32, bytes(4))
+
+
+def test_a_file_is_written_by_two_at_once(tmp_path: Path) -> None:
+    """Each has a temporary file of its own, in one process too; the last one's file stays."""
+    path = tmp_path / "a.gguf"
+    inner = GGUFWriter(path, durable=False)
+    inner.add("name", "inner", "string")
+
+    def while_writing() -> bytes:
+        inner.write()
+        return bytes(4)
+
+    outer = GGUFWriter(path, durable=False)
+    outer.add("name", "outer", "string")
+    outer.add_tensor("t", (1,), F32, lambda: [while_writing()])
+    outer.write()
+    with GGUFFile.open(path) as file:
+        assert file.metadata["name"] == "outer"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.gguf"]

@@ -119,11 +119,11 @@ CASES = [
     # GG1: container
     Case("empty", b"", "magic", 0, "0 bytes"),
     Case("one byte", b"G", "magic", 0, "1 bytes"),
-    Case("other magic", build(magic=b"GGML"), "magic", 0, "no GGUF"),
-    Case("zip", b"PK\3\4" + PAD, "magic", 0, "no GGUF"),
-    Case("json", b'{"a": 1}' + PAD, "magic", 0, "no GGUF"),
-    Case("zeros", PAD, "magic", 0, "no GGUF"),
-    Case("lower case", build(magic=b"gguf"), "magic", 0, "no GGUF"),
+    Case("other magic", build(magic=b"GGML"), "magic", 0, "not a GGUF"),
+    Case("zip", b"PK\3\4" + PAD, "magic", 0, "not a GGUF"),
+    Case("json", b'{"a": 1}' + PAD, "magic", 0, "not a GGUF"),
+    Case("zeros", PAD, "magic", 0, "not a GGUF"),
+    Case("lower case", build(magic=b"gguf"), "magic", 0, "not a GGUF"),
     Case("magic only", b"GGUF", "version", 4, "ends after 0"),
     Case("half a version", b"GGUF\3\0", "version", 4, "ends after 2"),
     Case("version 0", build(version=0), "version", 4, "version 0", UnsupportedFormatError),
@@ -196,14 +196,14 @@ CASES = [
     Case("a product that wraps to 256", described(sides=(2**32 + 256, 2**32)), "tensor 't'", KV + 21, "overflows"),
     Case("a product that wraps to 0", described(sides=(2**16,) * 4), "tensor 't'", KV + 37, "overflows"),
     Case("bytes past 2^63", described(sides=(2**61, 1), format=0), "tensor 't'", KV + 33, "overflows"),
-    Case("row of part of a block", described(sides=(255,)), "tensor 't'", KV + 13, "not whole Q4_K blocks"),
-    Case("rows of part of a block", described(sides=(128, 2)), "tensor 't'", KV + 13, "not whole Q4_K blocks"),
-    Case("Q8_0 row of 33", described(sides=(33,), format=8), "tensor 't'", KV + 13, "blocks of 32"),
+    Case("row of part of a block", described(sides=(255,)), "tensor 't'", KV + 13, "not a multiple of Q4_K's"),
+    Case("rows of part of a block", described(sides=(128, 2)), "tensor 't'", KV + 13, "not a multiple of Q4_K's"),
+    Case("Q8_0 row of 33", described(sides=(33,), format=8), "tensor 't'", KV + 13, "block size of 32"),
     # GG6: alignment
     *[
         Case(f"alignment {value}", build([entry("general.alignment", U32, u32(value))], [tensor()], PAD),
              "general.alignment",
-             value_at("general.alignment"), "no power of two")
+             value_at("general.alignment"), "not a power of two")
         for value in (0, 1, 4, 7, 31, 33, 4095, 8192, 2**31, 2**32 - 1)
     ],
     # GG7: data

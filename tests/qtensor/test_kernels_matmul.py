@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from long_tests import is_long
+from twins import PACKED, packed_twin, same_bits
 
 from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
@@ -52,6 +53,10 @@ def activations(rng: np.random.Generator, rows: int, cols: int) -> npt.NDArray[n
 def product(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]:
     out = np.full((len(x), weight.rows), np.nan, np.float32)
     ops.matmul(x, weight, out)
+    if weight.format.name in PACKED:
+        packed = np.full_like(out, np.nan)
+        ops.matmul(x, packed_twin(weight), packed)
+        assert same_bits(packed, out), f"a packed {weight.format.name} differs from rows"
     return out
 
 

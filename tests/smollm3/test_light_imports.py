@@ -19,7 +19,7 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["notso.smollm3", "notso.web.store.protocol", "notso.web.engine.port", "notso.web.testing.scripted_engine"],
+    ["notso.smollm3", "notso.web.store.protocol", "notso.web.engine.port"],
 )
 def test_no_arrays_and_no_kernels(module: str) -> None:
     assert not loaded_by(f"import {module}") & set(HEAVY)

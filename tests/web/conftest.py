@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine
+from web.compiled_templates import share_compiled_templates
 from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.plugins.plugin_set import Plugins
@@ -27,9 +29,10 @@ from notso.web.engine.port import ChatEngine
 from notso.web.engine.remote.remote_engine import RemoteSource
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.services import Shared
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
+
+share_compiled_templates()
 
 
 @dataclass
@@ -214,7 +217,7 @@ class Running:
         return reader.events
 
     def finished(self, asked: Asked) -> Any:
-        """The stored answer once it has ended and everybody was told."""
+        """The stored answer once it has exited and everybody was told."""
         self._wait(lambda: not self.stored(asked).active)
         self._wait(lambda: self.on_loop(lambda: self.chat.turns.stats(asked.generation_id)) is None)
         return self.stored(asked)

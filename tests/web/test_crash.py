@@ -23,7 +23,7 @@ T = TypeVar("T")
 SERVER = """
 import sys
 from pathlib import Path
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
 from notso.web.server import serve
 from notso.web.values.settings import Settings
 

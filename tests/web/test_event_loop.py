@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web import app
 from notso.web.server import DATE_SECONDS
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

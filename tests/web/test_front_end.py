@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import DEFAULT_ANSWER, ScriptedEngine
 
-from notso.web.testing.scripted_engine import DEFAULT_ANSWER, ScriptedEngine
 from notso.web.values.ids import new_id
 
 KEY = "a key for front ends only"

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from scripted_engine import ScriptedEngine
 
 from notso.web.server import ChatServer, address_of, listen, serve
 from notso.web.store.sqlite.connection import DirectoryLock
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
@@ -31,7 +31,7 @@ import sys
 import time
 from pathlib import Path
 from notso.web.turns import turn_consumer as follower
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
 from notso.web import server
 from notso.web.server import serve
 from notso.web.values.settings import Settings

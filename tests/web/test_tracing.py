@@ -14,10 +14,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from scripted_engine import IMPORTABLE, ScriptedEngine
 
 from notso.web import app
 from notso.web.app import tracing_of
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.tracing import REDACTED, Tracing
 
 Start = Callable[..., Any]
@@ -147,8 +147,8 @@ def test_without_a_place_for_them_there_are_none(
 
 def test_nothing_of_it_is_imported_then() -> None:
     code = (
-        "import sys; from notso.web.app import create_app; "
-        "from notso.web.testing.scripted_engine import ScriptedEngine; create_app(ScriptedEngine); "
+        f"{IMPORTABLE}from notso.web.app import create_app; "
+        "from scripted_engine import ScriptedEngine; create_app(ScriptedEngine); "
         "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
     )
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}

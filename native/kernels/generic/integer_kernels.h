@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernel_table.h"
+#include "packed_weights.h"
 #include "vec16.h"
 
 namespace qtensor {
@@ -12,6 +13,13 @@ namespace {
 template <class Block>
 inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
   Block block;  // copied, because blocks in a file are aligned to nothing
+  if constexpr (Packing<Block>::exists)
+    if (t.slab_stride > 0) {
+      const int64_t first = row / kSlabRows * kSlabRows;
+      const uint8_t* const slab = t.weight + row / kSlabRows * t.slab_stride;
+      unpack_block(slab, groups_of(t.row_end - first), row - first, index, block);
+      return block;
+    }
   __builtin_memcpy(&block, t.weight + row * t.row_bytes + index * int64_t(sizeof(Block)), sizeof block);
   return block;
 }

@@ -41,9 +41,7 @@ def batch(
     ] = (False),
     ray: Annotated[
         bool,
-        typer.Option(
-            "--ray", help="Run on a Ray cluster (RAY_ADDRESS) or on local Ray; requires notso-smollm3-bot[ray]."
-        ),
+        typer.Option("--ray", help="Run on a Ray cluster (RAY_ADDRESS) or on local Ray; requires the extra ray."),
     ] = False,
     count: Annotated[
         int | None,

@@ -105,7 +105,8 @@ class BatchRun:
         try:
             asked = _Asked(line, read_request(line))
             request = asked.request
-            options = request.options_for(line.id if request.fresh else "", "background")
+            owner = line.id if request.fresh else ""
+            options = replace(request.options, owner=owner, priority="background")
             for prompt, params in request.choices:
                 asked.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:

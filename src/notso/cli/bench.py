@@ -119,7 +119,7 @@ def table(result: dict[str, Any]) -> list[str]:
         f"Python {machine['python']}, {machine['stolen_percent']:.1f} % of the time stolen",
         f"{model['name']}, {terminal.gigabytes(model['size_bytes'])}, {model['kernels']} kernels, "
         f"{model['threads']} threads, device {model['device']}, context {model['context_tokens']:,}, "
-        f"{model['kv_format']} cache, weights on {result['weights']}, median of {result['repeats']}",
+        f"{model['kv_format']} cache, weights {result['weights']}, median of {result['repeats']}",
         f"fingerprint {result['fingerprint']} ({model['kv_format']} cache): the same on every machine",
         "",
     ]

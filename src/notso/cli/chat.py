@@ -63,7 +63,15 @@ def chat(
             thinking=not no_think,
             show_thinking=not hide_thinking,
             adapter=used,
-            open_engine=lambda path: engines.open_engine(path, context, threads, kv=kv, device=device),
+            open_engine=lambda path, is_first: engines.open_engine(
+                path,
+                context,
+                threads,
+                kv=kv,
+                device=device,
+                adapters=adapters if is_first else (),
+                chat_template_file=chat_template_file if is_first else None,
+            ),
         )
         terminal.note(engines.title(engine.info))
         if notice := engines.demo_notice(engine.info):

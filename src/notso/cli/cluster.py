@@ -72,7 +72,7 @@ def cluster(
 ) -> None:
     """Run replicas of the server under Ray Serve.
 
-    Requires notso-smollm3-bot[ray]. With --address, `up` deploys to a running Ray cluster and returns when the replicas
+    Requires the extra ray. With --address, `up` deploys to a running Ray cluster and returns when the replicas
     are ready; run it again to change the deployment, one replica at a time. Without --address, Ray is started on this
     machine until Ctrl-C. Several replicas need DATABASE_URL and VALKEY_URL, and --host needs NOTSO_API_KEY, in the
     environment in which Ray is started on each machine: the configuration contains no secrets. File paths must be valid

@@ -30,7 +30,10 @@ class Conversation:
     thinking: bool = True
     show_thinking: bool = True
     adapter: str | None = None
-    open_engine: Callable[[Path | None], Engine] = field(default=lambda path: engines.open_engine(path, None, None))
+    open_engine: Callable[[Path | None, bool], Engine] = field(
+        default=lambda path, is_first: engines.open_engine(path, None, None)
+    )
+    is_first: bool = True  # the model that the command was started with, and the adapters and template for it
     messages: list[Message] = field(default_factory=list)
     saved_as: Path | None = None
     context_used_tokens: int = 0
@@ -84,20 +87,23 @@ class Conversation:
             self.context_used_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
         return answer
 
-    def switch_model(self, path: Path | None) -> None:
-        """Load another model (None: the demo). Raises NotsoError or OSError; the old model then stays in use."""
+    def switch_model(self, path: Path | None) -> str | None:
+        """Load another model (None: the demo), and return the adapter that is not used with it.
+
+        Raises NotsoError or OSError; the old model, with its adapter, then stays in use.
+        """
         engines.check_model(path)
-        before = self.engine
+        before, unused = self.engine, self.adapter
         # Closed first: two models may not fit in memory.
         before.close()
         try:
-            self.engine = self.open_engine(path)
+            self.engine = self.open_engine(path, False)
         except BaseException:
-            self.engine = self.open_engine(None if before.info.is_demo else Path(before.info.path))
+            self.engine = self.open_engine(None if before.info.is_demo else Path(before.info.path), self.is_first)
             raise
-        finally:
-            self.adapter = None  # adapters belong to the model that they were given for
+        self.is_first, self.adapter = False, None  # adapters belong to the model that they were given for
         self.context_used_tokens = 0
+        return unused
 
     def _printer(self) -> MessagePrinter:
         if not terminal.is_terminal(sys.stdout):

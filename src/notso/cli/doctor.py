@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from notso.cli import exit_codes, options, terminal
+from notso.cli import engines, exit_codes, options, terminal
 
 EXAMPLES = """\
   notso doctor
@@ -130,7 +130,7 @@ def _cpu() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from notso.qtensor import KernelChoiceError, kernel_choice
+    from notso.qtensor import FORMATS_BY_NAME, KernelChoiceError, kernel_choice
 
     forced = os.environ.get(kernel_choice.KERNELS_VARIABLE, "").strip()
     try:
@@ -141,7 +141,12 @@ def _kernels() -> Iterator[Finding]:
     chosen = kernel_choice.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
     choices = ", ".join(kernel_choice.available_kernels())
-    yield Finding("ok", "kernels", f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}")
+    packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "nothing"
+    yield Finding(
+        "ok",
+        "kernels",
+        f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}; packs {packed}",
+    )
     if kernel_choice.available_kernels() == ["generic"]:
         yield Finding(
             "warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU with AVX2 (most since 2015)"
@@ -199,7 +204,7 @@ def _pages() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from notso.smollm3.errors import ModelFileError
+    from notso.smollm3.errors import ModelFileError, NotsoError
     from notso.smollm3.hub import registry
 
     try:
@@ -208,7 +213,15 @@ def _models() -> Iterator[Finding]:
         yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or set it to a GGUF file")
         return
     if chosen is not None:
-        yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(chosen.stat().st_size)})")
+        try:
+            if not chosen.is_dir():  # a folder is looked at when it is converted
+                engines.check_model(chosen)
+            files = chosen.iterdir() if chosen.is_dir() else [chosen]
+            size = sum(each.stat().st_size for each in files)
+        except (NotsoError, OSError) as error:
+            yield Finding("fail", "model", f"{chosen} does not run: {error}", "set NOTSO_MODEL to another file")
+            return
+        yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(size)})")
     elif registry.demo_path().is_file():
         yield Finding(
             "warn", "model", "only the built-in demo is installed", "download SmolLM3-3B (1.92 GB) with notso pull"

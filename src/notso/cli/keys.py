@@ -60,7 +60,7 @@ def keys(
     if settings.database_url is None and action != "add" and not SQLiteAccessStore.exists(settings.directory):
         # Only `add` creates the file.
         if action == "revoke":
-            raise SettingsError(f"no key of {name} counts", setting="name")
+            raise SettingsError(f"there is no active key named {name}", setting="name")
         if not settings.directory.is_dir():
             raise FileNotFoundError(
                 errno.ENOENT, "the data directory does not exist; nothing was created", str(settings.directory)

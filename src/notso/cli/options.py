@@ -119,7 +119,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="How weights are held in memory; auto uses 2 MiB pages when idle [env: NOTSO_WEIGHTS].",
+        help="How weights are held in memory; auto packs large files once loaded [env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
     ),

@@ -103,7 +103,7 @@ def _status(conversation: Conversation, argument: str) -> Outcome:
 
 def _regenerate(conversation: Conversation, argument: str) -> Outcome:
     question = conversation.take_back_turn()
-    return Outcome(("There is no message to answer again.",)) if question is None else Outcome(question=question)
+    return Outcome(("There is no message to regenerate.",)) if question is None else Outcome(question=question)
 
 
 def _continue(conversation: Conversation, argument: str) -> Outcome:
@@ -122,14 +122,13 @@ def _model(conversation: Conversation, argument: str) -> Outcome:
         exact = {name: path for name, path in found.items() if name.lower() == argument.lower()}
         found = exact or found
         if len(found) != 1:
-            several = (
-                f"Several models are called so: {', '.join(found)}" if found else f"No model is called {argument!r}"
-            )
+            several = f"Several models match: {', '.join(found)}" if found else f"No model is named {argument!r}"
             return Outcome((f"{several}; /model lists them.",))
         (path,) = found.values()
-    conversation.switch_model(model_file(path))
+    unused = conversation.switch_model(model_file(path))
+    dropped = f"The adapter {unused} belongs to the other model and is not used." if unused is not None else None
     notice = engines.demo_notice(conversation.engine.info)
-    return Outcome((engines.title(conversation.engine.info), *filter(None, [notice])))
+    return Outcome((engines.title(conversation.engine.info), *filter(None, [dropped, notice])))
 
 
 def _save(conversation: Conversation, argument: str) -> Outcome:

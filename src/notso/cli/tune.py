@@ -78,7 +78,7 @@ def tune(
 ) -> None:
     """Fine-tune a LoRA adapter on conversations.
 
-    Trains LoRA on all matrices with TRL and PEFT (requires notso-smollm3-bot[tune]). The loss covers assistant messages
+    Trains LoRA on all matrices with TRL and PEFT (requires the extra tune). The loss covers assistant messages
     only. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
     options.require_free_place(out, force, "--out")

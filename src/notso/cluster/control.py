@@ -44,7 +44,7 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
                 **quiet,
             )
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"no Ray could be reached or started: {' '.join(str(error).split())}") from error
+        raise ClusterError(f"Ray could not be reached or started: {' '.join(str(error).split())}") from error
     try:
         yield
     finally:
@@ -65,7 +65,7 @@ def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
         command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", "--address", where(), str(file)]
         told = subprocess.run(command, capture_output=True, text=True)
     if told.returncode:
-        raise ClusterError(f"Serve did not take the configuration: {_reason(told.stderr)}")
+        raise ClusterError(f"Serve rejected the configuration: {_reason(told.stderr)}")
     while not until():
         found = status()
         if found.state == "RUNNING":
@@ -107,4 +107,4 @@ def _reason(said: str) -> str:
     # The last error that Serve reports, else its last line.
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
-    return (errors or lines or ["it does not say why"])[-1].rpartition("Error: ")[2]
+    return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

@@ -45,7 +45,7 @@ class Front:
             return
         if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
             self._warned = True
-            logger.warning("requests come without a session: Ray was started without %s", ", ".join(ENVIRONMENT))
+            logger.warning("requests have no session id: Ray was started without %s", ", ".join(ENVIRONMENT))
         if scope["path"] == ENDLESS:
             await self._for_a_while(scope, receive, send)
         elif not is_api_path(scope["path"]):

@@ -45,4 +45,4 @@ class Heartbeat:
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
             self._steps, self._moved = stats.steps_total, now
         elif now - self._moved > STILL_SECONDS:
-            raise EngineError(f"the engine has taken no step for {now - self._moved:.0f} s")
+            raise EngineError(f"the engine has completed no step for {now - self._moved:.0f} s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from notso.smollm3 import NotsoError
 from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
-NOTHING_BETWEEN = "several replicas need DATABASE_URL and VALKEY_URL in the environment of each machine's Ray"
+NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
 # Seconds that a stopping replica may spend on running answers and page streams.
 GRACE_SECONDS = 120.0
 # Per replica, including page streams; the server limits waiting questions itself.
@@ -41,14 +41,25 @@ class ClusterPlan:
 
     def __post_init__(self) -> None:
         if self.replicas < 1 or self.per_machine < 1:
-            raise SettingsError("there is at least one replica", setting="replicas")
+            raise SettingsError("at least one replica is required", setting="replicas")
         if self.max_replicas and self.max_replicas < self.replicas:
             raise SettingsError("max_replicas must not be below replicas", setting="max_replicas")
+        check_settings(self.settings)
 
     @property
     def has_several(self) -> bool:
         """Whether replicas need shared services."""
         return max(self.replicas, self.max_replicas) > 1
+
+
+REPLICA_SETTINGS = frozenset({"data_dir", "api_key_file", "allowed_hosts", "trusted_proxies"})
+
+
+def check_settings(names: Iterable[str]) -> None:
+    """Raise SettingsError for a setting that replicas do not read; `serve_config` adds host and port."""
+    for name in names:
+        if name not in REPLICA_SETTINGS:
+            raise SettingsError(f"replicas know no setting {name!r}", setting=name)
 
 
 def serve_config(plan: ClusterPlan) -> dict[str, Any]:

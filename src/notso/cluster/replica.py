@@ -13,7 +13,7 @@ from ray import serve
 
 from notso.cluster.front import Front
 from notso.cluster.health import METRIC, Heartbeat
-from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN
+from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN, check_settings
 from notso.private_memory import keep_memory_private
 from notso.regular_file import SECRET_BYTES
 from notso.smollm3 import Engine, EngineConfig, EngineError
@@ -79,6 +79,7 @@ def build(chosen: dict[str, Any]) -> Any:
 
 def _settings(chosen: Mapping[str, Any]) -> Settings:
     asked = chosen["settings"]
+    check_settings(asked.keys() - {"host", "port"})
     directory = Path(asked["data_dir"]) if asked.get("data_dir") else Settings().directory
     if chosen["per_machine"] > 1:  # a separate folder for each replica
         directory = directory / f"replica-{serve.get_replica_context().rank.local_rank}"

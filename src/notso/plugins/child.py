@@ -55,7 +55,7 @@ class Child:
         try:
             answer["result"] = self._kinds[packet["kind"]](packet["given"])
             if not is_answer(packet["kind"], answer["result"]):
-                raise TypeError("it returned no such value, or more than 1 MiB of text")
+                raise TypeError("it returned an invalid value, or more than 1 MiB of text")
             data = wire.packed(answer, wire.MAX_ANSWER_BYTES)
         except Refused as error:
             data = wire.packed({"id": packet["id"], "refused": str(error)})
@@ -75,7 +75,7 @@ class Child:
         row = np.frombuffer(self._memory, np.float32, given["vocab"])
         result = np.asarray(self._rows[given["name"]].process(tokens, row.copy()), np.float32)
         if result.shape != row.shape:
-            raise ValueError(f"logits of shape {result.shape}, and not {row.shape}")
+            raise ValueError(f"logits of shape {result.shape}, not {row.shape}")
         row[:] = result
         return int(result.size)
 

@@ -36,5 +36,5 @@ def load(name: str) -> Plugin:
         raise LookupError(f"no plugin {name} is installed")
     given = point.load()
     if not isinstance(given, Plugin):
-        raise TypeError(f"{point.value} is no notso.plugins.Plugin")
+        raise TypeError(f"{point.value} is not a notso.plugins.Plugin")
     return given

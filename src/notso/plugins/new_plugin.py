@@ -18,13 +18,13 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
     """Create `folder` and return the files. Raises PluginError or OSError."""
     if not NAME.fullmatch(name) or name.endswith("-") or "--" in name:
         raise PluginError(
-            f"a plugin's name begins with a letter and has up to 32 small letters, digits and single dashes, "
+            f"a plugin's name must begin with a letter and have up to 32 lowercase letters, digits and single dashes, "
             f"not {name[:40]!r}",
             plugin=name,
         )
     module = name.replace("-", "_")
     if (why := _unusable(name, module)) is not None:
-        raise PluginError(f"no plugin can be called {name!r}: {why}; choose another name", plugin=name)
+        raise PluginError(f"a plugin cannot be named {name!r}: {why}; choose another name", plugin=name)
     folder.mkdir(parents=True)
     written = []
     for source in sorted(TEMPLATE.glob("*.txt")):
@@ -37,16 +37,16 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
 
 def _unusable(name: str, module: str) -> str | None:
     if keyword.iskeyword(module):
-        return "it is a keyword of Python, which no module can be called"
+        return "it is a Python keyword"
     if name in {each.name for each in installed()}:
-        return "a plugin of that name is installed"
+        return "a plugin of that name is already installed"
     # Compared as distributions are, whose names do not tell dashes from underscores.
     if (
         module in sys.stdlib_module_names
         or module in _TAKEN
         or module in {each.name for each in pkgutil.iter_modules()}
     ):
-        return "a module of that name is there already, which the plugin's would hide"
+        return "it would hide an existing module of that name"
     return None
 
 

@@ -46,18 +46,18 @@ def is_answer(kind: str, given: Any) -> bool:
 
 def _problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
     if not isinstance(row, dict):
-        return "it is no object"
+        return "it is not an object"
     return next((f"{name} {problem}" for name, check in checks.items() if (problem := check(row.get(name)))), "")
 
 
 def _name(given: Any) -> str:
     fits = isinstance(given, str) and NAME.fullmatch(given)
-    return "" if fits else "must be a small letter and up to 31 more, digits, _ and -"
+    return "" if fits else "must be a lowercase letter and up to 31 more, digits, _ and -"
 
 
 def _text(given: Any) -> str:
     if not isinstance(given, str):
-        return "must be a text"
+        return "must be text"
     return "" if len(given) <= MAX_TEXT_CHARACTERS else f"has more than {MAX_TEXT_CHARACTERS:,} characters"
 
 

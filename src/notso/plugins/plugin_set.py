@@ -22,9 +22,9 @@ class Plugins:
         for name in names:
             if name not in known or not NAME.fullmatch(name):
                 there = ", ".join(sorted(known)) or "none"
-                raise PluginError(f"no plugin {name!r} is installed; there are: {there}", plugin=name)
+                raise PluginError(f"no plugin {name!r} is installed; installed: {there}", plugin=name)
             if names.count(name) > 1:
-                raise PluginError(f"the plugin {name} is named twice", plugin=name)
+                raise PluginError(f"the plugin {name} is given twice", plugin=name)
         self.processes = tuple(PluginProcess(name) for name in names)
 
     def start(self) -> None:

@@ -36,7 +36,7 @@ ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
 MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20  # more bytes switch the plugin off; more lines are not logged
 SECRETS = ("DATABASE_URL", "VALKEY_URL")
-SERVER_ENDS = "the server ends"
+SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
 
 
@@ -126,13 +126,13 @@ class PluginProcess:
             number = next(self._numbers)
             data = wire.packed({"id": number, "kind": kind, "given": given})
         except (ValueError, TypeError) as error:
-            raise PluginError(f"the plugin {self.name} cannot be given this: {error}", plugin=self.name) from None
+            raise PluginError(f"the plugin {self.name} cannot receive this value: {error}", plugin=self.name) from None
         future: Future[Any] = Future()
         with self._lock:
             if self.state != "on":
                 raise PluginError(f"the plugin {self.name} is {self._why_not()}", plugin=self.name)
             if len(self._calls) >= MAX_CALLS:
-                raise PluginError(f"the plugin {self.name} has too much to do", plugin=self.name)
+                raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
             self._calls[number] = _Call(kind, what, time.monotonic() + seconds, seconds, future)
             end = self._end
         sent = False
@@ -144,7 +144,7 @@ class PluginProcess:
             finally:
                 self._sending.release()
         if not sent:
-            self.switch_off(f"it takes no calls any more ({what})", end)
+            self.switch_off(f"it no longer accepts calls ({what})", end)
         return future
 
     def call(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
@@ -153,17 +153,17 @@ class PluginProcess:
             return future.result(seconds + SEND_SECONDS)
         except TimeoutError:
             self.switch_off(_late(what, seconds))
-            raise PluginError(f"the plugin {self.name} was switched off: {self.failure}", plugin=self.name) from None
+            raise PluginError(f"the plugin {self.name} was disabled: {self.failure}", plugin=self.name) from None
 
     def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
         """Process logits, float32 (V,), after tokens, int32 (L,), as bytes. Raises PluginError."""
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
-            raise PluginError(f"the plugin {self.name} cannot be given so many tokens", plugin=self.name)
+            raise PluginError(f"the plugin {self.name} cannot process so many tokens", plugin=self.name)
         what = f"logits processor {name}"
         given = {"name": name, "tokens": tokens.nbytes // 4, "vocab": logits.nbytes // 4}
         began = time.monotonic()
         if not self._row_lock.acquire(timeout=ROW_SECONDS):
-            raise PluginError(f"the plugin {self.name} has too much to do", plugin=self.name)
+            raise PluginError(f"the plugin {self.name} is overloaded", plugin=self.name)
         try:
             if self.state == "on":
                 self._memory[: logits.nbytes] = logits
@@ -179,7 +179,7 @@ class PluginProcess:
         self._waited = max(0.0, self._waited - ROW_SHARE * (ended - self._counted)) + (ended - began)
         self._counted = ended
         if self._waited > ROW_ALLOWANCE_SECONDS:
-            self.switch_off(f"{what} holds up every answer")
+            self.switch_off(f"{what} delays all responses")
 
     def switch_off(self, why: str, of: socket.socket | None = None) -> None:
         """Kill its processes and fail its calls; with `of`, only while that is its socket."""
@@ -191,7 +191,7 @@ class PluginProcess:
             self._calls.clear()
             self._ready.set()  # under the lock: a later start clears it
         if why != SERVER_ENDS:
-            _log.warning("the plugin %s is switched off: %s", self.name, why)
+            _log.warning("the plugin %s was disabled: %s", self.name, why)
         if process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)  # a session leader cannot leave its group
@@ -199,7 +199,7 @@ class PluginProcess:
             end.shutdown(socket.SHUT_RDWR)
         for call in calls:
             call.future.set_exception(
-                PluginError(f"the plugin {self.name} was switched off: {why}", plugin=self.name)
+                PluginError(f"the plugin {self.name} was disabled: {why}", plugin=self.name)
             ) if call.future.set_running_or_notify_cancel() else None
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class PluginProcess:
                 process.wait(SEND_SECONDS)
 
     def _why_not(self) -> str:
-        return "not ready yet" if self.state == "starting" else f"switched off: {self.failure}"
+        return "not ready yet" if self.state == "starting" else f"disabled: {self.failure}"
 
     # ---- in the listening thread
 
@@ -236,7 +236,7 @@ class PluginProcess:
                     if not text:
                         readers.unregister(output)
                     elif not printed.take(text):
-                        why = "it prints without end"
+                        why = "it printed too much"
                         break
                 if end in readable:
                     packets = wire.receive(end, unpacker)
@@ -246,7 +246,7 @@ class PluginProcess:
                         why = fault
                         break
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            why = f"it said what nobody understands ({type(error).__name__})"
+            why = f"it sent an invalid message ({type(error).__name__})"
             if readers is None:
                 why = f"it could not be started: {error}"
         self.switch_off(why, end)
@@ -291,11 +291,11 @@ class PluginProcess:
             return ""
         number = packet.get("id")
         if type(number) is not int or len(packet.keys() & {"result", "refused", "failed"}) != 1:
-            return "it gave an answer without a result"
+            return "it sent a response without a result"
         with self._lock:
             call = self._calls.get(number)
             if call is None:
-                return "it answered what it was not asked"
+                return "it answered a call that was not made"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
                 return _one_line(f"{call.what} gave a result of another type")
             # Nothing may raise from here on: `switch_off` no longer fails this call.

@@ -45,7 +45,7 @@ class Unpacker:
         while len(self._bytes) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes)
             if length > self._most_bytes:
-                raise ValueError("a packet of a claimed size that none has")
+                raise ValueError("a packet with an invalid size")
             end = _LENGTH.size + length
             if len(self._bytes) < end:
                 break

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from io import BufferedWriter
 from pathlib import Path
@@ -136,7 +137,8 @@ class GGUFWriter:
 
     def write(self) -> None:
         """Write a temporary file and rename it to `path`."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        # Of this call alone: another thread may write the same file.
+        temporary = self.path.with_name(f".{self.path.name[:200]}.{uuid.uuid4().hex}.part")
         try:
             with temporary.open("xb") as file:
                 file.write(self._header())

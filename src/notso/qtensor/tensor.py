@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ class QTensor:
     format: Format
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
+    slab_stride: ClassVar[int] = 0  # rows lie as in a file
 
     def __post_init__(self) -> None:
         if not self.shape or any(n < 1 for n in self.shape):

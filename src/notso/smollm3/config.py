@@ -196,7 +196,7 @@ def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRa
         given = {name: value for name, value in given.items() if name not in _YARN_KEYS}
     for name, value in given.items():
         if name not in NEUTRAL_SCALING or value != NEUTRAL_SCALING[name]:
-            raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; of rope scaling only YaRN is supported")
+            raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; the only supported rope scaling is YaRN")
     return found, ramp
 
 
@@ -204,7 +204,7 @@ def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) 
     name = f"{ARCHITECTURE}.{key}"
     value = metadata.get(name, default)
     if value is None:
-        raise ModelFileError(f"the file lacks {name}")
+        raise ModelFileError(f"the file has no {name}")
     low, high = LIMITS[key]
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ModelFileError(f"{name} must be an integer from {low} to {high}")
@@ -223,7 +223,7 @@ def _number(metadata: Mapping[str, Any], key: str, default: float | None = None)
 def _vocab_size(metadata: Mapping[str, Any]) -> int:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
-        raise ModelFileError("the file lacks tokenizer.ggml.tokens")
+        raise ModelFileError("the file has no tokenizer.ggml.tokens")
     if _integer(metadata, "vocab_size", len(tokens)) != len(tokens):
         raise ModelFileError(f"{ARCHITECTURE}.vocab_size differs from the {len(tokens)} tokens of the tokenizer")
     return len(tokens)

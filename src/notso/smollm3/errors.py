@@ -50,6 +50,12 @@ class InvalidRequestError(ModelError, ValueError):
         self.param = param
 
 
+def require(holds: bool, name: str, what: str) -> None:
+    """Raise InvalidRequestError unless a value is `what` it must be."""
+    if not holds:
+        raise InvalidRequestError(f"{name} must be {what}", param=name)
+
+
 class ContextLengthError(InvalidRequestError):
     """The prompt exceeds the context. `at_least`: counting was cut short."""
 
@@ -57,7 +63,7 @@ class ContextLengthError(InvalidRequestError):
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
         super().__init__(
-            f"prompt is too long: this needs {needed} tokens, the context holds {context_tokens:,}", param="messages"
+            f"prompt is too long: it needs {needed} tokens, but the context is {context_tokens:,}", param="messages"
         )
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens

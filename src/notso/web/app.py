@@ -389,7 +389,7 @@ async def _shut_down(parts: Parts) -> None:
     try:
         await asyncio.wait_for(parts.chat.turns.wait_for_all(), ENGINE_EXIT_SECONDS)
     except TimeoutError:
-        logger.warning("the engine did not stop in time; what was saved stays saved")
+        logger.warning("the engine did not stop in time; saved data is not affected")
     if parts.mcp is not None:
         await parts.mcp.close()
     await parts.chat.relay.close()
@@ -477,7 +477,7 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
 async def _show_lack(request: Request, error: Exception) -> Response:
     if not lacks_threads(error):
         raise error
-    logger.warning("a %s request found no thread: %s", request.method, error)
+    logger.warning("no thread for a %s request: %s", request.method, error)
     # Plain text, as a page would need a thread too; ApiEdge converts it.
     return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
 

@@ -60,7 +60,7 @@ async def confined(program: str, request: bytes, limits: Limits) -> bytes:
             await asyncio.shield(process.wait())
     if process.returncode != 0:
         raise ConfinedWorkError(
-            f"it failed, or went over {limits.cpu_s} s of CPU time or {limits.memory_bytes >> 20} MiB"
+            f"it failed, or exceeded {limits.cpu_s} s of CPU time or {limits.memory_bytes >> 20} MiB"
         )
     return answer
 

@@ -77,7 +77,7 @@ def listen(settings: Settings, port: int | None = None, option: str = "--port") 
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise AddressInUseError(
-            f"{settings.host} is no address of this machine: {error.strerror}", host=settings.host, port=port
+            f"{settings.host} is not an address of this machine: {error.strerror}", host=settings.host, port=port
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,7 +87,7 @@ def listen(settings: Settings, port: int | None = None, option: str = "--port") 
         listener.close()
         raise AddressInUseError(
             f"cannot listen on {settings.host}:{port}: {(error.strerror or 'refused').lower()};"
-            f" choose another port with {option} (0 takes a free one)",
+            f" choose another port with {option} (0 selects a free one)",
             host=settings.host,
             port=port,
         ) from error

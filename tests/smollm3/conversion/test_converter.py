@@ -116,18 +116,18 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"no_rope_layers": [1, 1]}, None),
-        ({"no_rope_layers": [1, 0]}, "no_rope_layers leaves out other layers"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers must be every 4th layer"),
         ({"no_rope_layer_interval": 3}, "no_rope_layer_interval must be 4"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling of type 'llama3'"),
-        ({"hidden_size": "256"}, "hidden_size is '256'"),
-        ({"rms_norm_eps": None}, "rms_norm_eps is None"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
-        ({"num_hidden_layers": 3, "no_rope_layers": None}, "lacks the tensor model.layers.2.input_layernorm.weight"),
+        ({"hidden_size": "256"}, "hidden_size must be a positive integer, not '256'"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a number, not None"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a number, not 10"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number, not nan"),
+        ({"num_hidden_layers": 3, "no_rope_layers": None}, "has no tensor model.layers.2.input_layernorm.weight"),
         ({"num_hidden_layers": 1, "no_rope_layers": None}, "does not use: 'model.layers.1"),
-        ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
-        ({"vocab_size": 2_000_000_000}, "vocab_size is more than the 1,000,000"),
+        ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
+        ({"vocab_size": 2_000_000_000}, "vocab_size exceeds the maximum of 1,000,000"),
         ({"vocab_size": 300}, "400 tokens, the embedding 300 rows"),
         ({"num_attention_heads": 3}, "the configuration implies"),
     ],
@@ -154,7 +154,7 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("tokenizer.json", b"[" * 100_000, "no tokenizer.json of a byte-level BPE"),
+        ("tokenizer.json", b"[" * 100_000, "not a byte-level BPE tokenizer.json"),
         (
             "tokenizer.json",
             b'{"model": {"vocab": {"a": "x", "b": 1}, "merges": []}, "added_tokens": []}',
@@ -184,10 +184,10 @@ def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
 
 def test_other_refusals(tmp_path: Path) -> None:
     folder = write_folder(replace(SMALL), tmp_path / "folder")
-    with pytest.raises(InvalidRequestError, match="type 'IQ4_XS' is not made"):
+    with pytest.raises(InvalidRequestError, match="type 'IQ4_XS' is not supported"):
         convert(folder, tmp_path / "made.gguf", "IQ4_XS")
     odd = write_folder(RandomModel(layers=1, hidden=96, ffn=64, heads=2, kv_heads=1, head_dim=48), tmp_path / "odd")
-    with pytest.raises(InvalidRequestError, match="rows of 96 numbers are no whole blocks of Q"):
+    with pytest.raises(InvalidRequestError, match="rows of 96 values are not a multiple of Q"):
         convert(odd, tmp_path / "made.gguf", "Q4_K_M")
     (folder / "model.safetensors").write_bytes(b"\x00" * 7)
     with pytest.raises(SafetensorsError, match=r"model.safetensors: it is too short"):

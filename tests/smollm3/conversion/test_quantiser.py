@@ -114,7 +114,7 @@ def test_other_programs_read_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"demo.gguf is quantised already: 'token_embd.weight' is Q6_K"):
+    with pytest.raises(ModelFileError, match=r"demo.gguf is already quantized: 'token_embd.weight' is Q6_K"):
         quantise(demo_path(), tmp_path / "made.gguf")
     assert not list(tmp_path.iterdir())
 
@@ -122,8 +122,8 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mix", "text", "words"),
     [
-        ("Q2_K", None, "type 'Q2_K' is not made; choices: Q4_K_M, Q5_K_M, Q6_K, Q8_0"),
-        ("Q4_K_M", ("short", "a few words"), f"a window of {WINDOW_TOKENS} is the least"),
+        ("Q2_K", None, "type 'Q2_K' is not supported; choices: Q4_K_M, Q5_K_M, Q6_K, Q8_0"),
+        ("Q4_K_M", ("short", "a few words"), f"at least one window of {WINDOW_TOKENS}"),
     ],
 )
 def test_what_is_not_made_leaves_nothing(tmp_path: Path, mix: str, text: tuple[str, str] | None, words: str) -> None:
@@ -135,7 +135,7 @@ def test_what_is_not_made_leaves_nothing(tmp_path: Path, mix: str, text: tuple[s
 
 def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
     odd = RandomModel(layers=1)
-    with pytest.raises(InvalidRequestError, match="rows of 384 numbers are no whole blocks of Q6_K"):
+    with pytest.raises(InvalidRequestError, match="rows of 384 values are not a multiple of Q6_K"):
         quantise(odd.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf", "Q6_K")
     quantise(tmp_path / "floats.gguf", tmp_path / "made.gguf", "Q8_0")
 

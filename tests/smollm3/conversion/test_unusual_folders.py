@@ -156,30 +156,30 @@ NOT_TAKEN: dict[str, tuple[Json | Callable[[Json], Json], str]] = {
     "a suffix": (model(end_of_word_suffix="</w>"), "end_of_word_suffix is '</w>'"),
     "a prefix": (model(continuing_subword_prefix="##"), "continuing_subword_prefix is '##'"),
     "another kind": (model(type="Unigram"), "its model is 'Unigram', not BPE"),
-    "a field of tomorrow": (model(rank=1), "its model: 'rank' is not known"),
-    "an expression of nobody": ({"pre_tokenizer": cut_by(split(r"(\w+)+$"), BYTES)}, "cuts by .* no expression"),
+    "a field of tomorrow": (model(rank=1), "its model: 'rank' is not supported"),
+    "an expression of nobody": ({"pre_tokenizer": cut_by(split(r"(\w+)+$"), BYTES)}, "splits by .* not a supported"),
     "no bytes": ({"pre_tokenizer": {"type": "Whitespace"}}, "'Whitespace' does not end in bytes"),
     "no cut": ({"pre_tokenizer": None}, "None does not end in bytes"),
     "a normalizer that strips": ({"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}, "'Strip'"),
     "a normalizer that replaces": (
-        {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}}, "'Replace' cannot"),
-    "space left of a token": (added(lstrip=True), "lstrip cannot be computed"),
-    "space right of a token": (added(rstrip=True), "rstrip cannot be computed"),
-    "a token as a word": (added(single_word=True), "single_word cannot be computed"),
+        {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}}, "'Replace' is not supported"),
+    "space left of a token": (added(lstrip=True), "lstrip is not supported"),
+    "space right of a token": (added(rstrip=True), "rstrip is not supported"),
+    "a token as a word": (added(single_word=True), "single_word is not supported"),
     "a token in front": (
         {"post_processor": {
             "type": "TemplateProcessing", "pair": [],
             "special_tokens": {"<think>": {"id": "<think>", "ids": [8], "tokens": ["<think>"]}},
             "single": [{"SpecialToken": {"id": "<think>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        }}, "puts tokens around a text"),
+        }}, "adds tokens around a text"),
     "another decoder": (
         {"decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}}, "'Metaspace' is not Byte"),
-    "a part of tomorrow": ({"chunker": {"type": "New"}}, "'chunker' is not known"),
+    "a part of tomorrow": ({"chunker": {"type": "New"}}, "'chunker' is not supported"),
 }  # fmt: skip
 
 CONFIGS: dict[str, tuple[Json, str]] = {
-    "a token of its own": ({"eos_token": "<|done|>"}, "eos_token '<|done|>' is no token of tokenizer.json"),
-    "more tokens": ({"extra_special_tokens": ["<|a|>"]}, "extra_special_tokens '<|a|>' is no token"),
+    "a token of its own": ({"eos_token": "<|done|>"}, "eos_token '<|done|>' is not a token of tokenizer.json"),
+    "more tokens": ({"extra_special_tokens": ["<|a|>"]}, "extra_special_tokens '<|a|>' is not a token"),
     "a start": ({"add_bos_token": True}, "'add_bos_token' is True"),
     "a space": ({"add_prefix_space": True}, "'add_prefix_space' is True"),
     "another class": ({"tokenizer_class": "Qwen2Tokenizer"}, "tokenizer_class is 'Qwen2Tokenizer'"),

@@ -146,7 +146,7 @@ def test_adapters_come_with_the_configuration(base: Path, engine: Engine, tmp_pa
     with Engine.load(base, context_tokens=512, threads=1, kv="f16", adapters=[f"a={file}", f"half={file}:0.5"]) as made:
         assert [info.scale for info in made.adapters.infos.values()] == [1.0, 0.5]
         assert made.logits(IDS, adapter="a").tobytes() != made.logits(IDS, adapter="half").tobytes()
-        with pytest.raises(InvalidRequestError, match="loaded already"):
+        with pytest.raises(InvalidRequestError, match="already loaded"):
             add(made, "a", file)
 
 
@@ -178,12 +178,12 @@ def damaged(pairs: Pairs) -> Pairs:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path, pairs: write_gguf(path, pairs, general__type="model"), "no LoRA adapter"),
-        (lambda path, pairs: write_gguf(path, pairs, adapter__type=None), "no LoRA adapter"),
+        (lambda path, pairs: write_gguf(path, pairs, general__type="model"), "not a LoRA adapter"),
+        (lambda path, pairs: write_gguf(path, pairs, adapter__type=None), "not a LoRA adapter"),
         (lambda path, pairs: write_gguf(path, pairs, general__architecture="llama"), "'llama', not for smollm3"),
         (lambda path, pairs: write_gguf(path, pairs, alpha=float("inf")), "alpha"),
-        (lambda path, pairs: write_gguf(path, damaged(pairs)), "not finite"),
-        (lambda path, pairs: write_gguf(path, {}), "holds no tensors"),
+        (lambda path, pairs: write_gguf(path, damaged(pairs)), "contains NaN or infinity"),
+        (lambda path, pairs: write_gguf(path, {}), "it has no tensors"),
         (lambda path, pairs: write_gguf(path, {(0, "attn_norm"): pairs[0, "q_proj"]}), "attn_norm"),
         (lambda path, pairs: write_gguf(path, {(9, "q_proj"): pairs[0, "q_proj"]}), "layer 9; this model has 4"),
         (lambda path, pairs: write_gguf(path, {(0, "q_proj"): pairs[0, "k_proj"]}), "layer 0, q_proj: B is"),
@@ -203,7 +203,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"use_dora": True}, "DoRA"),
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern holds a value that is no number"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern must have numbers as values"),
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"r": 0}, "r at least 1"),
         ({"r": 10**400}, "r must be numbers"),
@@ -249,5 +249,5 @@ def test_a_folder_with_half_a_pair_is_refused(engine: Engine, tmp_path: Path) ->
     del header["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
     head = json.dumps(header).encode()
     weights.write_bytes(len(head).to_bytes(8, "little") + head + raw[8 + length :])
-    with pytest.raises(NotsoError, match="layer 0, up_proj: A and B come together"):
+    with pytest.raises(NotsoError, match="layer 0, up_proj: A or B is missing"):
         add(engine, "half", folder)

@@ -143,7 +143,7 @@ def test_keywords_go_before_params(engine: Engine) -> None:
 
 
 def test_an_unknown_keyword_is_named(engine: Engine) -> None:
-    with pytest.raises(TypeError, match="'max_tokns'; is 'max_tokens' meant") as caught:
+    with pytest.raises(TypeError, match="'max_tokns'; did you mean 'max_tokens'") as caught:
         engine.chat(SUM, max_tokns=3)  # type: ignore[call-arg]
     assert isinstance(caught.value, UnknownOptionError) and caught.value.param == "max_tokns"
 
@@ -240,7 +240,7 @@ def test_generate_does_not_return_nothing_for_a_text(engine: Engine) -> None:
     assert engine.continue_text(SUM, params=GREEDY).text == ""
     with pytest.warns(FutureWarning, match="chat or stream"):
         events = engine.generate(SUM, GREEDY)
-    with pytest.raises(InvalidRequestError, match="chat answers it"):
+    with pytest.raises(InvalidRequestError, match="use chat for an answer"):
         list(events)
     with pytest.warns(FutureWarning):
         kept = list(engine.generate("text", SamplingParams(temperature=0, max_tokens=5)))

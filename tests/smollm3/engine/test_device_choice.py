@@ -123,7 +123,7 @@ def test_a_gpu_with_other_bits_is_not_used(gpu: Callable[..., None], monkeypatch
         return values
 
     monkeypatch.setattr(CUDA, "download", wrong)
-    with pytest.raises(DeviceError, match=r"cuda:0 \(.*\) computes other bits than the CPU: .*Q4_K of 1 rows"):
+    with pytest.raises(DeviceError, match=r"cuda:0 \(.*\) differs from the CPU in: .*Q4_K of 1 rows"):
         load("cuda")
     with load("auto") as engine:
         assert engine.info.device == "cpu" and "other bits" in engine.info.device_note
@@ -135,7 +135,7 @@ def test_a_gpu_that_is_lost_in_a_step(gpu: Callable[..., None]) -> None:
     wanted = said(engine)
     engine.when_lost(lambda: heard.append("lost"))
     gpu(fail_with=LOST, fail_at=3)
-    with pytest.raises(EngineError, match="the GPU failed while it computed this answer; ask again"):
+    with pytest.raises(EngineError, match="the GPU failed during this answer; send the request again"):
         list(engine.generate(PROMPT[:7], GREEDY))
     engine.close()
     assert heard == ["lost"]

@@ -69,7 +69,7 @@ def test_errors_of_a_file_name_it(own_home: Path) -> None:
         error = caught.value
         assert str(error).count(str(path)) == 1 or (error.path == str(path) and error.__notes__ == [f"in {path}"])
     for name in ("", "no-such-model"):
-        with pytest.raises(NotsoError, match=r"no model file at no-such-model|is empty"):
+        with pytest.raises(NotsoError, match=r"neither a model file nor the name no-such-model|is empty"):
             Engine.load(name)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from smollm3.two_turns import (
 
 from notso.smollm3 import Engine, Grammar, Message, RequestOptions, SamplingParams
 from notso.smollm3.engine import prefix_warmup
+from notso.smollm3.engine.prefix_warmup import PrefixWarmup
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.scheduling.block_pool import BlockPool, block_hash
 
@@ -208,7 +210,6 @@ def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
         for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "preemptions_total"):
             assert getattr(after, name) == getattr(before, name)
         assert after.kv_blocks_used == 0
-        until(lambda: engine._core._signal.idle_s > 0)
         second_turn(engine, history)
 
 
@@ -360,3 +361,31 @@ def test_a_chain_of_blocks_and_who_goes_first() -> None:
     assert (cache.blank, cache.available) == (1, 3)
     assert cache.deprioritise(blocks) == 2, "one of them is in use"
     assert [cache.allocate() for _ in range(3)][1:] == [blocks[1], blocks[0]]
+
+
+def test_owners_take_turns_and_share_what_is_kept() -> None:
+    """Many answers of one owner neither push out nor put off what another's next turn begins with."""
+    nothing: Any = None
+    warmup = PrefixWarmup(nothing, nothing, nothing, nothing)
+
+    def ended(owner: bytes, number: int) -> None:
+        sequence = SimpleNamespace(
+            salt=owner, adapter=None, conversation=owner, tokens=[number], prompt=[number], is_evicted=False
+        )
+        output = SimpleNamespace(finish_reason="stop")
+        request: Any = SimpleNamespace(sequence=sequence, next_ids=list, output=output, generation=None)
+        warmup.note(request)
+
+    ended(b"modest", 0)
+    for number in range(1, 100):
+        ended(b"greedy", number)
+    order = [(note.salt, note.spent[0]) for note in (warmup._next() for _ in range(3))]
+    assert order == [(b"greedy", 99), (b"modest", 0), (b"greedy", 99)]
+    assert len(warmup._notes) == prefix_warmup.MOST_NOTES
+    for owner in (b"modest", b"greedy"):
+        warmup.draft(owner, None, None, [1, 2], 0)
+    drafts = []
+    for _ in range(4):  # the greedy one types on and on
+        drafts.append(warmup._next().salt)
+        warmup.draft(b"greedy", None, None, [1, 2], 0)
+    assert drafts[:2] in ([b"modest", b"greedy"], [b"greedy", b"modest"])

@@ -229,10 +229,10 @@ def test_a_refusal_is_not_asked_again(fake_hub: Any, official_file: registry.Kno
 def test_offline_nothing_is_asked(
     fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DownloadError, match="network is switched off"):
+    with pytest.raises(DownloadError, match="network is disabled"):
         pull(official_file, offline=True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DownloadError, match="network is switched off"):
+    with pytest.raises(DownloadError, match="network is disabled"):
         pull(official_file)
     assert fake_hub.requests == []
 

@@ -58,7 +58,7 @@ def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
         "again": ("llama.cpp", ""),
     }
     assert registry.resolve_model("SmolLM3:latest") == first
-    with pytest.raises(ModelFileError, match="none is listed by that name"):
+    with pytest.raises(ModelFileError, match="nor the name of an installed model"):
         registry.resolve_model("llama3:8b")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,12 @@ def test_a_model_is_chosen_by_option_then_variable_then_cache_then_demo(
 
 
 def test_a_named_model_that_is_not_there_is_an_error(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelFileError, match="no model file at"):
+    with pytest.raises(ModelFileError, match="neither a model file nor the name"):
         registry.resolve_model("missing.gguf")
     with pytest.raises(ModelFileError, match="is a folder"):
         registry.resolve_model(own_home)
     monkeypatch.setenv("NOTSO_MODEL", "missing.gguf")
-    with pytest.raises(ModelFileError, match="no model file at"):
+    with pytest.raises(ModelFileError, match="neither a model file nor the name"):
         registry.resolve_model()
 
 
@@ -173,3 +174,25 @@ def test_a_home_that_cannot_be_written_is_no_error(own_home: Path) -> None:
 
     registry.remember_hash(path, "c" * 64)
     assert registry.remembered_hash(path) is None
+
+
+def test_hashes_of_downloads_side_by_side_are_all_kept(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that began first ends last."""
+    paths = [own_home / name for name in ("a.gguf", "b.gguf")]
+    for path in paths:
+        path.write_bytes(b"x")
+    read, threads = registry._read_ledger, list[threading.Thread]()
+
+    def read_slowly() -> Any:
+        ledger = read()
+        if not threads:
+            threads.append(threading.Thread(target=registry.remember_hash, args=(paths[1], "b" * 64)))
+            threads[0].start()
+            threads[0].join(0.05)  # it waits for this one
+        return ledger
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "_read_ledger", read_slowly)
+        registry.remember_hash(paths[0], "a" * 64)
+        threads[0].join()
+    assert [registry.remembered_hash(path) for path in paths] == ["a" * 64, "b" * 64]

@@ -101,19 +101,19 @@ def test_what_is_no_repository_is_not_asked_for(fake_hub: FakeHub, name: str) ->
 )
 def test_what_could_do_harm_or_cannot_be_checked_is_no_choice(fake_hub: FakeHub, changed: dict[str, Any]) -> None:
     fake_hub.listing = listing(entry("x.gguf", fake_hub.content) | changed, 3)
-    with pytest.raises(InvalidRequestError, match="has no GGUF file that can be fetched"):
+    with pytest.raises(InvalidRequestError, match="has no GGUF file that can be downloaded"):
         file_named("somebody/My-GGUF")
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (b"", "has no somebody/My-GGUF, or shows it to its members only"),
-        (b"<html>", "does not list"),
-        (b"[]", "does not list"),
-        (b"[" * 100_000, "does not list"),
-        (listing(sha="main"), "names no commit"),
-        (b" " * ((16 << 20) + 1), "more of somebody/My-GGUF than is read"),
+        (b"", "has no repository somebody/My-GGUF, or it is private"),
+        (b"<html>", "an invalid list"),
+        (b"[]", "an invalid list"),
+        (b"[" * 100_000, "an invalid list"),
+        (listing(sha="main"), "returned no commit"),
+        (b" " * ((16 << 20) + 1), "too long a list of somebody/My-GGUF"),
     ],
 )
 def test_a_hub_that_says_something_else(fake_hub: FakeHub, given: bytes, words: str) -> None:
@@ -123,7 +123,7 @@ def test_a_hub_that_says_something_else(fake_hub: FakeHub, given: bytes, words: 
 
 
 def test_without_a_network(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DownloadError, match="the network is switched off"):
+    with pytest.raises(DownloadError, match="the network is disabled"):
         file_named("somebody/My-GGUF", offline=True)
     assert file_named("Q8_0", offline=True).filename == "SmolLM3-Q8_0.gguf"
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -70,7 +70,7 @@ def test_there_are_the_eleven_kinds_of_tensor() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_tensor_is_named(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
     del tensors[name]
-    with pytest.raises(ModelFileError, match=rf"lacks the tensor '{name}'"):
+    with pytest.raises(ModelFileError, match=rf"has no tensor '{name}'"):
         SmolLM3Weights.from_tensors(tensors, config)
 
 

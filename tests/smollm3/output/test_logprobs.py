@@ -144,7 +144,8 @@ def spoken(tokenizer: Tokenizer, tokens: Sequence[int], **options: Any) -> list[
 
 
 def places(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
-    return [(event.text, [-int(entry.logprob) for entry in event.logprobs]) for event in events if event.text]
+    told = [event for event in events if event.text or (event.logprobs and event.kind == "reasoning")]
+    return [(event.text, [-int(entry.logprob) for entry in event.logprobs]) for event in told]
 
 
 def test_text_that_is_held_back_keeps_them(small_tokenizer: Tokenizer) -> None:
@@ -180,7 +181,9 @@ def test_what_does_not_show_goes_with_what_is_shown_next(small_tokenizer: Tokeni
     think, thought = encode("<think>", control=True), encode("</think>", control=True)
     [newline], [hm], [yes] = encode("\n"), encode("h"), encode("y")
     said = [*think, newline, hm, newline, *thought, newline, yes]
-    assert places(spoken(small_tokenizer, said)) == [("h", [0, 1, 2]), ("y", [3, 4, 5, 6])]
+    events = spoken(small_tokenizer, said)
+    assert places(events) == [("h", [0, 1, 2]), ("", [3, 4]), ("y", [5, 6])], "the tag is part of the thoughts"
+    assert [event.kind for event in events if event.logprobs] == ["reasoning", "reasoning", "text"]
     call = encode('<tool_call>\n{"name": "f", "arguments": {"a": "y"}}\n</tool_call>', control=True)
     found = places(spoken(small_tokenizer, [yes, *call, newline, yes], find_tool_calls=True))
     assert found == [("y", [0]), ("y", list(range(1, len(call) + 3)))]

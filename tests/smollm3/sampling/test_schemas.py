@@ -13,6 +13,7 @@ import pytest
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.grammar import Grammars, answer_part
 from notso.smollm3.sampling.schemas.json_schema import HeldSchema, held_schema
+from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -170,8 +171,11 @@ def test_what_says_nothing_about_values_is_named() -> None:
         ({"allOf": [{"anyOf": [{"minLength": n} for n in range(900)]}] * 3}, "too large"),
         ({"type": "array", "uniqueItems": True, "items": {"enum": list(range(400))}}, "uniqueItems"),
         ({"unevaluatedProperties": False, "allOf": [{"anyOf": [{}, {"properties": {}}]}] * 30}, "cases|combinations"),
-        ({"unevaluatedProperties": False, "$ref": "#"}, "circle"),
-        ({"properties": {"a": {"oneOf": [{"not": {"$ref": "#"}}, {"not": {"$ref": "#"}}]}}}, "excludes"),
+        ({"unevaluatedProperties": False, "$ref": "#"}, "circular"),
+        (
+            {"properties": {"a": {"oneOf": [{"not": {"$ref": "#"}}, {"not": {"$ref": "#"}}]}}},
+            "is not supported for this schema",
+        ),
         ({"properties": {f"p{n}": {} for n in range(40)}, "minProperties": 20, "type": "object"}, "minProperties"),
     ],
 )
@@ -229,3 +233,13 @@ def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 * 2**20
+
+
+def test_patterns_beyond_the_limit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them took seconds to read, and were refused then."""
+    read: list[str] = []
+    monkeypatch.setattr(SchemaRewriter, "_pattern", lambda self, name, path: read.append(name) or name)
+    names = {"^" + "a" * length: True for length in range(33)}
+    with pytest.raises(InvalidRequestError, match="patternProperties may have 32 members, not 33"):
+        held_schema({"patternProperties": names}, "tools")
+    assert not read

@@ -208,7 +208,7 @@ def test_tools_are_json_and_never_python(template_source: str) -> None:
 def test_a_template_that_cannot_show_tools_says_so() -> None:
     template = ChatTemplate("{{ messages[-1].content }}{% for tool in tools or [] %}{{ tool }}{% endfor %}")
     assert template.render([Message("user", "hi")], tools=[]) == "hi"
-    with pytest.raises(InvalidRequestError, match="cannot show tools") as raised:
+    with pytest.raises(InvalidRequestError, match="does not support tools") as raised:
         template.render([Message("user", "hi")], tools=[WEATHER])
     assert raised.value.param == "tools"
 
@@ -247,7 +247,7 @@ def test_without_a_date_it_is_today(template_source: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], "nothing to answer"),
+        ([], "no message to answer"),
         ([Message("user", None)], "content must be text"),  # type: ignore[arg-type]
         ([Message("user", ["a"])], "content must be text"),  # type: ignore[arg-type]
         ([Message("system", 3)], "content must be text"),  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_without_a_date_it_is_today(template_source: str) -> None:
         ([Message("user", "a\ud800")], "lone surrogate"),
         ([Message("user", "a", tool_calls=(ToolCall("i", "f", "{}"),))], "only an assistant"),
         ([Message("assistant", "a", tool_calls=(ToolCall("i", None, "{}"),))], "needs a name"),  # type: ignore[arg-type]
-        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", None),))], "text of its arg"),  # type: ignore[arg-type]
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", None),))], "arguments as text"),  # type: ignore[arg-type]
     ],
 )
 def test_conversations_that_cannot_be_are_refused(messages: list[Message], said: str) -> None:
@@ -364,10 +364,10 @@ def test_the_demo_s_template_is_the_one_in_training() -> None:
         ("", "prints nothing"),
         (" \n{# a comment #}", "prints nothing"),
         ("{% if enable_thinking %}{{ messages[-1].content }}{% endif %}", "prints nothing"),
-        ("always the same", "leaves out what is asked"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what is asked"),
-        ("{{ messages[0].content }}", "leaves out what is asked"),  # hears the first question of a chat and no other
-        ("{{ messages[-1].content[:5] }}", "leaves out what is asked"),
+        ("always the same", "omits the question"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "omits the question"),
+        ("{{ messages[0].content }}", "omits the question"),  # hears the first question of a chat and no other
+        ("{{ messages[-1].content[:5] }}", "omits the question"),
         ("{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
     ],
 )

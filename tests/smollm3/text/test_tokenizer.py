@@ -204,8 +204,8 @@ def _edit(key: str, edit: Callable[[list[Any]], Any]) -> Change:
         (_set("token_type", [1.0]), "token_type must be a list of int"),
         (_set("merges", None), "no tokenizer.ggml.merges"),
         (_edit("merges", lambda merges: merges.append(3)), "merges must be a list of str"),
-        (_edit("merges", lambda merges: merges.append("nospace")), "merges does not fit"),
-        (_edit("merges", lambda merges: merges.append("zzzz qqqq")), "merges does not fit"),
+        (_edit("merges", lambda merges: merges.append("nospace")), "merges does not match"),
+        (_edit("merges", lambda merges: merges.append("zzzz qqqq")), "merges does not match"),
         (_edit("tokens", list.pop), "token_type has 1200 entries, tokens has 1199"),
         (_edit("tokens", lambda tokens: tokens.__setitem__(900, tokens[901])), "occurs more than once"),
         (_edit("tokens", lambda tokens: tokens.__setitem__(900, "a b")), "'a b' .id 900. is not in byte-level"),
@@ -232,7 +232,7 @@ def test_a_file_without_any_end_token_is_refused() -> None:
         "tokenizer.ggml.token_type": [1] * 256,
         "tokenizer.ggml.merges": [],
     }
-    with pytest.raises(ModelFileError, match="ends an answer"):
+    with pytest.raises(ModelFileError, match="no end-of-sequence token"):
         Tokenizer.from_gguf(metadata)
     assert Tokenizer.from_gguf({**metadata, "tokenizer.ggml.eos_token_id": 3}).end_ids == {3}
 

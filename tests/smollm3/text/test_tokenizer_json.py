@@ -44,14 +44,17 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda d: "{", "tokenizer.json beside the model does not fit it"),
-        (lambda d: "[]", "no tokenizer.json of a byte-level BPE"),
-        (lambda d: "[" * 100_000, "does not fit"),
+        (lambda d: "{", "tokenizer.json next to the model does not match it"),
+        (lambda d: "[]", "not a byte-level BPE tokenizer.json"),
+        (lambda d: "[" * 100_000, "does not match"),
         (lambda d: _without(d, "model"), "it has no model"),
         (lambda d: _without(d, "added_tokens"), "added_tokens must be a list"),
-        (lambda d: {**d, "normalizer": {"type": "Strip"}}, "its normalizer 'Strip' cannot be computed"),
-        (lambda d: {**d, "pre_tokenizer": {"type": "ByteLevel"}}, "its pre_tokenizer 'ByteLevel' is not known with"),
-        (lambda d: json.dumps(d).replace(r"\\p{N}{1,3}", "(a+)+$"), "which is no expression that is known here"),
+        (lambda d: {**d, "normalizer": {"type": "Strip"}}, "its normalizer 'Strip' is not supported"),
+        (
+            lambda d: {**d, "pre_tokenizer": {"type": "ByteLevel"}},
+            "its pre_tokenizer 'ByteLevel' is not supported with",
+        ),
+        (lambda d: json.dumps(d).replace(r"\\p{N}{1,3}", "(a+)+$"), "which is not a supported expression"),
         (lambda d: {**d, "model": {**d["model"], "type": "Unigram"}}, "its model is 'Unigram', not BPE"),
         (lambda d: {**d, "model": {**d["model"], "dropout": 0.1}}, "not plain BPE"),
         (
@@ -60,7 +63,7 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
         ),
         (lambda d: {**d, "model": {**d["model"], "vocab": _without(d["model"]["vocab"], "!")}}, "'!' has id None"),
         (lambda d: {**d, "added_tokens": d["added_tokens"][1:]}, "'<|begin_of_text|>' has id"),
-        (lambda d: {**d, "model": {**d["model"], "merges": [["q", "zzz"]]}}, "does not fit"),
+        (lambda d: {**d, "model": {**d["model"], "merges": [["q", "zzz"]]}}, "does not match"),
         (lambda d: {**d, "model": {**d["model"], "merges": [1]}}, "TypeError"),
     ],
 )

@@ -102,7 +102,7 @@ def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenize
     whole = RowWriter.of(demo_path(), 1024, DAY).row(given)
     cut = RowWriter.of(demo_path(), 150, DAY).row(given)
     assert cut.ids == whole.ids[:150] and len(whole.ids) > 150
-    with pytest.raises(ValueError, match="no answer to learn within 20 tokens"):
+    with pytest.raises(ValueError, match="no answer to train on within 20 tokens"):
         RowWriter.of(demo_path(), 20, DAY).row(given)
 
 
@@ -120,9 +120,9 @@ def test_a_template_without_an_end_token_is_named(tokenizer: Tokenizer) -> None:
         ("[]", "line 2: a row must be an object"),
         ('{"text": "x"}', "line 2: a row needs messages, or a prompt and a completion"),
         ('{"messages": []}', "line 2: messages must be a list of messages"),
-        ('{"messages": [{"role": "robot", "content": "x"}]}', "no role of a conversation"),
-        ('{"messages": [{"role": "user", "content": 7}]}', "no role of a conversation, or no text"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to learn"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "an invalid role"),
+        ('{"messages": [{"role": "user", "content": 7}]}', "an invalid role or no text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to train on"),
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
         ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
@@ -137,7 +137,7 @@ def test_what_is_no_row_is_named(writer: RowWriter, tmp_path: Path, line: str, w
 
 def test_a_file_without_rows(writer: RowWriter, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n\n")
-    with pytest.raises(InvalidRequestError, match=r"rows.jsonl holds no rows"):
+    with pytest.raises(InvalidRequestError, match=r"rows.jsonl has no rows"):
         writer.read(tmp_path / "rows.jsonl")
 
 

@@ -6,10 +6,10 @@ from dataclasses import fields
 from inspect import signature
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Engine, InvalidRequestError, RequestOptions, SamplingParams
 from notso.web.engine.port import ChatEngine
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from golden.adapters import random_pairs, write_gguf, write_peft
+from scripted_engine import ScriptedEngine
 
 from notso.qtensor import GGUFFile
 from notso.smollm3 import Engine
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.web.engine.port import AdapterSource, InvalidRequestError
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_id
 
 HELLO = [{"role": "user", "content": "Hello! What is your name?"}]
@@ -118,7 +118,7 @@ def test_without_a_folder_programs_load_nothing(start: Callable[..., Any]) -> No
 
 def test_a_file_that_is_not_there_is_named(served: Any) -> None:
     answer = served.client.post("/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": "absent.gguf"})
-    assert "absent.gguf: there is no such file" in answer.json()["error"]["message"]
+    assert "absent.gguf: no such file" in answer.json()["error"]["message"]
 
 
 def test_a_name_is_unloaded_in_any_case(served: Any) -> None:
@@ -151,7 +151,7 @@ def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
 def test_the_page_loads_nothing_else(served: Any, file: str) -> None:
     answer = served.client.post("/models/adapters/load", data={"file": file, "name": "new"})
     assert answer.status_code in (400, 404)
-    for file, words in (("bad.gguf", "bad.gguf"), ("absent.gguf", "absent.gguf: there is no such file")):
+    for file, words in (("bad.gguf", "bad.gguf"), ("absent.gguf", "absent.gguf: no such file")):
         refused = served.client.post("/models/adapters/load", data={"file": file, "name": "new"})
         assert refused.status_code == 400 and words in refused.text
 

@@ -107,7 +107,7 @@ def test_only_a_prompt_that_does_not_fit_is_refused(served: Any, engine: Engine,
     answer = served.client.post(
         path, json={"max_tokens": 5} | body.get(path, said) if path == "/v1/messages" else body.get(path, said)
     )
-    assert answer.status_code == 400 and f"the context holds {CONTEXT}" in answer.text
+    assert answer.status_code == 400 and f"the context is {CONTEXT}" in answer.text
     error = answer.json()["error"]
     if path.startswith("/v1"):
         param = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(path, "messages")

@@ -11,8 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 JSON = {"Content-Type": "application/json"}

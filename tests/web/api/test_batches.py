@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
 from notso.web.app import begin_stopping as stop_serving
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 URL = "/v1/completions"

@@ -7,10 +7,10 @@ from typing import Any
 
 import anthropic
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Message
 from notso.web.api.messages.context_edits import CLEARED
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 URL = "/v1/messages"

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS
 from notso.web.api.shared.api_request import IGNORED
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 LATER = [
@@ -58,7 +58,7 @@ def test_what_the_template_leaves_out_is_named_or_refused(
     server = start(dropping(), strict_fields=strict).ready()
     answer = server.client.post(path, json={"model": "smollm3", **body})
     if strict and named:
-        assert answer.status_code == 400 and f"would leave out {named[0]}" in answer.text
+        assert answer.status_code == 400 and f"would omit {named[0]}" in answer.text
     else:
         assert answer.status_code == 200, answer.text
         assert answer.headers.get(IGNORED, "") == ", ".join(named)

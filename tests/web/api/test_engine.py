@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.api.engine import sessions
 from notso.web.app import create_app
 from notso.web.edge.access import front_ends_only
 from notso.web.engine.port import Event
 from notso.web.engine.remote.engine_link import WIRE_PATH
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 
@@ -100,7 +100,7 @@ def test_what_is_out_of_range_is_refused_by_name(engine: Any) -> None:
 def test_a_session_that_nobody_began_is_not_known(engine: Any) -> None:
     for name, body in (("submit", {**QUESTION, "session": "s", "number": 1}), ("steer", {"session": "s", "stop": [1]})):
         told = engine.client.post(f"{WIRE_PATH}/{name}", json=body, headers=SHOWN).json()
-        assert "anew" in told["error"]["message"]
+        assert "restarted" in told["error"]["message"]
 
 
 def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: Start) -> None:
@@ -142,7 +142,7 @@ def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.
                 for number in (1, 1, 2, 3)
             ]
             assert [each.get("result") for each in told] == [True, True, True, None]
-            assert "2 answers" in told[-1]["error"]["message"]
+            assert "2 running responses" in told[-1]["error"]["message"]
             assert len(engine.app.state.front_ends._sessions["s"]._answers) == 2, "the first was asked for once"
             second = client.post(f"{WIRE_PATH}/events", json={"session": "t", **empty}).json()
             assert second["error"]["message"] == "too many front ends"

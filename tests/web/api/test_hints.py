@@ -9,6 +9,7 @@ import anthropic
 import openai
 import pytest
 from openai.types.responses.response_includable import ResponseIncludable
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
@@ -17,7 +18,6 @@ from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
 from notso.web.api.request_fields.fields import MAX_HINTS, refuse_hints
 from notso.web.api.responses.request import parse_response_request
 from notso.web.edge.api_error import ApiError
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]
@@ -347,7 +347,7 @@ def test_a_strict_server_refuses_them(
     body: Any = caught.value.body  # type: ignore[attr-defined]
     told = body.get("error", body)
     assert (told["code"], told["param"]) == ("unsupported_parameter", param)
-    assert param in told["message"] and "leave it out" in told["message"]
+    assert param in told["message"] and "remove it" in told["message"]
 
 
 def test_a_strict_server_takes_what_asks_for_nothing_and_what_tells_of_the_caller(start: Start) -> None:

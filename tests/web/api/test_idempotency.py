@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
 from notso.web.store.records import MAX_KEPT_ANSWERS
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError
 from notso.web.api.chat_completions.stream import ChatSerializer
@@ -17,7 +18,6 @@ from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.ollama.stream import OllamaSerializer
 from notso.web.api.responses import stream
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values import json_steps
 
 Start = Callable[..., Any]

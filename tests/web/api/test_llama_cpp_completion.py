@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, Event, Message
 from notso.web.api.llama_cpp.request import parse_native_request, tokenized
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 GREEDY = {"prompt": "SmolLM3 is", "temperature": 0, "ignore_eos": True}

@@ -10,9 +10,9 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, ToolCall, ToolName
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Message
 from notso.web.api.ollama.fields import context_of, messages_in
@@ -15,7 +16,6 @@ from notso.web.app import create_app
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.origins import DEFAULT_ORIGINS
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]

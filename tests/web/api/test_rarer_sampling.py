@@ -68,5 +68,5 @@ def test_what_cannot_be_is_named(given: dict[str, Any]) -> None:
 
 
 def test_mirostat_is_refused_with_the_reason() -> None:
-    with pytest.raises(ApiError, match="depend on more than seed, text and place"):
+    with pytest.raises(ApiError, match="break reproducibility"):
         parse_chat_request({"messages": HELLO, "mirostat": 2})

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall, ToolName
 from notso.web.api.shared.api_request import IGNORED
 from notso.web.store.sql import store
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError
 from notso.web.api.shared import resumable
 from notso.web.api.shared.resumable import AnswersElsewhere
 from notso.web.replicas.exchange import Alone
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

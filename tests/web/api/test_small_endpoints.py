@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -177,6 +177,21 @@ def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
     assert whole["reasoning_content"] and whole["content"][-1]["token"] == "<|im_end|>"
 
 
+def test_thoughts_have_as_many_entries_as_tokens(served: Any) -> None:
+    """The tag that ends them included; the Responses API has none for thoughts, and as many as tokens for the rest."""
+    ask: dict[str, Any] = {"model": "notso-demo", "temperature": 0}
+    told = served.client.post(CHAT, json=ask | {"messages": HELLO, "logprobs": True, "max_tokens": 200}).json()
+    logprobs, usage = told["choices"][0]["logprobs"], told["usage"]
+    thoughts = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert len(logprobs["reasoning_content"]) == thoughts > 1 and logprobs["content"]
+    assert len(logprobs["content"]) == usage["completion_tokens"] - thoughts
+    asked = ask | {"input": HELLO, "include": ["message.output_text.logprobs"], "max_output_tokens": 200}
+    told = served.client.post("/v1/responses", json=asked).json()
+    [part] = next(item["content"] for item in told["output"] if item["type"] == "message")
+    usage = told["usage"]
+    assert len(part["logprobs"]) == usage["output_tokens"] - usage["output_tokens_details"]["reasoning_tokens"]
+
+
 def test_the_older_form_of_them(served: Any) -> None:
     answer = client_of(served).completions.create(model="notso-demo", prompt="2 + 3", logprobs=3, temperature=0)
     told = answer.choices[0].logprobs

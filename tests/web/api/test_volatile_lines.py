@@ -8,12 +8,12 @@ from typing import Any
 
 import anthropic
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Engine
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.web.api.messages.request import parse_count_request, parse_message_request, without_volatile_lines
 from notso.web.api.shared.api_request import IGNORED
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.{mark}; cc_entrypoint=cli; cch={mark};"
 NAME = "x-anthropic-billing-header"

@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from notso.web.testing.scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 
 def text_of(html: str) -> str:

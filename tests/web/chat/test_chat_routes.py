@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message
 from notso.web import app
@@ -20,7 +21,6 @@ from notso.web.chat import views
 from notso.web.chat.chat_list import by_day
 from notso.web.chat.suggestions import REQUEST, questions_in
 from notso.web.store.protocol import Chat
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

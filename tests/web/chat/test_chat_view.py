@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, Message
 from notso.smollm3.text.chat_template import ChatTemplate
@@ -20,7 +21,6 @@ from notso.web.store.protocol import Chat, NewTurn, StoredMessage
 from notso.web.store.sql import rows
 from notso.web.store.sql import store as store_module
 from notso.web.store.sqlite import store as sqlite_store
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_generation_id, new_id
 
 Start = Callable[..., Any]

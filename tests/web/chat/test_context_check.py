@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

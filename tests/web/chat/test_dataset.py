@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.cli.app import run_command_line
 from notso.web.chat.files.dataset import NO_THOUGHTS, conversation, preferences
 from notso.web.store.protocol import Attachment, Chat, StoredMessage, ToolUse, WholeChat
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from web.chat.models_page import named, page, text_of, two_files
 
 from notso.smollm3 import ModelFileError
 from notso.smollm3.hub import download, registry
 from notso.web.engine.downloads import Download, Downloads
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 
@@ -73,7 +73,7 @@ def test_the_demo_answers_until_what_was_fetched_takes_its_place(
     assert host.is_loading and host.default.info.name == "demo"
     assert 'hx-trigger="every 1s"' in server.client.get("/models/download", headers={"HX-Request": "true"}).text
     if beside:
-        assert server.finished(server.ask("Hello")).state == "done", "the demo goes on"
+        assert server.finished(server.ask("Hello")).state == "done", "still using the demo model"
         assert "Loading" in text_of(page(server))
     go_on.set()
     server.wait(lambda: not host.is_loading)
@@ -280,7 +280,7 @@ def test_offline_nothing_is_offered(
     shown = page(server)
     assert "Offline mode is on" in shown and "Download</button>" not in shown
     begin(server, official_file)
-    assert "switched off" in wait_for(server, "failed").failure and fake_hub.requests == []
+    assert "disabled" in wait_for(server, "failed").failure and fake_hub.requests == []
 
 
 def test_one_download_at_a_time(

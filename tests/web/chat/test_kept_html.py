@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine
 from web.conftest import Running
 
 from notso.web.chat import kept_html
 from notso.web.rendering import markdown
 from notso.web.store.protocol import StoredMessage
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
+
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

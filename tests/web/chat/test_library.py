@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.routes import preview
 from notso.web.chat.routes import prompts as prompt_routes
 from notso.web.chat.submit import new_chat
 from notso.web.store.sql import store as store_module
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns.prompt import SUMMARY_HEADING, SUMMARY_REQUEST
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words

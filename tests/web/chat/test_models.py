@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 from web.chat.models_page import named, page, text_of, two_files
 
 from notso.smollm3 import EngineStats, MemoryBudget, ModelFileError, ModelInfo, ProcessMemory
@@ -19,7 +20,6 @@ from notso.web.chat.routes import models as models_routes
 from notso.web.chat.templates import human_duration
 from notso.web.engine.model_names import ModelFacts
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.wording import words
 
 Start = Callable[..., Any]

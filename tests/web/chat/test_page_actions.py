@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import LocalModel
 from notso.web.engine.models import Installed, Inventory, ModelRegistry
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.tree import shown_path
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

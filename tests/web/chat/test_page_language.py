@@ -6,7 +6,8 @@ from collections.abc import Callable
 from html import unescape
 from typing import Any
 
-from notso.web.testing.scripted_engine import ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
+
 from notso.web.values.wording import LANGUAGES, table
 
 Start = Callable[..., Any]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.submit import new_chat, title_of
 from notso.web.chat.templates import TEMPLATE_DIRECTORY, human_count, human_size
 from notso.web.edge.assets import STATIC_DIRECTORY, Assets
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values import wording
 from notso.web.values.ids import new_id
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from plugins.installed_plugins import install
+from scripted_engine import ScriptedEngine
 
 from notso.plugins.plugin_set import Plugins
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.toolbox import Outcome, use
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 from web.conftest import Running
 
 from notso.web.engine.port import SamplingParams
 from notso.web.store.tree import line_to, shown_path
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
 from notso.web.chat import titles
 from notso.web.chat.titles import REQUEST, title_in
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.submit import title_of
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
 
@@ -266,7 +266,7 @@ def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
         (b"{", "at character 1"),
         (b"\xff", "it is not UTF-8 text (byte 0)"),
         (b"9" * 5000, "too long"),
-        (b'{"a": 1, "a": 2}', "a key stands twice"),
+        (b'{"a": 1, "a": 2}', "a key is duplicated"),
     ],
 )
 def test_what_is_no_json_is_told_in_plain_words(empty: Any, data: bytes, reason: str) -> None:

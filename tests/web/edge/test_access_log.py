@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError, Event, Message
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.request_id import request_id
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "stream": True}

@@ -17,13 +17,13 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
+from scripted_engine import ScriptedEngine, say
 
 from notso.web import app
 from notso.web.edge.access import COOKIE, Caller, _digest, _Session, include_marked
 from notso.web.engine.port import Event, Progress, ToolCall
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns.turns import Turns
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings

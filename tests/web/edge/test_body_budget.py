@@ -236,6 +236,6 @@ def test_a_body_beyond_the_memory_there_is_is_refused_by_its_size() -> None:
                 assert (await status(path, b"x" * 64 * KIB, chunked=chunked))[0] == 200
                 assert (await status(path, b"x" * 150 * KIB, chunked=chunked))[0] == 200
                 refused = await status(path, b"x" * 150 * KIB, b"x" * 100 * KIB, chunked=chunked)
-                assert refused == (413, b"This is too much at once: at most 167,936 bytes can be sent.\n")
+                assert refused == (413, b"The request is too large: at most 167,936 bytes are allowed.\n")
 
     asyncio.run(run())

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.api.shared.services import MAX_REREAD_STREAMS
 from notso.web.chat.routes import transfer
@@ -20,7 +21,6 @@ from notso.web.edge.client_connection import connection_of
 from notso.web.edge.door import Door, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
 from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace, pace_logs
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 
@@ -248,7 +248,7 @@ def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
     assert [written("one %s") for _ in range(1000)].count("one arg") == MOST
     assert written("two %s") == "two arg"
     now += WINDOW_SECONDS
-    assert written("one %s") == "one arg (and 980 more like it)" and written("one %s") == "one arg"
+    assert written("one %s") == "one arg (and 980 more of this kind)" and written("one %s") == "one arg"
 
 
 def test_no_logger_of_the_server_writes_without_end() -> None:

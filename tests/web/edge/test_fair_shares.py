@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.submit import new_chat
 from notso.web.edge.limits import RequestLimits
@@ -23,7 +24,6 @@ from notso.web.sign_in.given_keys import owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.sqlite.access import SQLiteAccessStore
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.ids import new_generation_id, new_id
 from notso.web.values.sign_in import SignInSettings

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.web.edge.access import COOKIE
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 URL = "/v1/chat/completions"

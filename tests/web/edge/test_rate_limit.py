@@ -9,10 +9,10 @@ from typing import Any
 
 import openai
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.web.edge import rate_limit
 from notso.web.edge.rate_limit import ELSEWHERE, RateLimit
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 

@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripted_engine import IMPORTABLE
 
 from notso.web.edge.watchdog import Silence, Watchdog
 
 TICK_SECONDS = 0.02
-SERVER = textwrap.dedent(
+SERVER = IMPORTABLE + textwrap.dedent(
     """
     import re, sys, threading
     from pathlib import Path
     from notso.web.app import create_app
     from notso.web.edge.watchdog import Watchdog
     from notso.web.server import ChatServer, listen
-    from notso.web.testing.scripted_engine import ScriptedEngine
+    from scripted_engine import ScriptedEngine
     from notso.web.values.settings import Settings
 
     def hold_the_interpreter():
@@ -93,7 +94,7 @@ def test_a_server_that_is_held_is_ended_with_its_tracebacks(server: subprocess.P
     assert said(server) == "held"
     _, errors = server.communicate(timeout=120)
     assert server.returncode == -signal.SIGABRT
-    assert "the event loop did not answer 30 times in a row" in errors
+    assert "the event loop did not respond 30 times in a row" in errors
     assert "in hold_the_interpreter" in errors and "Thread 0x" in errors
     while Path(f"/proc/{watcher}").exists():  # it ends by itself
         os.sched_yield()
@@ -128,4 +129,4 @@ def test_without_a_process_it_is_said_that_nothing_watches(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     Watchdog().start()
-    assert "the watchdog does not watch this server: no process can be started" in caplog.text
+    assert "the watchdog is not active: no process can be started" in caplog.text

@@ -10,12 +10,12 @@ from datetime import date
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 from smollm3.held_engine import held
 
 from notso.smollm3 import ContextLengthError, Engine, NotsoError, RequestOptions
 from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams, Tool
 from notso.web.engine.remote.remote_engine import RemoteEngine
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 QUESTION = (Message("user", "What is 27 + 48?"),)
 GREEDY = SamplingParams(temperature=0.0)

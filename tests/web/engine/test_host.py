@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from scripted_engine import ScriptedEngine, say
+
 from notso.smollm3 import ModelFileError
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 from stub_gpu.gpu import LOST, installed, left, live, set_up
 
 from notso.smollm3 import Engine
 from notso.smollm3.engine import device_choice
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
 
@@ -37,7 +37,7 @@ def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: p
         assert server.client.get("/health").json()["device"].startswith("cuda:0 (")
         set_up(fail_with=LOST, fail_at=1)
         failed = server.finished(server.ask("Hello"))
-        assert failed.state == "failed" and "ask again" in failed.note
+        assert failed.state == "failed" and "send the request again" in failed.note
         set_up(fail_at=0)
         server.wait(lambda: server.client.get("/health").json().get("device") == "cpu")
         answered = server.finished(server.ask("Hello"))

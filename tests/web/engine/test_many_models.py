@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.qtensor import GGUFWriter
 from notso.smollm3 import Engine, ModelFileError, OutOfMemoryError
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.hub.registry import demo_path
 from notso.web.engine.models import ModelRegistry
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import EngineStats, Usage
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 Start = Callable[..., Any]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Event, FinishReason, ModelError, Usage
 from notso.smollm3.output.generation import Generation
 from notso.web.engine.host import EngineHost
 from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.running import MOST_AT_ONCE, Prepared, RunningRequest, RunningRequests, asks, prepare
-from notso.web.testing.scripted_engine import ScriptedEngine
 
 END = Event("end", finish_reason="stop")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}

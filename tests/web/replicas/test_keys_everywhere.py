@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine
 from valkey_server import ValkeyServer
 
 from notso.web.sign_in.given_keys import owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.opening import access_store_at
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.sign_in import SignInSettings
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine, say
 from valkey_server import ValkeyServer
 from web.turns.test_tool_questions import answer, curious, result, script, tool, waiting
 from web.turns.test_tool_turns import Others, permit
@@ -18,7 +19,6 @@ from web.turns.test_tool_turns import Others, permit
 from notso.smollm3 import Event
 from notso.web.rendering.markdown import render_markdown
 from notso.web.store.protocol import Orphan
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.tools.toolbox import Toolbox
 
 ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from limits import RateLimitItemPerMinute
+from scripted_engine import ScriptedEngine
 from valkey_server import ValkeyServer
 from web.store.database_proxy import database_proxy
 
@@ -15,7 +16,6 @@ from notso.web.replicas import valkey_exchange
 from notso.web.replicas.exchange import Alone, Body
 from notso.web.replicas.joining import exchange_at
 from notso.web.replicas.valkey_exchange import ValkeyCounters, ValkeyExchange
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 
 
@@ -206,7 +206,7 @@ def test_values_are_remembered_for_all(valkey: ValkeyServer) -> None:
 
 def test_an_address_that_is_none_is_refused_in_a_sentence() -> None:
     assert isinstance(exchange_at(None), Alone)
-    with pytest.raises(SettingsError, match="valkey_url is no address"):
+    with pytest.raises(SettingsError, match="valkey_url is not an address"):
         exchange_at("valkey://127.0.0.1:port")
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
+from scripted_engine import ScriptedEngine
 
 from notso.web.edge.access import mark_of
 from notso.web.sign_in.given_keys import KNOWN_SECONDS, digest_of, is_name, new_key, owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.access import Used
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings
@@ -276,7 +276,7 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
         "1,000",
         "7,777",
         "exported all chats",
-        "showed a wrong key",
+        "used a wrong key",
         "signed in",
         "added the key",
     ):
@@ -286,7 +286,7 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
     flood = [server.client.post("/login", data={"api_key": "x"}).status_code for _ in range(30)]
     assert set(flood) == {403}
     log = server.on_loop(lambda: server.shared.accounts.store.audit(1000))
-    assert sum(entry.action == "showed a wrong key" for entry in log) <= 20
+    assert sum(entry.action == "used a wrong key" for entry in log) <= 20
 
 
 def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(

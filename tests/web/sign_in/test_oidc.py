@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from scripted_engine import ScriptedEngine
 from web.sign_in.oidc_provider import CLIENT, KEYS, SECRET, Provider, running_provider
 
 from notso.web.sign_in import oidc as oidc_module
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import OidcSettings, SignInSettings

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from starlette.requests import Request
 
 from notso.web.edge.access import Caller
 from notso.web.sign_in.ways import ProxyHeader
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.sign_in import ProxySignIn, SignInSettings
 
 LOOKS_LIKE_ANN = (

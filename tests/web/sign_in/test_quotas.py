@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from scripted_engine import TEMPLATE_TOKENS, ScriptedEngine, say
 from web.store.some_chats import a_chat, a_turn
 
 from notso.smollm3 import InvalidRequestError, Usage
@@ -21,7 +22,6 @@ from notso.web.sign_in.given_keys import owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.access import ApiKey, UsageRow
 from notso.web.store.opening import access_store_at
-from notso.web.testing.scripted_engine import TEMPLATE_TOKENS, ScriptedEngine, say
 from notso.web.values.ids import new_id
 from notso.web.values.quotas import Reservation, Wanted, granted
 from notso.web.values.sign_in import SignInSettings

@@ -127,7 +127,7 @@ class AccessSuite:
                 await store.add_audit(AuditEntry(number, "local", f"action {number}", "127.0.0.1"))
             assert [entry.action for entry in await store.audit(2)] == ["action 4", "action 3"]
             assert (await store.audit(100))[-1] == AuditEntry(0, "local", "action 0", "127.0.0.1")
-            many = AuditEntry(9, "nobody", "showed a wrong key", "", 40)
+            many = AuditEntry(9, "nobody", "used a wrong key", "", 40)
             await store.add_audit(many, AuditEntry(8, "command line", "added the key x", by_operator=True))
             assert (await store.audit(1)) == [many, AuditEntry(8, "command line", "added the key x", by_operator=True)]
 

@@ -102,7 +102,7 @@ def test_damage_is_told_of_the_file_of_keys_and_not_of_the_conversations(tmp_pat
             for _ in range(2):
                 with pytest.raises(StorageDamagedError, match=f"access.db.*{said}") as told:
                     await store.keys()
-                assert "notso.db" not in str(told.value) and "conversations are another file" in str(told.value)
+                assert "notso.db" not in str(told.value) and "conversations are in another file" in str(told.value)
                 with pytest.raises(StorageDamagedError, match=r"access\.db"):
                     await store.add_usage([])
             with pytest.raises(StorageDamagedError, match=said):  # nor does another one begin with it
@@ -120,9 +120,9 @@ def test_a_file_that_goes_is_missed_and_another_in_its_place_is_used(tmp_path: P
     async def work(store: SQLiteAccessStore) -> None:
         path.rename(away)
         for _ in range(2):
-            with pytest.raises(StorageError, match=r"access\.db.*has gone"):
+            with pytest.raises(StorageError, match=r"access\.db.*is missing"):
                 await store.keys()
-            with pytest.raises(StorageError, match="has gone"):
+            with pytest.raises(StorageError, match="is missing"):
                 await store.add_usage([])
         assert not path.exists(), "none is made in its place, which would know no keys"
         other = SQLiteAccessStore(tmp_path)
@@ -156,10 +156,10 @@ def test_while_another_program_holds_it_one_waits_and_the_others_do_not(
         holder.execute("BEGIN EXCLUSIVE")
         waits.clear()
         found = await asyncio.gather(*(store.keys() for _ in range(5)), return_exceptions=True)
-        assert all("another program holds access.db" in str(each) for each in found), found
+        assert all("is locked by another program" in str(each) for each in found), found
         assert waits == [1, 0, 0, 0, 0]
         waits.clear()
-        with pytest.raises(StorageError, match="another program"):
+        with pytest.raises(StorageError, match="locked by another program"):
             await store.add_usage([])
         assert waits == [2], "who reads and who writes wait each for themselves"
         holder.execute("COMMIT")

@@ -137,9 +137,9 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, database: s
     before = tmp_path / "before"
     in_directory(before, fill)
     first = copy_everything(str(before), database)
-    with pytest.raises(StorageError, match="holds something already"):
+    with pytest.raises(StorageError, match="is not empty"):
         copy_everything(str(before), database)
-    with pytest.raises(StorageError, match="holds something already"):
+    with pytest.raises(StorageError, match="is not empty"):
         copy_everything(database, str(before))
     assert copy_everything(database, str(tmp_path / "after")) == first
 
@@ -148,13 +148,13 @@ def test_keys_are_in_the_way_as_conversations_are(tmp_path: Path, database: str)
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)
     in_store(access_store_at(Path(), database), fill_access)
-    with pytest.raises(StorageError, match="holds something already"):
+    with pytest.raises(StorageError, match="is not empty"):
         copy_everything(str(before), database)
     in_store(SQLiteAccessStore(before), fill_access)
-    with pytest.raises(StorageError, match="holds something already"):
+    with pytest.raises(StorageError, match="is not empty"):
         copy_everything(str(before), database)
     in_store(SQLiteAccessStore(after), fill_access)
-    with pytest.raises(StorageError, match="holds something already"):
+    with pytest.raises(StorageError, match="is not empty"):
         copy_everything(database, str(after))
     assert sum(each.rows for each in copy_everything(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
         "nothing else came"

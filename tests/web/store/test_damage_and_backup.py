@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite.damage import damage_of
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.store import leases as leases_module
 from notso.web.store.leases import Leases, RunningTurns
 from notso.web.store.protocol import ChatStore, Heartbeat, Orphan
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import StorageError
 
 Start = Callable[..., Any]
@@ -61,7 +61,7 @@ def test_heartbeats_go_on_though_the_database_is_away(
         asyncio.run(work())
     assert told == [orphan]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "no lease was renewed",
+        "leases could not be renewed",
         "leases are renewed again",
     ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from web.store.some_chats import OWNER, a_chat, a_turn
 from web.store.test_sqlite_store import run
 
@@ -18,7 +19,6 @@ from notso.web.store.sqlite import store as sqlite_store
 from notso.web.store.sqlite.connection import fold
 from notso.web.store.sqlite.damage import commits_acknowledged, damage_of
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
 
@@ -68,7 +68,7 @@ def test_a_page_says_that_messages_are_missing(start: Start, tmp_path: Path, los
     refused = server.client.post("/chats", data={"text": "My draft", "key": new_id()})
     assert refused.status_code == 503 and "My draft" in refused.text and "are missing" in refused.text
     refused = server.client.post("/settings", data={"temperature": "0.5"}, headers={"HX-Request": "true"})
-    assert refused.status_code == 503 and "lacks what was kept last" in refused.text
+    assert refused.status_code == 503 and "lacks the latest commits" in refused.text
     assert server.client.get("/export").json()["chats"] == []
     assert server.client.post("/v1/responses", json={"input": "x", "store": False}).status_code == 200
     server.close()
@@ -239,5 +239,5 @@ def test_an_old_schema_that_lost_something_is_not_read(tmp_path: Path, monkeypat
     killed(data)
     (data / "notso.db-wal").unlink()
     monkeypatch.setattr(damage, "SCHEMA_VERSION", 99)
-    with pytest.raises(StorageDamagedError, match="lacks what was kept last"):
+    with pytest.raises(StorageDamagedError, match="lacks the latest commits"):
         shows(data, [])

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from notso.cli import exit_codes
 from notso.cli.app import run_command_line
 from notso.web.store.opening import database_facts, store_at
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import SettingsError, StorageError
 from notso.web.values.settings import Settings
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 from web.store.postgres_server import PostgresServer
 from web.store.some_chats import OWNER, a_chat, a_turn, finished
 
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_id
 
@@ -23,7 +23,7 @@ from notso.web.store.postgres.store import PostgresStore
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
-AWAY = "does not answer just now"
+AWAY = "the database is not responding"
 
 
 def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:

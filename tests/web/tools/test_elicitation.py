@@ -254,4 +254,4 @@ def test_the_calls_own_time_stands_still_meanwhile() -> None:
     tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object"}, seconds=0.2)
     outcome = asyncio.run(use(tool, "{}", replace(NOWHERE, ask=ask)))
     assert replies == ["Well?"], "it was asked longer than the call may take, and one at a time"
-    assert outcome.text == "error: odd did not answer within 0.2 s", "which goes on afterwards"
+    assert outcome.text == "error: odd did not respond within 0.2 s", "which goes on afterwards"

@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         ("endless start", "it sent a message of more than 4 MiB"),
         ("gigabyte", "it sent a message of more than 4 MiB"),
         ("many tools", "it sent a message of more than 4 MiB"),
-        ("crash at once", "it ended at once"),
+        ("crash at once", "it exited immediately"),
     ],
 )
 def test_one_that_says_too_much_or_nothing_does_not_come_up(case: str, reason: str) -> None:
@@ -65,7 +65,7 @@ def test_one_that_does_not_answer_is_given_up(case: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
 
     async def work(servers: McpServers, called: Use) -> None:
-        assert servers.failures() == {"bad": "it did not answer within 0.5 s"}
+        assert servers.failures() == {"bad": "it did not respond within 0.5 s"}
 
     with_servers(work, entry(case, str(tmp_path)))
     until_gone(str(tmp_path))
@@ -81,12 +81,20 @@ def test_one_that_does_not_answer_is_given_up(case: str, monkeypatch: pytest.Mon
         ("crooked schema", "done", "poked"),
         ("same name", "done", "poked"),
         ("endless pages", "done", "poked"),
-        ("no result", "failed", "error: the server bad gave no result: it does not speak MCP as it should"),
-        ("crash", "failed", "error: the server bad ended during the call: it has ended"),
-        ("endless line", "failed", "error: the server bad ended during the call: it sent a message of more than 4 MiB"),
-        ("loud", "failed", "error: the server bad ended during the call: it sent a message of more than 4 MiB"),
-        ("dense", "failed", "error: the server bad ended during the call: it sent a message of more than 4 MiB"),
-        ("thick", "failed", "error: the server bad ended during the call: it sent a message of more than 50,000 parts"),
+        ("no result", "failed", "error: the server bad gave no result: it violates the MCP protocol"),
+        ("crash", "failed", "error: the server bad exited during the call: it has exited"),
+        (
+            "endless line",
+            "failed",
+            "error: the server bad exited during the call: it sent a message of more than 4 MiB",
+        ),
+        ("loud", "failed", "error: the server bad exited during the call: it sent a message of more than 4 MiB"),
+        ("dense", "failed", "error: the server bad exited during the call: it sent a message of more than 4 MiB"),
+        (
+            "thick",
+            "failed",
+            "error: the server bad exited during the call: it sent a message of more than 50,000 parts",
+        ),
     ],
 )
 def test_a_call_gets_its_answer_or_a_reason(case: str, state: str, text: str, tmp_path: Path) -> None:
@@ -111,7 +119,7 @@ def test_one_that_floods_or_does_not_read_or_reply_fails_the_call_alone(
         for _ in range(3):
             outcome = await called("bad__poke", words="x" * 100_000)  # more than a pipe holds
             said = outcome.text
-            assert said == "poked" or "did not answer within" in said or "did not read for" in said
+            assert said == "poked" or "did not respond within" in said or "did not read for" in said
 
     with_servers(work, entry(case))
 
@@ -149,6 +157,6 @@ def test_one_that_did_not_start_is_not_tried_again_at_once(monkeypatch: pytest.M
         monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 1000.0)
         assert not await server.start()
         monkeypatch.setattr(mcp_process.McpProcess, "__aenter__", None)
-        assert not await server.start() and servers.failures() == {"bad": "it ended at once"}
+        assert not await server.start() and servers.failures() == {"bad": "it exited immediately"}
 
     with_servers(work, entry("crash at once"))

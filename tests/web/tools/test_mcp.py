@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import IMPORTABLE, ScriptedEngine, say
 
 from notso.web.engine.port import Event, Message, ToolCall
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.tools import mcp_servers
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.elicitation import Ask
@@ -98,7 +98,7 @@ def test_what_fails_hangs_or_babbles_is_told() -> None:
         assert long.state == "done" and len(long.text) < 8_100 and "[cut:" in long.text
         hanging = next(tool for tool in servers.tools() if tool.name == "little__hang")
         object.__setattr__(hanging, "seconds", 0.3)
-        assert "did not answer within 0.3 s" in (await called("little__hang")).text
+        assert "did not respond within 0.3 s" in (await called("little__hang")).text
 
     with_servers(work)
 
@@ -168,7 +168,7 @@ def test_a_server_that_died_is_an_error_and_comes_back() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         first = (await called("little__pid")).text
         died = await called("little__die")
-        assert died.state == "failed" and "ended during the call" in died.text
+        assert died.state == "failed" and "exited during the call" in died.text
         assert servers.failures() and servers.tools()[0].name == "little__add", "it stays listed"
         again = await called("little__pid")
         assert again.state == "done" and again.text != first and servers.failures() == {}
@@ -192,7 +192,7 @@ def test_servers_that_do_not_come_up_say_why() -> None:
 
     async def work(servers: McpServers, called: Use) -> None:
         failures = servers.failures()
-        assert failures["missing"] == "there is no such program" and failures["over"] == "it ended at once"
+        assert failures["missing"] == "no such program" and failures["over"] == "it exited immediately"
         assert "little" not in failures and (await called("little__add", a=1, b=1)).text == "2"
 
     with_servers(work, *entries)
@@ -206,7 +206,7 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
     ]
 
     async def work(servers: McpServers, called: Use) -> None:
-        assert servers.failures()["mute"] == "it did not answer within 0.5 s"
+        assert servers.failures()["mute"] == "it did not respond within 0.5 s"
         monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
         assert await servers._servers[1].start()
         assert servers.failures().keys() == {"mute"} and (await called("little__add", a=1, b=1)).text == "2"
@@ -216,8 +216,8 @@ def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.M
 
 def test_mcp_is_imported_only_where_it_is_asked_for() -> None:
     program = (
-        "import sys; from notso.web.app import create_app;"
-        "from notso.web.testing.scripted_engine import ScriptedEngine;"
+        f"{IMPORTABLE}from notso.web.app import create_app;"
+        "from scripted_engine import ScriptedEngine;"
         "create_app(ScriptedEngine); sys.exit('mcp' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
@@ -251,11 +251,11 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
     server = start(ScriptedEngine(script), mcp_config=tmp_path / "mcp.json").ready()
     page = server.client.get("/tools", headers=FRAGMENT).text
     assert "little__add" in page and "from little" in page and " checked" not in page
-    assert "broken is not running: there is no such program." in page
+    assert "broken is not running: no such program." in page
     assert "Left out (1)" in page and "<strong>socket</strong>: type &#34;ws&#34; is not supported" in page
     server.client.post("/tools", data={"tool-little__add": "on", "tool-little__die": "on"})
     chat_id = None
-    for result in ("It said: 42", "It said: error: the server little ended during the call: it has ended"):
+    for result in ("It said: 42", "It said: error: the server little exited during the call: it has exited"):
         turn = server.ask("Go", chat_id)
         chat_id = turn.chat_id
         server.wait(lambda turn=turn: server.chat.turns.asking(turn.generation_id) is not None)

@@ -287,7 +287,7 @@ def test_a_server_that_must_speak_http_is_not_spoken_to_otherwise(place: Place) 
 
 @pytest.mark.parametrize(
     ("place", "reason"),
-    [(("sse, loud", True), "more than 1 MiB"), (("sse, ends", True), "ended during the call")],
+    [(("sse, loud", True), "more than 1 MiB"), (("sse, ends", True), "exited during the call")],
     indirect=["place"],
 )
 def test_the_older_transport_has_bounds_and_an_end(place: Place, reason: str) -> None:

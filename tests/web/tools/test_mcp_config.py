@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from web.tools.mcp_cases import CASES, ENVIRONMENT, WHOLE, Case, spoken
 
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.tools.mcp_config import MAX_NAME_CHARACTERS, McpConfig, McpEntry, read_mcp_config
 from notso.web.values.commented_json import read_commented_json
 from notso.web.values.errors import SettingsError

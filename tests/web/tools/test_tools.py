@@ -70,8 +70,8 @@ def test_arithmetic_is_exact(expression: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "reason"),
     [
-        ("", "nothing to compute"),
-        ("1 +", "missing at the end"),
+        ("", "the expression is empty"),
+        ("1 +", "the expression is incomplete"),
         ("(1", "')' is missing"),
         ("1 2", "not expected"),
         ("*1", "misplaced"),
@@ -79,14 +79,14 @@ def test_arithmetic_is_exact(expression: str, value: str) -> None:
         ("5 % 0", "division by zero"),
         ("0^-1", "division by zero"),
         ("sqrt(-1)", "negative"),
-        ("2^(1/3)", "whole powers"),
+        ("2^(1/3)", "integer powers"),
         ("sqrt(1, 2)", "does not take 2"),
-        ("gcd(1.5, 2)", "whole numbers"),
+        ("gcd(1.5, 2)", "integers are required"),
         ("factorial(501)", "factorial takes"),
         ("round(1, 99)", "round takes"),
-        ("__import__('os')", "cannot be computed"),
-        ("os.system", "cannot be computed"),
-        ("exit()", "there is no 'exit'"),
+        ("__import__('os')", "is not supported"),
+        ("os.system", "is not supported"),
+        ("exit()", "'exit' is not supported"),
         ("9**9**9**9", "too large"),
         ("1e999999999", "too large"),
         ("10^9999", "too large"),
@@ -133,7 +133,7 @@ def test_the_clock_knows_zones_and_cities() -> None:
 
 @pytest.mark.parametrize("zone", ["Atlantis", "../../etc/passwd", "x" * 5000, "Europe/"])
 def test_an_unknown_zone_is_told(zone: str) -> None:
-    with pytest.raises(ToolError, match="there is no"):
+    with pytest.raises(ToolError, match=r"unknown time zone|there is no zone"):
         spelt(zone, NOON)
 
 
@@ -193,8 +193,8 @@ def test_other_chats_are_found_by_their_words_and_only_the_owners(tmp_path: Path
     ("arguments", "reason"),
     [
         ({}, "expression is missing"),
-        ({"expression": 3}, "must be a text"),
-        ({"expression": "1", "base": 2}, "there is no argument base"),
+        ({"expression": 3}, "must be text"),
+        ({"expression": "1", "base": 2}, "unknown argument base"),
         ({"expression": "1" * 5000}, "longer than"),
     ],
 )
@@ -205,7 +205,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], reason: str) -> None:
 
 def test_whole_numbers_are_no_texts_and_no_truths() -> None:
     for wrong in ("1", True, 1.5):
-        assert "whole number" in called(ATTACHMENT_READER, name="a", first_line=wrong).text
+        assert "must be an integer" in called(ATTACHMENT_READER, name="a", first_line=wrong).text
 
 
 def _tool(run: Any, seconds: float = 5.0) -> ChatTool:
@@ -225,7 +225,7 @@ def test_a_tool_that_breaks_hangs_or_babbles_is_held() -> None:
 
     broken = called(_tool(breaks))
     assert broken == Outcome("failed", "error: odd failed", broken.duration_ms)
-    assert called(_tool(hangs, 0.05)).text == "error: odd did not answer within 0.05 s"
+    assert called(_tool(hangs, 0.05)).text == "error: odd did not respond within 0.05 s"
     long = called(_tool(babbles))
     assert long.state == "done" and len(long.text) < MAX_RESULT_CHARACTERS + 100 and "[cut: 8,000 of" in long.text
     assert "\x00" not in long.text and long.text.encode()

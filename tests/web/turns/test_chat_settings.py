@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
-from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.turns.chat_settings import SETTING_NAMES, ChatSettings, changed, settings_from, shown_values
 from notso.web.values.ids import new_id
 

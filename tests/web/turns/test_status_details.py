@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from scripted_engine import ScriptedEngine, say
+
 from notso.smollm3 import EngineError, Event
 from notso.web.store.folder import look_at
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns.turn_stats import TurnStats
 
 Start = Callable[..., Any]

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import say
 from web.turns.test_tool_turns import FRAGMENT, Others, call, permit, using
 
 from notso.web.engine.port import Event, Message
-from notso.web.testing.scripted_engine import say
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.elicitation import MAX_QUESTIONS, Elicitation, question_of

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.kept_html import with_html
 from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import StoredMessage, ToolUse
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.toolbox import Toolbox

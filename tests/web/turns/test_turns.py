@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.rendering.markdown import render_markdown
-from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns import turns
 from notso.web.values.ids import new_generation_id, new_id
 
@@ -320,7 +320,7 @@ def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) ->
     assert ("9,120" in stored.note) == isinstance(refusal, ContextLengthError)
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert "secret" not in page + events[-2].data + stored.note
-    assert ("No response. Prompt is too long: this needs 9,120 tokens, the context holds 8,192." in page) == (
+    assert ("No response. Prompt is too long: it needs 9,120 tokens, but the context is 8,192." in page) == (
         "9,120" in stored.note
     )
     engine.refusal = None
@@ -376,7 +376,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_text_is_kept(start: Start, er
     answer = server.client.post("/chats", data={"text": "My words", "key": new_id()})
     assert answer.status_code == 503
     assert "My words" in answer.text
-    reason = "no SmolLM3" if isinstance(error, ModelFileError) else "log says why"
+    reason = "no SmolLM3" if isinstance(error, ModelFileError) else "could not be loaded; see"
     assert reason in answer.text and "secret" not in answer.text
 
 

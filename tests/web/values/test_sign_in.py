@@ -67,15 +67,15 @@ def test_rules_change_with_who_may_come_in() -> None:
     ("text", "told"),
     [
         ("x = [", "sign-in.toml"),
-        ("requires_key = true", "requires_key is unknown; there are require_key"),
+        ("requires_key = true", "requires_key is unknown; available: require_key"),
         ("require_key = 1", "require_key must be true or false"),
         ("operators = 'ann'", "operators must be a list of texts"),
         ("proxy = 1", "[proxy]"),
         ("[proxy]\nheader = 'X'", "lacks addresses"),
         ("[proxy]\nheader = 'X'\naddresses = []", "must name the proxies"),
-        ("[proxy]\nheader = 'X: y'\naddresses = ['::1']", "no name of a header"),
-        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is no address"),
-        ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anybody could say who they are"),
+        ("[proxy]\nheader = 'X: y'\naddresses = ['::1']", "is not a header name"),
+        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is not an address"),
+        ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anyone could then claim any name"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'", "lacks public_url"),
         ("[oidc]\nissuer = 'http://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be https"),
         ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'\npublic_url = 'c.d'", "public_url must be an address"),
@@ -111,5 +111,5 @@ def test_what_an_owner_may_keep_is_a_number(tmp_path: Path) -> None:
     assert read_sign_in(file).kept_characters == 0
     for wrong in ("-1", "true", "1.5", '"1"'):
         file.write_text(f"kept_characters = {wrong}")
-        with pytest.raises(SettingsError, match="whole number"):
+        with pytest.raises(SettingsError, match="must be an integer"):
             read_sign_in(file)

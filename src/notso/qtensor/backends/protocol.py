@@ -77,8 +77,12 @@ class KeyValuePool(Protocol):
 class WeightArena(Protocol):
     """Memory with faster reads than where `weight` places weights."""
 
-    def copy(self, weight: Weight) -> Weight:
-        """Copy a weight here. Raises QTensorError when full."""
+    @property
+    def layout(self) -> str:
+        """Display name of how weights lie here."""
+
+    def copy(self, *weights: Weight) -> tuple[Weight, ...]:
+        """Copy weights that are read together. Raises QTensorError when full."""
 
 
 class Backend(Protocol):

@@ -36,7 +36,7 @@ def convert(
     OperandError for unrepresentable values, OSError. No file appears on failure.
     """
     if mix not in MIXES:
-        raise InvalidRequestError(f"type {mix!r} is not made; choices: {', '.join(MIXES)}", param="type")
+        raise InvalidRequestError(f"type {mix!r} is not supported; choices: {', '.join(MIXES)}", param="type")
     try:
         return _convert(folder, out, mix, progress, threads)
     except NotsoError as error:

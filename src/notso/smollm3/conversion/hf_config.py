@@ -151,11 +151,11 @@ def read_object(
     except OSError as error:
         if is_optional and isinstance(error, FileNotFoundError):
             return {}
-        raise ModelFileError(f"{folder} has no {name} that can be read: {error.strerror}") from None
+        raise ModelFileError(f"{folder}: cannot read {name}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ModelFileError(f"{name} is not JSON") from None
     if not isinstance(found, dict):
-        raise ModelFileError(f"{name} holds no object")
+        raise ModelFileError(f"{name} is not a JSON object")
     return found
 
 
@@ -164,9 +164,9 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
     for name, value in config.items():
         if name in FIXED:
             if not _is_one_of(value, FIXED[name]):
-                raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, which is not computed")
+                raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, which is not supported")
         elif name not in COMPUTED and name not in HARMLESS and value not in _OFF:
-            raise ModelFileError(f"{CONFIG}: {quoted(name)} is not known here, and could change the answers")
+            raise ModelFileError(f"{CONFIG}: unknown field {quoted(name)} could change the results")
     if "model_type" not in config:
         raise ModelFileError(f"{CONFIG}: model_type is missing")
     _check_layers(config)
@@ -178,14 +178,14 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
     for key, name in _INTEGERS.items():
         value = numbers[name]
         if type(value) is not int or not 0 < value < 1 << 31:
-            raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, no whole number above 0")
+            raise ModelFileError(f"{CONFIG}: {name} must be a positive integer, not {quoted(value)}")
         entries[f"{ARCHITECTURE}.{key}"] = value, "uint32"
     if config["vocab_size"] > MAX_VOCAB:
-        raise ModelFileError(f"{CONFIG}: vocab_size is more than the {MAX_VOCAB:,} tokens that a GGUF file can list")
+        raise ModelFileError(f"{CONFIG}: vocab_size exceeds the maximum of {MAX_VOCAB:,} tokens in a GGUF file")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
     if type(head_dim) is not int or head_dim < 2 or head_dim % 2 or heads % numbers["num_key_value_heads"]:
-        raise ModelFileError(f"{CONFIG}: its heads have no size that can be rotated, or cannot be shared")
+        raise ModelFileError(f"{CONFIG}: unsupported head size or numbers of heads")
     entries[f"{ARCHITECTURE}.rope.dimension_count"] = head_dim, "uint32"
     if head_dim * heads != hidden:
         for key in ("key_length", "value_length"):
@@ -206,17 +206,19 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
             not_kept += [f"{name} {quoted(value)}"] if value is not None else []
         elif name in GENERATION_NEUTRAL:
             if value is not None and not _is_one_of(value, GENERATION_NEUTRAL[name]):
-                raise ModelFileError(f"{GENERATION_CONFIG}: {name} is {quoted(value)}, which is not computed")
+                raise ModelFileError(f"{GENERATION_CONFIG}: {name} is {quoted(value)}, which is not supported")
         elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in _OFF:
-            raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not computed")
+            raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
     if not_kept:
-        _log.info("%s: %s; requests and the server's settings say so", GENERATION_CONFIG, ", ".join(not_kept))
+        _log.info(
+            "%s: %s is ignored; requests and the server's settings determine it", GENERATION_CONFIG, ", ".join(not_kept)
+        )
     ids: dict[int, None] = {}
     for file, given in ((GENERATION_CONFIG, generation), (CONFIG, config)):
         found = given.get("eos_token_id")
         for each in found if isinstance(found, list) else [] if found is None else [found]:
             if type(each) is not int or not 0 <= each < config["vocab_size"]:
-                raise ModelFileError(f"{file}: eos_token_id names {quoted(each)}, no id of a token")
+                raise ModelFileError(f"{file}: eos_token_id {quoted(each)} is not a token id")
             ids[each] = None
     return list(ids)
 
@@ -229,7 +231,7 @@ def _check_layers(config: Mapping[str, Any]) -> None:
     if given is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
         if not isinstance(given, list) or given[: len(expected)] != expected:  # a longer list is allowed
-            raise ModelFileError(f"{CONFIG}: no_rope_layers leaves out other layers than every {_fourth()}")
+            raise ModelFileError(f"{CONFIG}: no_rope_layers must be every {_fourth()} layer")
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
         raise ModelFileError(f"{CONFIG}: layer_types must be full_attention")
@@ -246,7 +248,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be objects")
     for name, value in given.items():
         if name not in YARN_COMPUTED and value not in _OFF and _kind(given) in ("default", "yarn"):
-            raise ModelFileError(f"{CONFIG}: {quoted(name)} of the rope scaling is not known here")
+            raise ModelFileError(f"{CONFIG}: {quoted(name)} of the rope scaling is not supported")
     if given.get("partial_rotary_factor") not in (None, 1.0):
         raise ModelFileError(f"{CONFIG}: partial_rotary_factor is {quoted(given['partial_rotary_factor'])}")
     return {"rope_theta": config.get("rope_theta"), **given}
@@ -261,14 +263,14 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
     if kind == "default":
         return {}
     if kind != "yarn":
-        raise ModelFileError(f"{CONFIG}: a rope scaling of type {quoted(kind)} is not computed; yarn is")
+        raise ModelFileError(f"{CONFIG}: a rope scaling of type {quoted(kind)} is not supported; only yarn is")
     context = config["max_position_embeddings"]
     original = config.get("original_max_position_embeddings")  # takes precedence in transformers
     original = rope.get("original_max_position_embeddings", context) if original is None else original
     if type(original) is not int or not 0 < original < 1 << 31:
-        raise ModelFileError(f"{CONFIG}: original_max_position_embeddings is {quoted(original)}, no whole number")
+        raise ModelFileError(f"{CONFIG}: original_max_position_embeddings must be an integer, not {quoted(original)}")
     if "factor" not in rope:
-        raise ModelFileError(f"{CONFIG}: factor of the rope scaling is missing")
+        raise ModelFileError(f"{CONFIG}: the rope scaling has no factor")
     factor = context / original if rope["factor"] is None else _number("factor", rope["factor"])
     _within("rope.scaling.factor", "factor", factor)
     usual = yarn_attention_factor(factor)
@@ -300,7 +302,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
             entries[f"{prefix}.yarn_{name}"] = float(given), "float32"
     truncate = rope.get("truncate", YarnRamp().truncate)
     if truncate not in (True, False, None):
-        raise ModelFileError(f"{CONFIG}: truncate is {quoted(truncate)}, neither true nor false")
+        raise ModelFileError(f"{CONFIG}: truncate must be true or false, not {quoted(truncate)}")
     if not truncate:
         entries[f"{ARCHITECTURE}.{TRUNCATE_KEY}"] = False, "bool"
     return entries
@@ -309,7 +311,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
 def _within(key: str, name: str, value: float) -> None:
     low, high = FLOAT_LIMITS[key]
     if not low <= value <= high:
-        raise ModelFileError(f"{CONFIG}: {name} of the rope scaling is too small or too large to be computed")
+        raise ModelFileError(f"{CONFIG}: {name} of the rope scaling is out of range")
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
@@ -319,5 +321,5 @@ def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
-        raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, no number")
+        raise ModelFileError(f"{CONFIG}: {name} must be a number, not {quoted(value)}")
     return float(value)

@@ -76,7 +76,7 @@ class HFFolder:
             for path in _files(folder):
                 tensors = self._open.enter_context(SafetensorsFile(path)).tensors
                 if twice := self._tensors.keys() & tensors.keys():
-                    raise ModelFileError(f"the folder holds {quoted(min(twice))} twice")
+                    raise ModelFileError(f"the folder has two tensors named {quoted(min(twice))}")
                 self._tensors |= tensors
         except BaseException:
             self._open.close()
@@ -89,9 +89,9 @@ class HFFolder:
         def take(name: str, source: str, head_rows: int = 0) -> FolderTensor:
             tensor = left.pop(f"{source}.weight", None)
             if tensor is None:
-                raise ModelFileError(f"the folder lacks the tensor {source}.weight")
+                raise ModelFileError(f"the folder has no tensor {source}.weight")
             if head_rows and (len(tensor.shape) != 2 or tensor.rows % head_rows):
-                raise ModelFileError(f"the tensor {source}.weight has no heads of {head_rows} rows")
+                raise ModelFileError(f"the tensor {source}.weight does not consist of heads of {head_rows} rows")
             return FolderTensor(name, tensor, head_rows)
 
         head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
@@ -107,10 +107,10 @@ class HFFolder:
         if head is not None and not (is_tied and embed is not None and _equal(head, embed)):
             found.append(FolderTensor("output", head))
         elif head is None and not is_tied:
-            raise ModelFileError("the folder lacks the tensor lm_head.weight")
+            raise ModelFileError("the folder has no tensor lm_head.weight")
         left = {name: tensor for name, tensor in left.items() if not name.endswith(_COMPUTED_ANEW)}
         if left:
-            raise ModelFileError(f"the folder holds a tensor that this model does not use: {quoted(min(left))}")
+            raise ModelFileError(f"the folder has a tensor that the model does not use: {quoted(min(left))}")
         return found
 
     def formats(self) -> set[str]:
@@ -139,7 +139,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / WHOLE_FILE]
     index = folder / INDEX_FILE
     if not index.exists():
-        raise ModelFileError(f"{folder} holds neither {WHOLE_FILE} nor {INDEX_FILE}")
+        raise ModelFileError(f"{folder} has neither {WHOLE_FILE} nor {INDEX_FILE}")
     try:
         names = set(json.loads(read_regular(index, MAX_INDEX_BYTES))["weight_map"].values())
     except OSError as error:

@@ -82,7 +82,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     template = _template(config) if template is None else template
     if template is None:
         raise ModelFileError(
-            f"the folder has no chat template, neither beside {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
+            f"the folder has no chat template, neither next to {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
         )
     _refuse_named_templates(folder, config)
     found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
@@ -104,18 +104,18 @@ def _type_of(key: str, value: Any) -> str:
 def _check(config: Mapping[str, Any]) -> None:
     if config.get("tokenizer_class") not in CLASSES:
         raise ModelFileError(
-            f"{TOKENIZER_CONFIG}: tokenizer_class is {quoted(config['tokenizer_class'])}, which may cut text in a way "
-            "of its own; PreTrainedTokenizerFast takes tokenizer.json as it is"
+            f"{TOKENIZER_CONFIG}: tokenizer_class is {quoted(config['tokenizer_class'])}, which may split text "
+            "differently; use PreTrainedTokenizerFast"
         )
     for name, value in config.items():
         if name not in _COMPUTED and name not in HARMLESS and value not in _OFF:
-            raise ModelFileError(f"{TOKENIZER_CONFIG}: {quoted(name)} is {quoted(value)}, which is not computed")
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
 
 
 def _text_of(name: str, token: Any) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str) or not text:
-        raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} holds {quoted(token)}, no token")
+        raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} contains {quoted(token)}, which is not a token")
     return text
 
 
@@ -125,7 +125,7 @@ def _named(config: Mapping[str, Any]) -> list[tuple[str, str]]:
         given = config.get(name) or []
         given = list(given.values()) if isinstance(given, dict) else given
         if not isinstance(given, list):
-            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} is {quoted(given)}, no list of tokens")
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} must be a list of tokens, not {quoted(given)}")
         found += [(name, _text_of(name, each)) for each in given]
     return found
 
@@ -136,11 +136,11 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     for name, text in _named(config):
         # Every token that tokenizer_config.json calls special must exist in tokenizer.json.
         if text not in ids:
-            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is no token of {TOKENIZER_FILE}")
+            raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, dict) or not all(isinstance(each, dict) for each in added.values()):
-        raise ModelFileError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is no object of tokens")
+        raise ModelFileError(f"{TOKENIZER_CONFIG}: added_tokens_decoder must be an object of tokens")
     for index, token in added.items():
         text = _text_of("added_tokens_decoder", token)
         if str(ids.get(text)) != index:
@@ -182,7 +182,7 @@ def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
         isinstance(each, dict) and each.get("name") == "tool_use" for each in given
     )
     if in_list or (folder / NAMED_TEMPLATES / "tool_use.jinja").exists():
-        raise ModelFileError("the folder has a chat template for tools of its own (tool_use), which is not supported")
+        raise ModelFileError("the folder has a separate chat template for tools (tool_use), which is not supported")
 
 
 def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> None:
@@ -207,4 +207,4 @@ def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[s
     between = [text for text, _ in zip(ours.specials, range(8), strict=False)]
     for text in [*PROBES, *(f"{special}user\n {PROBES[0]}{special}\n" for special in between)]:
         if ours.encode(text, control=True) != theirs.encode(text).ids:
-            raise ModelFileError(f"{path.name}: {quoted(text)} becomes other ids there than here")
+            raise ModelFileError(f"{path.name}: {quoted(text)} has different token ids there")

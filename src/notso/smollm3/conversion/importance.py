@@ -45,7 +45,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
     windows = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
     if not windows:
-        raise InvalidRequestError(f"the text has {len(ids):,} tokens; a window of {window} is the least to go by")
+        raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least one window of {window} is required")
     watch = _Watch(CPU.configured(threads))
     backend = cast(Backend, watch)  # all of it, by __getattr__
     weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)

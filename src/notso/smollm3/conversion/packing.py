@@ -22,7 +22,8 @@ def require_whole_blocks(columns: int, format: Format) -> None:
     """Raise InvalidRequestError unless rows consist of whole blocks."""
     if columns % format.block_values:
         raise InvalidRequestError(
-            f"rows of {columns} numbers are no whole blocks of {format}; F16, BF16 and F32 take any", param="type"
+            f"rows of {columns} values are not a multiple of {format}'s block size; F16, BF16 and F32 accept any",
+            param="type",
         )
 
 

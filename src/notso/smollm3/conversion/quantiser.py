@@ -43,7 +43,7 @@ def quantise(
     OSError. No file appears on failure.
     """
     if mix not in MIXES:
-        raise InvalidRequestError(f"type {quoted(mix)} is not made; choices: {', '.join(MIXES)}", param="type")
+        raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")
     if not source.is_dir():
         return _quantise_file(source, out, mix, text, threads, progress)
     if text is None:
@@ -65,8 +65,8 @@ def _quantise_file(
         for tensor in file.tensors.values():
             if not tensor.format.is_float:
                 raise ModelFileError(
-                    f"{source.name} is quantised already: {quoted(tensor.name)} is {tensor.format}. "
-                    "What was lost does not come back: quantise the file it was made of, in F16, BF16 or F32"
+                    f"{source.name} is already quantized: {quoted(tensor.name)} is {tensor.format}. "
+                    "The lost precision cannot be recovered; quantize the original file in F16, BF16 or F32"
                 )
         is_tied = "output.weight" not in file.tensors
         formats = {name: _format(mix, tensor, config, is_tied) for name, tensor in file.tensors.items()}

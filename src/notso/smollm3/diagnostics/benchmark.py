@@ -269,7 +269,7 @@ class _Rounds:
 def _rate(task: Task, seconds: list[float]) -> float:
     kind, tokens, last = task
     if sum(seconds) <= 0:
-        raise EngineError(f"nothing was measured of {_name(task)}")
+        raise EngineError(f"no measurement of {_name(task)}")
     return tokens * (last if kind == "batch" else 1) / sum(seconds)
 
 
@@ -302,7 +302,7 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
     )
     if (longest := engine.info.context_tokens) < plan.longest_tokens:
         engine.close()
-        said = f"what is to be measured needs {plan.longest_tokens:,} tokens, and the context holds {longest:,}"
+        said = f"the measurements need {plan.longest_tokens:,} tokens, but the context is {longest:,}"
         raise InvalidRequestError(said)
     return engine
 

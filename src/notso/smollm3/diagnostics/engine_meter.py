@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from notso.qtensor import QTensor, ceilings
+from notso.qtensor import ceilings
 from notso.smollm3.diagnostics.peers.process import Task
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import EngineError
@@ -87,8 +87,8 @@ class EngineMeter:
             return None
         # Runs between two steps, so that nothing else computes meanwhile.
         head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
-        data = head.data if isinstance(head, QTensor) else None
-        if data is None or data.size < ceilings.WINDOW_BYTES:
+        data = getattr(head, "data", None)
+        if not isinstance(data, np.ndarray) or data.size < ceilings.WINDOW_BYTES:
             return None
         return max(
             self._engine._core.call(partial(ceilings.read_bandwidth, data, places)) for places in ceilings.PLACES
@@ -118,7 +118,7 @@ class EngineMeter:
             watch.stop()
         last = max(watches, key=lambda watch: watch.times[0] if watch.times else math.inf)
         if len(last.times) <= tokens or any(watch.times[-1] < last.times[tokens] for watch in watches):
-            raise EngineError(f"{sequences} answers were not written at the same time: load with more max_num_seqs")
+            raise EngineError(f"{sequences} answers were not generated concurrently: increase max_num_seqs")
         return last.steps[:tokens]
 
     def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
@@ -126,7 +126,7 @@ class EngineMeter:
         watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
-            raise EngineError(f"{tokens} tokens were asked for, {len(watch.times)} came one by one")
+            raise EngineError(f"{tokens} tokens were requested, but {len(watch.times)} were received one by one")
         return watch
 
     def params(self, tokens: int) -> SamplingParams:

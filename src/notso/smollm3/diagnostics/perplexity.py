@@ -85,7 +85,7 @@ def divergence(
     """Compare two models. Raises as `perplexity`, or if tokenizations differ."""
     windows = _windows(engine, text, window)
     if windows != _windows(base, text, window):
-        raise InvalidRequestError("the two models do not cut the text into the same tokens")
+        raise InvalidRequestError("the two models tokenize the text differently")
     ours, theirs, kl, same = [], [], [], []
     for number, ids in enumerate(windows):
         found, wanted = _second_half(engine, ids), _second_half(base, ids)
@@ -111,12 +111,10 @@ def divergence(
 def _windows(engine: Engine, text: str, window: int) -> list[list[int]]:
     most = engine.info.context_tokens
     if not LEAST_WINDOW <= window <= most:
-        raise InvalidRequestError(f"windows of {window} tokens: {LEAST_WINDOW} to the context of {most:,} fit")
+        raise InvalidRequestError(f"the window must have {LEAST_WINDOW} to {most:,} tokens (the context), not {window}")
     ids = engine.tokenize(text)
     if len(ids) < 2 * window:
-        raise InvalidRequestError(
-            f"the text has {len(ids):,} tokens; two windows of {window} are the least to judge by"
-        )
+        raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least two windows of {window} are required")
     return [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
 
 

@@ -207,7 +207,7 @@ def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str
 
 def _open_demo() -> GGUFFile:
     if not DEMO_FILE.is_file():
-        raise InvalidRequestError("there is no demo model here: name a tokenizer and a template", param="tokenizer")
+        raise InvalidRequestError("the demo model is missing: specify a tokenizer and a template", param="tokenizer")
     return GGUFFile.open(DEMO_FILE)
 
 

@@ -143,7 +143,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
     if len(tensor.shape) == 1:
         return result(0, None, None)  # a norm: never multiplied as a matrix
     if not tensor.format.is_float and tensor.cols % 256:
-        return result(0, None, f"rows of {tensor.cols} values cannot be multiplied: 256 must divide them")
+        return result(0, None, f"rows of {tensor.cols} values cannot be multiplied: they must be a multiple of 256")
     sample = _sampled_rows(tensor)
     x = np.random.default_rng([seed, tensor.cols]).standard_normal((INPUTS, tensor.cols), np.float32)
     backend = CPU()

@@ -37,7 +37,7 @@ class Adapters:
             return None
         found = self._loaded.get(name)
         if found is None:
-            raise InvalidRequestError("that adapter is not loaded", param="adapter")
+            raise InvalidRequestError("the adapter is not loaded", param="adapter")
         return found[0]
 
     def add(self, source: AdapterSource) -> AdapterInfo:
@@ -45,9 +45,9 @@ class Adapters:
         EngineError."""
         with self._one_at_a_time:
             if source.name.lower() in {name.lower() for name in self._loaded}:
-                raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
+                raise InvalidRequestError(f"adapter {source.name} is already loaded", param="adapter")
             if len(self._loaded) >= MAX_ADAPTERS:
-                raise InvalidRequestError(f"at most {MAX_ADAPTERS} adapters are loaded at a time", param="adapter")
+                raise InvalidRequestError(f"at most {MAX_ADAPTERS} adapters can be loaded", param="adapter")
             left = available_memory().available_bytes
             read = read_adapter(source.name, Path(source.path), self._config, source.scale, left)
             limit = self._backend.memory()
@@ -74,6 +74,6 @@ class Adapters:
         """Remove an adapter; running requests keep it. Raises InvalidRequestError."""
         with self._one_at_a_time:
             if name not in self._loaded:
-                raise InvalidRequestError("that adapter is not loaded", param="adapter")
+                raise InvalidRequestError("the adapter is not loaded", param="adapter")
             adapter, _ = self._loaded.pop(name)
             self._core.call(lambda: self._core.runner.remove_adapter(adapter))

@@ -60,4 +60,4 @@ def require_same_bits(file: GGUFFile, backend: Backend, threads: int | None) -> 
     formats = {tensor.format.name: tensor.format for tensor in file.tensors.values()}
     found = differing_operations(backend, CPU.configured(threads), formats.values())
     if found:
-        raise DeviceError(f"{backend.name} computes other bits than the CPU: {', '.join(found)}")
+        raise DeviceError(f"{backend.name} differs from the CPU in: {', '.join(found)}")

@@ -214,7 +214,7 @@ class Engine:
 
     @property
     def weight_placement(self) -> str:
-        """Source of the weights: "mmap", "hugepages", or the progress of copying."""
+        """Source of the weights: "mmap", "packed", "hugepages", or the progress of copying."""
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
@@ -232,7 +232,7 @@ class Engine:
         """
         self._require_open()
         if (owner is None) != (conversation is None):
-            raise InvalidRequestError("a conversation is forgotten by owner and name", param="conversation")
+            raise InvalidRequestError("owner and conversation must be given together", param="conversation")
         digest = None if owner is None else conversation_digest(owner, conversation)
         self._core.call(lambda: self._clear_cache(digest))
 
@@ -360,7 +360,7 @@ class Engine:
         All are validated before the first begins. Raises as `chat`; a failed answer stops the others.
         """
         if isinstance(conversations, str | Mapping | Message):
-            raise InvalidRequestError("a batch is a list of conversations; chat answers one", param="conversations")
+            raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         sampling, asked = settings_of(params, options, settings)
         begins = [self.prepare(conversation(each), sampling, asked) for each in conversations]
         begun: list[Generation] = []
@@ -449,7 +449,7 @@ class Engine:
         if not isinstance(messages, str):
             return events
         warnings.warn(
-            "generate continues a text without answering it; use chat or stream for an answer, else continue_text",
+            "generate continues a text without answering it; use chat or stream for an answer, or continue_text",
             FutureWarning,
             stacklevel=2,
         )
@@ -463,7 +463,7 @@ class Engine:
     def _request(self, messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> Request:
         self._require_open()
         if self._core.requests >= MAX_WAITING:
-            raise EngineError(f"{MAX_WAITING:,} requests wait already")
+            raise EngineError(f"{MAX_WAITING:,} requests are already waiting")
         asked = options or RequestOptions()
         adapter = self.adapters.of(asked.adapter)
         return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked), adapter)
@@ -492,7 +492,9 @@ def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
         for event in events:
             tokens = event.usage.completion_tokens if event.usage is not None else tokens
             if event.kind == "end" and event.finish_reason == "stop" and event.stop is None and tokens <= 1:
-                raise InvalidRequestError("the model ended this text at once; chat answers it", param="messages")
+                raise InvalidRequestError(
+                    "the model ended this text immediately; use chat for an answer", param="messages"
+                )
             yield event
 
 

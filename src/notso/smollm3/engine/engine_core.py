@@ -170,7 +170,7 @@ class EngineCore:
     def refuse_own_thread(self) -> None:
         """Raise EngineError on the engine's thread, to prevent deadlock."""
         if threading.current_thread() is self._thread:
-            raise EngineError("a reader's notification must not wait for the engine")
+            raise EngineError("a subscriber's callback must not wait for the engine")
 
     def require_process(self) -> None:
         """Raise EngineError in a forked child."""
@@ -244,7 +244,7 @@ class EngineCore:
         self._closing = True
         with self._door:
             self._ended = True
-        self._fail_all(EngineError("the GPU failed while it computed this answer; ask again"))
+        self._fail_all(EngineError("the GPU failed during this answer; send the request again"))
         if self._offload is not None:
             self._offload.abandon()
         self._when_lost(error)
@@ -268,7 +268,6 @@ class EngineCore:
 
     def _take(self, request: Request) -> None:
         self._requests[request.sequence] = request
-        self._signal.busy()
         self.background.prefix_warmup.sent(request.sequence)
         if request.initial_events:
             request.generation.write(request.initial_events)
@@ -308,7 +307,7 @@ class EngineCore:
                 self._fail(request, error)
             except Exception as error:
                 request.generation.context.run(_log.exception, "generation failed")
-                self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
+                self._fail(request, EngineError(f"internal error: {type(error).__name__}"))
 
     def _draft_tokens(self) -> int:
         # Nothing is drafted while prompts need the rows. Returns the answers' rows.
@@ -417,7 +416,7 @@ class EngineCore:
         self._leave(request, [Event("error", error=error)])
 
     def _fail_all(self, error: Exception) -> None:
-        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; its log says why")
+        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; see its log")
         for request in list(self._requests.values()):
             self._fail(request, failure)
 
@@ -432,8 +431,6 @@ class EngineCore:
             request.generation.context.run(
                 _log.exception, "the blocks of a request could not be released"
             )  # readers still receive the end
-        if not self._requests:
-            self._signal.idle()
         self.background.disturb()
         request.generation.write(events, last=True)
 

@@ -142,7 +142,7 @@ class InputProcessor:
         a user message is last."""
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
-            raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
+            raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
         prompt = self._fitting_prompt(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at
@@ -153,7 +153,7 @@ class InputProcessor:
         entries = len(ids) * (1 + alternatives)
         if entries > MAX_PROMPT_ENTRIES:
             raise InvalidRequestError(
-                f"prompt_logprobs: {entries:,} log probabilities are wanted, at most {MAX_PROMPT_ENTRIES:,} are given",
+                f"prompt_logprobs: {entries:,} log probabilities were requested; the limit is {MAX_PROMPT_ENTRIES:,}",
                 param="prompt_logprobs",
             )
         return PromptScores(self._tokenizer, ids, alternatives)
@@ -172,7 +172,7 @@ class InputProcessor:
 
     def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         if not hasattr(asked, "__len__") or len(asked) == 0:
-            raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
+            raise InvalidRequestError("messages or token ids are required", param="messages")
         if isinstance(asked, str):
             options.require_for_prompt(is_text=True)
             self._tokenizer.check_length([asked], self._context_tokens)
@@ -222,5 +222,5 @@ def _require_end(params: SamplingParams, is_structured: bool, vocab_size: int) -
     for name in ("ignore_eos", "min_tokens"):
         if is_structured and getattr(params, name):
             raise InvalidRequestError(
-                f"{name} cannot be held to: what the answer must be says where it ends", param=name
+                f"{name} cannot be combined with structured output, which determines where the answer ends", param=name
             )

@@ -140,7 +140,7 @@ def plan_engine(
     limit = limit or available_memory(mapped_bytes=mapped_bytes)
     if beside_bytes is not None:
         left = max(0, limit.available_bytes - beside_bytes)
-        limit = MemoryLimit(f"{limit.source}, beside the models that are loaded,", left)
+        limit = MemoryLimit(f"{limit.source}, next to the loaded models,", left)
     planner = _Planner(config, weights_bytes, limit)
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
     formats = auto_formats(context_tokens or usual, fine_weights, kept) if kv == "auto" else (kv,)

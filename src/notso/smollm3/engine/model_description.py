@@ -36,7 +36,7 @@ def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
                 value = max(int(value), 0)  # llama.cpp writes -1 for all tokens
             replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
         except (InvalidRequestError, TypeError, ValueError, OverflowError):
-            logger.warning("the model file's general.sampling.%s cannot be used: %s", key, one_line(repr(value), 60))
+            logger.warning("the model file's general.sampling.%s is ignored: %s", key, one_line(repr(value), 60))
         else:
             found[name] = value
     if metadata.get("general.sampling.penalty_last_n") == 0:  # llama.cpp: no penalties

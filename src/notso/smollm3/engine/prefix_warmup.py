@@ -11,7 +11,7 @@ one token; if more is typed, only that and a few tokens before it.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -70,7 +70,9 @@ class PrefixWarmup:
         self._scheduler = scheduler
         self._offload = offload
         self._mover = mover
-        self._notes: deque[_Note] = deque(maxlen=MOST_NOTES)
+        self._notes: deque[_Note] = deque()
+        self._steps = 0
+        self._served: dict[bytes, int] = {}  # the step that each owner with pending work, by salt, last had
         self._drafts: OrderedDict[bytes, _Note] = OrderedDict()
         # Each owner's last draft, prefilled or not.
         self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
@@ -88,6 +90,9 @@ class PrefixWarmup:
         note = _Note(
             sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
         )
+        if len(self._notes) == MOST_NOTES:
+            count = Counter(each.salt for each in self._notes)
+            self._notes.remove(max(self._notes, key=lambda each: count[each.salt]))  # the oldest of who has most
         self._notes.append(note)
 
     def draft(
@@ -131,7 +136,7 @@ class PrefixWarmup:
 
     def read(self, go_on: Callable[[], bool]) -> None:
         """Run one step, abandoned when `go_on` returns False. Requires an idle scheduler."""
-        note = self._drafts[next(reversed(self._drafts))] if self._drafts else self._notes[-1]
+        note = self._next()
         is_over = True  # failures are not retried
         try:
             note.ids = note.ids or note.write()
@@ -142,6 +147,16 @@ class PrefixWarmup:
                 del self._drafts[note.salt]
             elif is_over:
                 self._notes.remove(note)
+
+    def _next(self) -> _Note:
+        # The owner whose last step is longest ago comes first, with the newest of what is pending.
+        waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
+        note = min(waiting, key=lambda each: self._served.get(each.salt, 0))
+        self._steps += 1
+        pending = {each.salt for each in (*self._drafts.values(), *self._notes)}
+        self._served = {salt: step for salt, step in self._served.items() if salt in pending}
+        self._served[note.salt] = self._steps
+        return note
 
     def _step(self, note: _Note, go_on: Callable[[], bool]) -> bool:
         sequence = Sequence(
@@ -203,5 +218,5 @@ def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Mes
     try:
         return next_ids(message)
     except NotsoError as error:
-        _log.debug("the next turn cannot be written: %s", error)
+        _log.debug("the next turn cannot be rendered: %s", error)
         return []

@@ -57,7 +57,7 @@ class ContextLogits:
             for _ in range(0, len(sequence.tokens), BLOCK_TOKENS):
                 sequence.blocks.append(pool.allocate())
         except OutOfBlocksError:
-            raise EngineError("other answers hold the whole cache; try again when they are done") from None
+            raise EngineError("other requests are using the whole cache; try again when they are done") from None
 
     def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
         rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]

@@ -1,19 +1,16 @@
-"""Wake-up signal of the engine's thread, and its idle time."""
+"""Wake-up signal of the engine's thread."""
 
 from __future__ import annotations
 
 import threading
-import time
 
 
 class WorkSignal:
-    """Wake-up signal and idle time. `wake` and `idle_s` are thread-safe."""
+    """Wake-up signal. `wake` is thread-safe."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._woken = False
-        self._is_busy = False
-        self._idle_since = time.monotonic()
 
     def wake(self) -> None:
         """End the current or next `wait`."""
@@ -26,14 +23,3 @@ class WorkSignal:
             if not self._woken and timeout_s > 0:
                 self._condition.wait(timeout_s)
             self._woken = False
-
-    def busy(self) -> None:
-        self._is_busy = True
-
-    def idle(self) -> None:
-        self._idle_since = time.monotonic()
-        self._is_busy = False
-
-    @property
-    def idle_s(self) -> float:
-        return 0.0 if self._is_busy else time.monotonic() - self._idle_since

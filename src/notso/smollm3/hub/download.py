@@ -97,7 +97,7 @@ def pull(
     if not force and (present := registry.find_local(file)) is not None:
         return _prove_present(file, present, report)
     if offline or is_offline():
-        raise DownloadError(f"{file.filename} is not on this machine and the network is switched off")
+        raise DownloadError(f"{file.filename} is not on this machine, and the network is disabled")
     arriving = part_path(file)
     try:
         arriving.parent.mkdir(parents=True, exist_ok=True)
@@ -114,12 +114,14 @@ def pull(
                     arriving.unlink()
                     raise DownloadError(
                         f"{file.filename} does not match its published SHA-256: "
-                        f"expected {file.sha256}, got {part.sha256}; what was fetched has been deleted"
+                        f"expected {file.sha256}, got {part.sha256}; the download has been deleted"
                     )
             path = _put_in_place(file, arriving)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError(f"the disk is full; {file.filename} can be resumed once there is room") from error
+            raise NoSpaceError(
+                f"the disk is full; {file.filename} can be resumed when there is enough space"
+            ) from error
         raise DownloadError(f"{file.filename} cannot be stored: {error.strerror or error}") from error
     registry.remember_hash(path, file.sha256)
     return Pulled(path, file.sha256, file.size_bytes, downloaded, resumed_at)
@@ -191,7 +193,7 @@ def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
         if sha256 != file.sha256:
             raise DownloadError(
                 f"{path} does not match its published SHA-256: expected {file.sha256}, got {sha256}; "
-                "fetch it again with --force"
+                "download it again with --force"
             )
         registry.remember_hash(path, sha256)
     return Pulled(path, sha256, file.size_bytes, 0, 0)
@@ -206,7 +208,7 @@ def _only_one(file: KnownFile) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DownloadError(f"another process is fetching {file.filename} already") from None
+            raise DownloadError(f"another process is already downloading {file.filename}") from None
         yield
 
 
@@ -234,18 +236,18 @@ def _locate(file: KnownFile) -> str:
             get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
         ) as response:
             if response.status_code >= 400:
-                raise DownloadError(f"{endpoint} refuses {file.filename}: {_status(response)}")
+                raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
             size, etag = _offered(response)
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(f"{endpoint} cannot be reached: {_reason(error)}") from error
     if size is not None and size != file.size_bytes:
         raise DownloadError(
-            f"{endpoint} offers another {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
+            f"{endpoint} has a different {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
         )
     # The ETag of a large file is its SHA-256; any other form comes from a mirror and is meaningless.
     if len(etag) == 64 and etag != file.sha256:
         raise DownloadError(
-            f"{endpoint} offers another {file.filename}: expected SHA-256 {file.sha256}, got {quoted(etag)}"
+            f"{endpoint} has a different {file.filename}: expected SHA-256 {file.sha256}, got {quoted(etag)}"
         )
     return url
 
@@ -266,7 +268,7 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
         before = part.received
         try:
             _transfer(url, part, report)
-            reason = "the server sent less than it promised"
+            reason = "the server sent less than announced"
         except (_Interrupted, httpx2.HTTPError) as error:
             reason = _reason(error)
         if part.complete:
@@ -295,11 +297,11 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
             part.restart()
             raise _Interrupted(_status(response))
         if response.status_code not in (200, 206):
-            raise DownloadError(f"the server refuses {part.name}: {_status(response)}")
+            raise DownloadError(f"the server refused {part.name}: {_status(response)}")
         if part.size and response.status_code == 200:
             part.restart()  # the server ignores ranges and sends everything
         elif part.size and not response.headers.get("Content-Range", "").startswith(f"bytes {part.size}-"):
-            raise DownloadError(f"the server sends another range of {part.name} than was asked for")
+            raise DownloadError(f"the server sent a different range of {part.name} than requested")
         for chunk in response.iter_raw():  # unbuffered: a larger buffer would be lost in a disconnect
             part.append(chunk)
             report("downloading", part.size, part.total)

@@ -61,7 +61,7 @@ def require_safe(url: str) -> SplitResult:
     """Parse a permitted first address. Raises DownloadError."""
     parts = _split(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts)):
-        raise DownloadError(f"models are fetched over https only, not from {parts.scheme}://{parts.hostname}")
+        raise DownloadError(f"models are downloaded over https only, not from {parts.scheme}://{parts.hostname}")
     return parts
 
 
@@ -69,7 +69,7 @@ def _require_safe_hop(url: str, first: SplitResult, at_home: bool) -> None:
     parts = _split(url)
     if parts.scheme != "https" and not (parts.scheme == first.scheme == "http" and _is_loopback(parts)):
         raise DownloadError(
-            f"models are fetched over https only; {first.hostname} redirects to {parts.scheme}://{parts.hostname}"
+            f"models are downloaded over https only; {first.hostname} redirects to {parts.scheme}://{parts.hostname}"
         )
     if not at_home and _is_local(parts):
         raise DownloadError(f"{first.hostname} redirects to {parts.hostname}, which is on the local network")
@@ -80,9 +80,9 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # raises if it is none
     except ValueError:
-        raise DownloadError(f"{quoted(url)} is no address") from None
+        raise DownloadError(f"{quoted(url)} is not a URL") from None
     if not parts.hostname:
-        raise DownloadError(f"{quoted(url)} names no host")
+        raise DownloadError(f"{quoted(url)} has no host")
     return parts
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,7 +107,7 @@ def known_file(name: str) -> KnownFile:
         if wanted in spellings or (model in models and quantisation in ("", file.quantisation.lower())):
             return file
     choices = ", ".join(file.name for file in KNOWN_FILES)
-    raise InvalidRequestError(f"no official model file is called {name!r}; choices: {choices}", param="name")
+    raise InvalidRequestError(f"there is no official model file {name!r}; choices: {choices}", param="name")
 
 
 def hub_cache() -> Path:
@@ -162,14 +163,14 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
     if named:
         path = Path(named).expanduser()
         if path.is_dir():
-            raise ModelFileError(f"{path} is a folder; `notso convert {path} OUT.gguf` makes a model file of it")
+            raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
         if path.exists():
             return path
         found = next((model.path for model in local_models() if model.name.lower() == str(named).lower()), None)
         with contextlib.suppress(InvalidRequestError):
             found = found or find_local(known_file(str(named)))
         if found is None:
-            raise ModelFileError(f"there is no model file at {path}, and none is listed by that name")
+            raise ModelFileError(f"{path} is neither a model file nor the name of an installed model")
         return found
     for file in KNOWN_FILES:
         found = find_local(file)
@@ -219,14 +220,18 @@ def known_by_hash(sha256: str) -> KnownFile | None:
     return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
 
 
+_writing_ledger = threading.Lock()
+
+
 def remember_hash(path: Path, sha256: str) -> None:
     """Store a hash by path, size and modification time."""
-    ledger = _read_ledger()
-    ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
     target = _ledger_path()
-    temporary = target.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # an unwritable home only costs hashing the file again
+    # Downloads run side by side. What another process adds at the same moment may be lost: it hashes that file again.
+    with _writing_ledger, contextlib.suppress(OSError):  # as it does where the home is not writable
+        ledger = _read_ledger()
+        ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
         target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(ledger))
         temporary.replace(target)
 

@@ -23,15 +23,15 @@ def fetched_model(name: str) -> LocalModel:
     found = [model for model in local_models() if model.name.lower() in wanted or str(model.path) == name]
     cached = [model for model in found if model.where == "cache"]
     if len({model.path.resolve() for model in cached}) > 1:
-        raise InvalidRequestError(f"several files are called {name}; remove one by its path", param="name")
+        raise InvalidRequestError(f"several files are named {name}; use the path instead", param="name")
     if cached:
         return cached[0]
     if not found:
-        raise InvalidRequestError(f"no model here is called {name!r}; `notso list` shows them", param="name")
+        raise InvalidRequestError(f"there is no model {name!r}; `notso list` shows the installed models", param="name")
     if found[0].where == "built in":
         raise InvalidRequestError("the demo model is part of the program", param="name")
     whose = OWNERS.get(found[0].where, "delete the file itself")
-    raise InvalidRequestError(f"{name} was not fetched by `notso pull`: {whose}", param="name")
+    raise InvalidRequestError(f"{name} was not downloaded by `notso pull`: {whose}", param="name")
 
 
 def remove(model: LocalModel) -> int:

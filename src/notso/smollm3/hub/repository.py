@@ -56,7 +56,7 @@ def file_named(name: str, *, offline: bool = False) -> KnownFile:
         if not is_repository(name):
             raise
     if offline:
-        raise DownloadError(f"what {name.strip()} has is asked of the Hub, and the network is switched off")
+        raise DownloadError(f"the files of {name.strip()} cannot be listed, because the network is disabled")
     repository, _, quantisation = name.strip().partition(":")
     return _choice(repository, quantisation, _listing(repository))
 
@@ -73,14 +73,14 @@ def _listing(repository: str) -> Mapping[str, Any]:
         with redirects.followed(get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S) as response:
             if response.status_code in (401, 403, 404):
                 raise DownloadError(
-                    f"{endpoint} has no {repository}, or shows it to its members only: log in with `hf auth login`"
+                    f"{endpoint} has no repository {repository}, or it is private: log in with `hf auth login`"
                 )
             if response.status_code != 200:
-                raise DownloadError(f"{endpoint} does not list {repository}: HTTP {response.status_code}")
+                raise DownloadError(f"{endpoint} cannot list {repository}: HTTP {response.status_code}")
             for chunk in response.iter_bytes():
                 received += chunk
                 if len(received) > MAX_LISTING_BYTES:
-                    raise DownloadError(f"{endpoint} lists more of {repository} than is read")
+                    raise DownloadError(f"{endpoint} returned too long a list of {repository}")
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(f"{endpoint} cannot be reached: {str(error) or type(error).__name__}") from error
     try:
@@ -88,21 +88,21 @@ def _listing(repository: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         listing = None
     if not isinstance(listing, dict) or not isinstance(listing.get("siblings"), list):
-        raise DownloadError(f"{endpoint} does not list {repository} as the Hub does")
+        raise DownloadError(f"{endpoint} returned an invalid list of {repository}")
     return listing
 
 
 def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> KnownFile:
     commit = listing.get("sha")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise DownloadError(f"the Hub names no commit of {repository}")
+        raise DownloadError(f"the Hub returned no commit of {repository}")
     found = {}
     for each in listing["siblings"]:
         file = _file(repository, commit, each)
         if file is not None:
             found[file.quantisation.upper() or file.filename.upper()] = file
     if not found:
-        raise InvalidRequestError(f"{repository} has no GGUF file that can be fetched", param="name")
+        raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
     wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
     if wanted not in found:
         choices = ", ".join(sorted(each.quantisation or each.filename for each in found.values()))

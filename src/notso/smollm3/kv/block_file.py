@@ -75,7 +75,7 @@ class BlockName:
         """Parse str(name). Raises ValueError."""
         match = re.fullmatch(cls.PATTERN + re.escape(cls.SUFFIX), text)
         if match is None:
-            raise ValueError(f"{text!r} is no block's name")
+            raise ValueError(f"{text!r} is not the name of a block")
         model, hash, tag, kind = match.groups()
         return cls(bytes.fromhex(model), bytes.fromhex(hash), bytes.fromhex(tag), kind == "t")
 
@@ -175,7 +175,7 @@ def _read_header(file: BinaryIO, name: BlockName, cache_version: bytes, content_
     header, (checksum,) = raw[: _HEADER.size], _CHECKSUM.unpack(raw[_HEADER.size :])
     count = _HEADER.unpack(header)[7]
     if header != _header(name, cache_version, count, content_bytes) or count > BLOCK_TOKENS:
-        raise DamagedBlockError(f"{name} is another block, of another model, or from another version")
+        raise DamagedBlockError(f"{name} belongs to another block, model or version")
     if os.fstat(file.fileno()).st_size != file_bytes(count, content_bytes):
         raise DamagedBlockError(f"{name} has the wrong size")
     tokens = file.read(4 * count)

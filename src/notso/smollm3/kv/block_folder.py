@@ -130,7 +130,7 @@ class BlockFolder:
             else:
                 self._scan_changed()
         except OSError as error:
-            _log.debug("%s could not be looked through: %s", self.path, error)
+            _log.debug("%s could not be listed: %s", self.path, error)
 
     def _scan_changed(self) -> None:
         changed = self.path.stat().st_mtime_ns

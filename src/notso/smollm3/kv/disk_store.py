@@ -95,7 +95,7 @@ class DiskStore:
             return
         self._start_writer()
         if not self._folder.is_ours:
-            _log.warning("another engine keeps its cache in %s; this one only reads it while that one runs", folder)
+            _log.warning("another engine uses the cache in %s; it is read-only while that engine runs", folder)
 
     @property
     def is_writing(self) -> bool:
@@ -355,7 +355,7 @@ class DiskStore:
             first, self._problem = self._problem is None, str(error)
             self._queue.clear()
         if first:
-            _log.warning("conversations are not cached on disk from now on: %s", error)
+            _log.warning("the disk cache is disabled: %s", error)
 
 
 def _lower_priority() -> None:
@@ -363,4 +363,4 @@ def _lower_priority() -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     except OSError as error:
-        _log.debug("the priority stays: %s", error)
+        _log.debug("cannot lower the thread's priority: %s", error)

@@ -47,7 +47,7 @@ def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_for
         draft.replace(folder / FILE)
     except OSError as error:
         # Not fatal: the rule yields the same choice again.
-        _log.warning("the choice of a cache format cannot be kept in %s: %s", folder, error.strerror)
+        _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
         draft.unlink(missing_ok=True)
 
 

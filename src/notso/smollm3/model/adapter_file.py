@@ -56,7 +56,7 @@ def read_adapter(
     tensors = _Tensors(name, config, {}, available_bytes)
     try:
         if not path.exists():
-            raise ModelFileError("there is no such file")
+            raise ModelFileError("no such file")
         factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
         return _adapter(name, config, tensors.found, factor)
     except (ModelFileError, QTensorError) as error:
@@ -98,7 +98,7 @@ class _Tensors:
         self.nbytes += tensor.nbytes
         if self.available_bytes is not None and self.nbytes > self.available_bytes:
             raise OutOfMemoryError(
-                f"adapter {self.name} has more than the {self.available_bytes:,} bytes that are left",
+                f"adapter {self.name} needs more than the {self.available_bytes:,} bytes available",
                 needed_bytes=self.nbytes,
                 available_bytes=self.available_bytes,
             )
@@ -109,14 +109,14 @@ def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
     with GGUFFile.open(path) as file:
         found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
         if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
-            raise ModelFileError("it is no LoRA adapter: general.type must be 'adapter' and adapter.type 'lora'")
+            raise ModelFileError("it is not a LoRA adapter: general.type must be 'adapter' and adapter.type 'lora'")
         if found["general.architecture"] != ARCHITECTURE:
             raise ModelFileError(f"it is for {quoted(found['general.architecture'])}, not for {ARCHITECTURE}")
         if "adapter.alora.invocation_tokens" in file.metadata:
             raise ModelFileError("activated LoRA is not supported")
         for key in file.metadata:
             if key.startswith("adapter.") and key.removeprefix("adapter.") not in _GGUF_KEYS:
-                raise ModelFileError(f"{quoted(key)}: a setting that is not known here, and could change the answers")
+                raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
         alpha = file.metadata.get("adapter.lora.alpha", 0.0)
         if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
             raise ModelFileError("adapter.lora.alpha must be a number")
@@ -152,7 +152,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             tensors.take((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
     if left_out:
         _log.warning(
-            "adapter %s: %d tensors are of modules that its %s leaves out; they are not used, as with PEFT",
+            "adapter %s: %d tensors belong to modules excluded by its %s and are not used, as in PEFT",
             tensors.name,
             left_out,
             PEFT_CONFIG,
@@ -162,7 +162,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             for role in MATRICES:
                 if peft.adapts(_module(layer, role), layer) and (layer, role, "a") not in tensors.found:
                     raise ModelFileError(
-                        f"layer {layer}, {role}: there are no tensors of it, and init_lora_weights says random ones"
+                        f"layer {layer}, {role}: its tensors are missing, and init_lora_weights is random"
                     )
     return lambda layer, role, rank: scale * peft.scale(_module(layer, role))
 
@@ -175,7 +175,7 @@ def _module(layer: int, role: str) -> str:
 def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
     # GGUF row order: rotated pairs are adjacent.
     if len(tensor.shape) != 2 or tensor.rows % head_dim:
-        raise ModelFileError(f"{quoted(tensor.name)} has no heads of {head_dim} rows")
+        raise ModelFileError(f"{quoted(tensor.name)} does not consist of heads of {head_dim} rows")
     heads = tensor.data.reshape(-1, 2, head_dim // 2, tensor.row_bytes).swapaxes(1, 2)
     return QTensor(tensor.name, tensor.format, tensor.shape, np.ascontiguousarray(heads).reshape(-1))
 
@@ -191,7 +191,7 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
     for layer, role, a, b in _pairs(tensors):
         rank = a.shape[0]
         if b.shape[1] != rank:
-            raise ModelFileError(f"layer {layer}, {role}: A is {a.shape} and B {b.shape}, which are of two ranks")
+            raise ModelFileError(f"layer {layer}, {role}: A is {a.shape} and B {b.shape}, which have different ranks")
         padding = -rank % RANK_STEP
         a, b = _widened(a, padding, 0), _widened(b, 0, padding)
         pair = LowRank(_times(a, factor(layer, role, rank)), _times(b, 1.0), rank + padding)
@@ -202,7 +202,7 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
             nbytes += part.nbytes
         most = max(most, rank)
     if not most:
-        raise ModelFileError("it changes nothing: it holds no tensors")
+        raise ModelFileError("it has no tensors")
     return Adapter(name, digest.digest(), nbytes, most, tuple(layers))
 
 
@@ -210,7 +210,7 @@ def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, Q
     for layer, role in sorted({place[:2] for place in tensors}):
         a, b = tensors.get((layer, role, "a")), tensors.get((layer, role, "b"))
         if a is None or b is None:
-            raise ModelFileError(f"layer {layer}, {role}: A and B come together, one is missing")
+            raise ModelFileError(f"layer {layer}, {role}: A or B is missing")
         yield layer, role, a, b
 
 
@@ -228,7 +228,7 @@ def _times(tensor: QTensor, factor: float) -> QTensor:
     with np.errstate(over="ignore", invalid="ignore"):
         values: Floats = tensor.dequantise() * np.float32(factor)
         if not np.isfinite(values).all():
-            raise ModelFileError(f"{quoted(tensor.name)} holds numbers that are not finite")
+            raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
         # Half precision is kept where it holds the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
             halves = QTensor.quantise(values, tensor.format, tensor.name)

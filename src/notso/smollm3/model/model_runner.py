@@ -170,5 +170,5 @@ def _fill(step: InputBatch, chunks: Sequence[Chunk], wanted: Sequence[int]) -> N
 
 def _batch_index(chunk: Chunk) -> int:
     if chunk.sequence.batch_index is None:
-        raise ValueError("a sequence that does not run has no place in a step")
+        raise ValueError("only running sequences can be part of a step")
     return chunk.sequence.batch_index

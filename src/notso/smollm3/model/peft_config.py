@@ -127,12 +127,12 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
         if key in CHOICES:
             known = value.lower() if key == "init_lora_weights" and isinstance(value, str) else value
             if not any(known is choice or (isinstance(choice, str) and known == choice) for choice in CHOICES[key]):
-                raise ModelFileError(f"{key}: {quoted(value)} cannot be computed here{_advice(key)}")
+                raise ModelFileError(f"{key}: {quoted(value)} is not supported{_advice(key)}")
         elif key in REFUSED:
             if value not in _OFF:
-                raise ModelFileError(f"{key}: {REFUSED[key]} cannot be computed here")
+                raise ModelFileError(f"{key}: {REFUSED[key]} is not supported")
         elif key not in COMPUTED and key not in HARMLESS and value not in _OFF:
-            raise ModelFileError(f"{quoted(key)}: a setting that is not known here, and could change the answers")
+            raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
 
 
 def _advice(key: str) -> str:
@@ -145,13 +145,13 @@ def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     wanted, layers = settings.get("target_modules"), settings.get("layers_to_transform")
     pattern = settings.get("layers_pattern")
     if isinstance(wanted, str) and (layers is not None or pattern):
-        raise ModelFileError("layers_to_transform and layers_pattern go with a list of target_modules only")
+        raise ModelFileError("layers_to_transform and layers_pattern require a list of target_modules")
     if pattern and layers is None:
-        raise ModelFileError("layers_pattern goes with layers_to_transform only")
+        raise ModelFileError("layers_pattern requires layers_to_transform")
     if isinstance(layers, int) and not isinstance(layers, bool):
         layers = [layers]
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
-        raise ModelFileError(f"layers_to_transform is {quoted(layers)}, no list of layers")
+        raise ModelFileError(f"layers_to_transform must be a list of layers, not {quoted(layers)}")
     if pattern and not _names_layers(pattern):
         layers = [-1]  # no module list has that name, so PEFT adapts nothing
     excluded = _names("exclude_modules", settings.get("exclude_modules"), none=False)
@@ -172,7 +172,7 @@ def _names_layers(pattern: Any) -> bool:
     names = [pattern] if isinstance(pattern, str) else pattern
     plain = re.compile(r"[\w.]+", re.ASCII)
     if not isinstance(names, list) or not all(isinstance(name, str) and plain.fullmatch(name) for name in names):
-        raise ModelFileError(f"layers_pattern is {quoted(pattern)}, no name of a list of layers")
+        raise ModelFileError(f"layers_pattern must be the name of a list of layers, not {quoted(pattern)}")
     return any(name in _LAYER_NAMES for name in names)
 
 
@@ -183,7 +183,7 @@ def _names(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
     if isinstance(value, str):
         return _expression(key, value)
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ModelFileError(f"{key} is {quoted(value)}, no list of modules")
+        raise ModelFileError(f"{key} must be a list of modules, not {quoted(value)}")
     exact, ends = frozenset(value), tuple(f".{name}" for name in value)
     return lambda module: module in exact or module.endswith(ends)
 
@@ -193,19 +193,19 @@ def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str
     if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
         raise ModelFileError(f"{key} must be an object of at most {MAX_PATTERNS:,} entries")
     if not all(map(_is_number, given.values())):
-        raise ModelFileError(f"{key} holds a value that is no number")
+        raise ModelFileError(f"{key} must have numbers as values")
     return [(_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in given.items()]
 
 
 def _expression(key: str, pattern: str) -> Callable[[str], bool]:
     # Nested sets exist in Rust only.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
-        raise ModelFileError(f"{key}: the expression {quoted(pattern)} cannot be read here")
+        raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
     # pydantic's Rust engine runs in linear time, which untrusted files require.
     try:
         fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]).validator
     except Exception:  # pydantic_core, which defines SchemaError, is no declared dependency
-        raise ModelFileError(f"{key}: the expression {quoted(pattern)} cannot be read here") from None
+        raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported") from None
     return fits.isinstance_python
 
 
@@ -215,7 +215,7 @@ def _first(patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, d
 
 def _rank(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise ModelFileError(f"{key}: a rank is {quoted(value)}; it must be a whole number, r at least 1")
+        raise ModelFileError(f"{key}: a rank must be an integer, and r at least 1, not {quoted(value)}")
     return value
 
 

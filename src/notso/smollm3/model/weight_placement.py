@@ -1,7 +1,7 @@
-"""Migration of the weights from the mapped file to huge pages, layer by layer.
+"""Migration of the weights from the mapped file to memory that the processor reads best, layer by layer.
 
-A background thread copies each layer; the engine swaps it in between steps and releases the file's pages, so that
-weights are never resident twice. Results do not change.
+A background thread copies each layer, packed where the kernels take that; the engine swaps it in between steps and
+releases the file's pages, so that weights are never resident twice. Results do not change.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from typing import Protocol
 
 from notso.qtensor import Backend, GGUFFile, QTensorError, Weight, WeightArena
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.model.weights import MATRICES, LayerWeights, SmolLM3Weights
+from notso.smollm3.model.weights import MATRICES, READ_TOGETHER, LayerWeights, SmolLM3Weights
 
 # Smaller files stay in CPU caches or are read quickly; "auto" leaves them mapped.
 WORTHWHILE_BYTES = 256 << 20
-
-# Idle time before "auto" copies: short runs end before it would pay.
-IDLE_SECONDS = 1.5
 
 # Memory that "auto" leaves free: copy and mapped pages both count until the latter are released.
 SPARE_BYTES = 1 << 30
@@ -35,12 +32,9 @@ class EngineSignal(Protocol):
 
     def wake(self) -> None: ...
 
-    @property
-    def idle_s(self) -> float: ...
-
 
 class WeightPlacement:
-    """Copies matrices to huge pages in the background."""
+    """Copies matrices in the background."""
 
     def __init__(
         self,
@@ -51,15 +45,14 @@ class WeightPlacement:
         *,
         wanted: str,
     ) -> None:
-        """Prepare the copy. Raises InvalidRequestError for "hugepages" without system support."""
+        """Prepare the copy. Raises InvalidRequestError for "packed" (or "hugepages") without system support."""
         # `signal` is woken on the copying thread when there is something to adopt.
-        if wanted == "hugepages" and not backend.has_weight_arena:
-            raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
+        if wanted in ("packed", "hugepages") and not backend.has_weight_arena:
+            raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
         self._file = file
         self._signal = signal
         self._backend = backend
-        # "auto" copies only while the engine is idle.
-        self._at_once = wanted == "hugepages"
+        self._layout = "hugepages"
         self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
         self._taken = threading.Event()
@@ -82,9 +75,9 @@ class WeightPlacement:
 
     @property
     def state(self) -> str:
-        """ "mmap", "hugepages", or "promoting 40 %"."""
+        """ "mmap", "packed", "hugepages" (copied as in the file), or "promoting 40 %"."""
         if self._adopted == self._total:
-            return "hugepages"
+            return self._layout
         if self._finished.is_set() or self._thread is None:
             return "mmap"
         return f"promoting {100 * self._adopted // self._total} %"
@@ -100,7 +93,7 @@ class WeightPlacement:
     def stop(self) -> None:
         """Stop; adopted layers stay."""
         self._stopping.set()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # it was started
             self._thread.join()
         self._finished.set()
 
@@ -133,12 +126,12 @@ class WeightPlacement:
                 self._finished.set()
                 return
             for index, layer in enumerate(weights.layers):
-                while not (self._at_once or self._signal.idle_s >= IDLE_SECONDS) and not self._stopping.wait(0.1):
-                    pass
                 if self._stopping.is_set():
                     return
                 self._offer(index, _copied(layer, arena))
-            self._offer(_HEAD, arena.copy(weights.embed_tokens))
+            (embed_tokens,) = arena.copy(weights.embed_tokens)
+            self._layout = arena.layout
+            self._offer(_HEAD, embed_tokens)
         except (QTensorError, MemoryError) as error:
             _log.warning("weights stay in the mapped file: %s", error)
             self._finished.set()
@@ -154,8 +147,9 @@ class WeightPlacement:
 
 
 def _copied(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
-    # The norms, a few kilobytes, are not copied.
-    return layer.with_matrices(arena.copy)
+    # The norms, a few kilobytes, are not copied. Weights lie in the order in which a step reads them.
+    copies = [copy for names in READ_TOGETHER for copy in arena.copy(*(getattr(layer, name) for name in names))]
+    return replace(layer, **dict(zip(MATRICES, copies, strict=True)))
 
 
 def _pays(size_bytes: int, backend: Backend) -> bool:

@@ -35,6 +35,8 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
+# Matrices that a step reads in turns, and each other one by itself; in the order of MATRICES.
+READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, between `blk.N.` and `.weight`.
 TENSOR_NAMES = {
     "input_layernorm": "attn_norm",
@@ -77,17 +79,17 @@ class SmolLM3Weights:
         def matrix(name: str, rows: int, cols: int) -> QTensor:
             tensor = left.pop(name, None)
             if tensor is None:
-                raise ModelFileError(f"the file lacks the tensor {name!r}")
+                raise ModelFileError(f"the file has no tensor {name!r}")
             if tensor.shape != (rows, cols):
                 raise ModelFileError(
-                    f"tensor {name!r} has shape {tensor.shape}, the configuration implies {(rows, cols)}"
+                    f"tensor {name!r} has shape {tensor.shape}, but but the configuration implies {(rows, cols)}"
                 )
             return tensor
 
         def norm(name: str) -> Array:
             tensor = left.pop(name, None)
             if tensor is None:
-                raise ModelFileError(f"the file lacks the tensor {name!r}")
+                raise ModelFileError(f"the file has no tensor {name!r}")
             if tensor.shape != (hidden,) or tensor.format != F32:
                 raise ModelFileError(f"tensor {name!r} must be F32 of shape {(hidden,)}")
             return tensor.as_float32()
@@ -108,7 +110,7 @@ class SmolLM3Weights:
         final_norm = norm("output_norm.weight")
         head = matrix("output.weight", config.vocab_size, hidden) if "output.weight" in left else embed
         if left:
-            raise ModelFileError(f"the file holds a tensor this model does not use: {quoted(min(left))}")
+            raise ModelFileError(f"the file has a tensor that the model does not use: {quoted(min(left))}")
         return cls(embed, layers, final_norm, head)
 
 

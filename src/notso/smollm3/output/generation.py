@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 def require_process(process: int) -> None:
     """Raise EngineError in a child that was forked from `process`."""
-    # A fork copies no threads: nothing would ever answer, and locks held elsewhere stay locked.
+    # A fork copies no threads: requests would hang, and locks held by other threads stay locked.
     if os.getpid() != process:
         raise EngineError(
-            "this engine was loaded before a fork, and its threads are not in the forked process; "
-            "load an engine there, or start processes by spawn"
+            "the engine was loaded before a fork and cannot be used in the forked process: "
+            "load an engine there, or start processes with spawn"
         )
 
 
@@ -119,7 +119,7 @@ class Generation:
             try:
                 notify()
             except Exception:
-                _log.exception("a reader's notification failed")
+                _log.exception("a subscriber's callback failed")
 
 
 def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:

@@ -29,6 +29,12 @@ class LogprobAlignment:
         """Return the remaining entries."""
         return [entry for _, _, entry in self._tokens if entry is not None]
 
+    def take_rest(self) -> list[TokenLogprob]:
+        """Return the remaining entries, once."""
+        rest = self.rest()
+        self._tokens = deque((start, length, None) for start, length, _ in self._tokens)
+        return rest
+
     def take(self, span: Span) -> list[Share]:
         """Return the shares of a span and of the gap before it; spans must be in order."""
         shares: list[Share] = []

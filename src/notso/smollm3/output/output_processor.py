@@ -73,6 +73,9 @@ class OutputProcessor:
         pieces = self._thinking.feed(token, text)
         self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
         yield from self._pieces(pieces)
+        if was_reasoning and not self._thinking.in_reasoning and (untold := self._decoded.take_rest()):
+            # The tag counts as reasoning, so its entry must not wait for the answer's first text.
+            yield self._event("reasoning", "", untold)
 
     @property
     def in_reasoning(self) -> bool:

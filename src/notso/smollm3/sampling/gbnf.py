@@ -58,7 +58,7 @@ class _Translation:
         while at < len(source):
             found = _TOKEN.match(source, at)
             if found is None:
-                raise self._fault(at, f"{source[at]!r} cannot stand here")
+                raise self._fault(at, f"{source[at]!r} is not allowed here")
             if found.lastgroup != "space":
                 self._tokens.append((str(found.lastgroup), found.group(), at))
             at = found.end()
@@ -79,18 +79,18 @@ class _Translation:
             self._take("is")
             self._skip_lines()
             if name in bodies:
-                raise self._fault(at, f"{name} is there twice")
+                raise self._fault(at, f"rule {name} is defined twice")
             bodies[name] = self._options(0)
             bodies[name].text = name
             if self._kind not in ("line", "end"):
-                raise self._fault(self._tokens[self._at][2], f"{self._tokens[self._at][1]!r} cannot stand here")
+                raise self._fault(self._tokens[self._at][2], f"{self._tokens[self._at][1]!r} is not allowed here")
             self._skip_lines()
         for name in (*self._rules, "root"):
             if name not in bodies:
-                raise self._refusal(f"there is no rule {name[:80]}")
+                raise self._refusal(f"rule {name[:80]} is not defined")
         self._find_ends()
         if not bodies["root"].can_end:
-            raise self._refusal("no text follows it: root never ends")
+            raise self._refusal("it matches no text: root never ends")
         lines = [f"start: {self._rule('root')}"]
         written = (f"{self._rule(name)}: {_written(body)}" for name, body in bodies.items() if body.can_end)
         return "\n".join((*lines, *written))
@@ -153,10 +153,10 @@ class _Translation:
                 self._skip_lines()
             elif kind == "repeat":
                 if not parts:
-                    raise self._fault(at, f"{text} repeats nothing")
+                    raise self._fault(at, f"{text} has nothing to repeat")
                 repeats += 1
                 if repeats > MAX_NESTED:
-                    raise self._fault(at, f"it is repeated more than {MAX_NESTED} times over")
+                    raise self._fault(at, f"it is repeated more than {MAX_NESTED} times")
                 self._at += 1
                 parts[-1] = self._made(_Node("repeat", "".join(text.split()), [parts[-1]]))
             elif kind in ("name", "text", "set") or text in ("(", "."):
@@ -206,9 +206,9 @@ class _Translation:
             number = found["x"] or found["u"] or found["U"]
             plain = found["plain"]
             if plain is not None and plain not in _ESCAPED:
-                raise self._fault(at, f"\\{plain} is no escape")
+                raise self._fault(at, f"\\{plain} is not an escape")
             if number is not None and (int(number, 16) > 0x10FFFF or 0xD800 <= int(number, 16) < 0xE000):
-                raise self._fault(at, f"{found.group()} is no character")
+                raise self._fault(at, f"{found.group()} is not a character")
             letter = chr(int(number, 16)) if number else _ESCAPED[plain] if plain else found["self"]
             letters.append((letter, found["self"] is None))
         return letters

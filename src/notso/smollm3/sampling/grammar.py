@@ -103,7 +103,7 @@ class Matcher:
         if self.is_json:
             allowed = self._without_long_numbers(allowed)
         if not allowed.any():
-            raise InvalidRequestError("the grammar leads to a place where nothing may follow", param=self._param)
+            raise InvalidRequestError("the grammar leads to a state without an allowed token", param=self._param)
         return allowed
 
     def _without_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -159,7 +159,7 @@ class Matcher:
 
     def _require_no_error(self) -> None:
         if self._matcher.is_error():
-            reason = f"the answer cannot follow its grammar any further: {_sentence(self._matcher.get_error())}"
+            reason = f"the answer can no longer follow its grammar: {_sentence(self._matcher.get_error())}"
             raise InvalidRequestError(reason, param=self._param)
 
 
@@ -301,7 +301,7 @@ def _checked_lark(source: str, param: str) -> str:
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
     if "%json" in bare:
-        raise InvalidRequestError("%json is not supported within a grammar: send the schema as such", param=param)
+        raise InvalidRequestError("%json is not supported in a grammar: send the schema itself", param=param)
     return source
 
 
@@ -311,7 +311,7 @@ def _choice_part(source: str, param: str) -> Part:
     except (ValueError, RecursionError):
         texts = None
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise InvalidRequestError("the choices must be a list of texts that are not empty", param=param)
+        raise InvalidRequestError("choices must be a list of nonempty texts", param=param)
     shown = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
     return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(shown)}"}
 
@@ -330,7 +330,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
         if len(_written(parameters)) > MAX_CHARACTERS:
             raise InvalidRequestError(f"they are longer than {MAX_CHARACTERS:,} characters", param="tools")
         if schema.get("type", "object") != "object":
-            raise InvalidRequestError("arguments are an object", param="tools")
+            raise InvalidRequestError("arguments must be an object", param="tools")
     except InvalidRequestError as error:
         raise InvalidRequestError(f"the parameters of {tool} cannot be enforced: {error}", param="tools") from None
     return schema_part({"type": "object", **schema})
@@ -367,9 +367,9 @@ def _written(schema: object) -> str:
 def _sentence(error: str) -> str:
     # llguidance's messages, replaced or cut to the first line.
     if "oneOf constraints" in error:
-        return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
+        return "several options of a oneOf may match the same value, which cannot be prevented; use anyOf"
     if "lookarounds not supported" in error:
-        return "a pattern has ^ or $ where something has to stand before or behind it, which is not supported"
+        return "^ before text or $ after text in the middle of a pattern is not supported"
     if "NoExtensionBias" in error:
         return "no text follows it"
     return error.strip().split("\n", 1)[0][:200]

@@ -30,7 +30,7 @@ class LogitsProcessors:
             changed = np.frombuffer(function(history, row.data.cast("B")), np.float32)
             is_row = changed.shape == row.shape and not np.isnan(changed).any() and np.isfinite(changed.max())
             if not is_row:
-                raise EngineError(f"the logits processor {name} left nothing to choose from, or what is no number")
+                raise EngineError(f"the logits processor {name} left no token to choose, or returned NaN")
             logits = changed
         return logits
 
@@ -42,7 +42,7 @@ def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> L
         function = find(name) if find is not None else None
         if function is None:
             raise InvalidRequestError(
-                f"there is no logits processor {name!r}: plugins give them", param="logits_processors"
+                f"there is no logits processor {name!r}; plugins provide them", param="logits_processors"
             )
         functions.append((name, function))
     return LogitsProcessors(functions) if functions else None

@@ -163,9 +163,7 @@ class StructuredCalls(StructuredOutput):
         if opened and CALL_END not in rest:
             self._open()
             if self._call is None or not self._call.takes_all(tokenizer.encode(rest)):
-                raise InvalidRequestError(
-                    "what the answer has of a call does not follow its tool", param="continue_last"
-                )
+                raise InvalidRequestError("the text so far does not match the tool's parameters", param="continue_last")
 
     @property
     def holds_calls(self) -> bool:
@@ -253,9 +251,9 @@ def structured_output_for(
         return StructuredOutput(tokenizer, None, masked=masked) if masked else None
     if started:
         if not matcher.takes_all(tokenizer.encode(started)):
-            raise InvalidRequestError("what the answer has so far does not follow the grammar", param="continue_last")
+            raise InvalidRequestError("the text so far does not match the grammar", param="continue_last")
         if matcher.is_over:
-            raise InvalidRequestError("the answer is complete by its grammar", param="continue_last")
+            raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     may_think = options.thinking and may_think
     return StructuredOutput(
         tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing
@@ -266,11 +264,11 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     choice = options.tool_choice
     if choice == "required" or isinstance(choice, ToolName):
         if options.grammar is not None:
-            raise InvalidRequestError("an answer that must be a tool call cannot follow a grammar too", param="grammar")
+            raise InvalidRequestError("a required tool call cannot be combined with a grammar", param="grammar")
         tools = _chosen(options.tools or (), choice)
         if tokenizer.tool_call_open_id is None:
             raise InvalidRequestError(
-                "this model has no token that begins a call: none can be required", param="tool_choice"
+                "this model has no token that begins a tool call, so none can be required", param="tool_choice"
             )
         one = isinstance(choice, ToolName) or not options.parallel_tool_calls
         start = "start: call" if one else "start: calls"
@@ -308,7 +306,9 @@ def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
 ) -> StructuredOutput:
     if tokenizer.tool_call_open_id is None:
-        raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
+        raise InvalidRequestError(
+            "this model has no token that begins a tool call, so arguments cannot be constrained", param="tools"
+        )
     tools = options.tools or ()
     parts = _arguments_parts(tools, options.strict_tools)
 
@@ -321,7 +321,7 @@ def _structured_calls(
 
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
     if not tools:
-        raise InvalidRequestError("a tool can only be required where there are tools", param="tool_choice")
+        raise InvalidRequestError("tool_choice requires tools", param="tool_choice")
     if not isinstance(choice, ToolName):
         return tools
     chosen = [tool for tool in tools if _function(tool).get("name") == choice.name]
@@ -373,7 +373,7 @@ def _function(tool: Tool) -> Mapping[str, Any]:
 def _name(tool: Tool) -> str:
     name = _function(tool).get("name")
     if not isinstance(name, str) or not name:
-        raise InvalidRequestError("a tool needs a name to be called by", param="tools")
+        raise InvalidRequestError("a tool needs a name", param="tools")
     return name
 
 

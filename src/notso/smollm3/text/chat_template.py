@@ -78,14 +78,16 @@ class ChatTemplate:
         for text in self._specials:
             if not text.startswith("<"):
                 raise ModelFileError(
-                    f"special token {quoted(text)} does not begin with '<', so content cannot be told apart"
+                    f"special token {quoted(text)} does not begin with '<', so it cannot be distinguished from content"
                 )
         try:
             self._template = template_sandbox.compile_template(source) if self.is_known else None
         except SandboxFailure as failure:
             raise _template_error(failure) from failure
         if not self.is_known:
-            _log.warning("the model's chat template is not a known one (sha256 %s): it runs apart", self.sha256)
+            _log.warning(
+                "the model's chat template is not a known one (sha256 %s) and runs in a separate process", self.sha256
+            )
         self._probe()
         self.drops = self._probed_drops()
 
@@ -116,7 +118,7 @@ class ChatTemplate:
             if not printed.strip():
                 raise TemplateError("the model's chat template prints nothing")
             if question not in printed:
-                raise TemplateError("the model's chat template leaves out what is asked")
+                raise TemplateError("the model's chat template omits the question")
 
     def _probed_drops(self) -> tuple[str, ...]:
         # Parts of a conversation that the template silently drops.
@@ -190,7 +192,9 @@ class ChatTemplate:
         # A mismatch is a bug here, or a template that hides a special token: content must not yield any.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
-            raise EngineError("the prompt's special tokens are not those of its scaffold; nothing was generated")
+            raise EngineError(
+                "the prompt contains special tokens that the template did not write; nothing was generated"
+            )
         return ids
 
     def _runs(
@@ -198,9 +202,9 @@ class ChatTemplate:
     ) -> tuple[list[Run], Iterator[str]]:
         # With `check`, the second result yields the skeleton: the conversation rendered with content replaced by x.
         if conversation.tools and "xml_tools" not in self.source:
-            raise InvalidRequestError("this model's chat template cannot show tools", param="tools")
+            raise InvalidRequestError("this model's chat template does not support tools", param="tools")
         for name in dropped_parts(self.drops, conversation.roles, conversation.first, bool(conversation.tools)):
-            _log.warning("the chat template leaves out of the prompt: %s", name)
+            _log.warning("the chat template omits from the prompt: %s", name)
         stand_in = conversation.unused_character(self.source)
         contents: list[Callable[[str], str]] = [lambda text: text.replace("<", stand_in), _skeleton]
         texts = self._render(map(conversation.variables, contents if check else contents[:1]), day or _today())
@@ -235,9 +239,7 @@ class _Conversation:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool, add_generation_prompt: bool
     ) -> None:
         if not messages:
-            raise InvalidRequestError(
-                "there is nothing to answer: no message comes before the answer", param="messages"
-            )
+            raise InvalidRequestError("there is no message to answer", param="messages")
         if not all(isinstance(message, Message) for message in messages):
             raise InvalidRequestError("every message must be a Message", param="messages")
         if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
@@ -278,7 +280,7 @@ def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
     if not isinstance(message.content, str):
         raise InvalidRequestError("content must be text", param="messages")
     if message.tool_calls and message.role != "assistant":
-        raise InvalidRequestError("only an assistant message can hold tool calls", param="messages")
+        raise InvalidRequestError("only an assistant message can have tool calls", param="messages")
     pieces = [(message.content, False)]
     if message.keep_reasoning and message.reasoning_content and message.role == "assistant" and thinks:
         pieces = [("<think>\n", True), (message.reasoning_content, False), ("\n</think>\n", True), *pieces]
@@ -292,7 +294,7 @@ def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
 
 def _call_json(call: ToolCall) -> str:
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
-        raise InvalidRequestError("a tool call needs a name and the text of its arguments", param="messages")
+        raise InvalidRequestError("a tool call needs a name, and arguments as text", param="messages")
     # Arguments keep their text, so that a cached prefix still matches. Those of a truncated call become a JSON string:
     # one malformed call must not end a conversation.
     arguments = call.arguments.strip() or "{}"
@@ -307,7 +309,7 @@ def _tool_json(tool: Tool) -> str:
     try:
         text = json.dumps(dict(tool), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequestError(f"a tool cannot be written as JSON: {error}", param="tools") from None
+        raise InvalidRequestError(f"a tool is not valid JSON: {error}", param="tools") from None
     check_unicode(text, "tools")
     return text
 

@@ -45,7 +45,7 @@ class PromptWriter:
     def template(self) -> ChatTemplate:
         """The file's template. Raises ModelFileError if there is none."""
         if self._template is None:
-            raise ModelFileError("this model file has no chat template; give token ids instead of messages")
+            raise ModelFileError("this model file has no chat template; use token ids instead of messages")
         return self._template
 
     @property
@@ -192,7 +192,7 @@ def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     try:
         tokens = [operator.index(token) for token in ids]
     except TypeError:
-        raise InvalidRequestError("messages or token ids are needed", param="messages") from None
+        raise InvalidRequestError("messages or token ids are required", param="messages") from None
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise InvalidRequestError(f"token ids must be from 0 to {vocab_size - 1}", param="messages")
     return tokens

@@ -112,7 +112,7 @@ def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str
     except subprocess.TimeoutExpired:
         raise SandboxFailure(f"it took more than {CHILD_WALL_SECONDS} s") from None
     if done.returncode != 0:
-        raise SandboxFailure(f"it went over {CHILD_CPU_SECONDS} s of CPU time or {CHILD_MEMORY_BYTES >> 20} MiB")
+        raise SandboxFailure(f"it exceeded {CHILD_CPU_SECONDS} s of CPU time or {CHILD_MEMORY_BYTES >> 20} MiB")
     answer = json.loads(done.stdout)
     if "failure" in answer:
         raise SandboxFailure(answer["failure"])
@@ -214,7 +214,7 @@ def _clock(day: date) -> Callable[[str], str]:
             elif directive and directive in numbers:
                 pieces.append(moment.strftime(f"%{directive}"))
             else:
-                raise jinja2.TemplateError(f"strftime_now does not know %{directive}")
+                raise jinja2.TemplateError(f"strftime_now does not support %{directive}")
         return "".join(pieces)
 
     return strftime_now

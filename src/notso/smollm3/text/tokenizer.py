@@ -207,7 +207,7 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
 
 
 def _does_not_fit(path: Path, said: str) -> ModelFileError:
-    return ModelFileError(f"{path.name} beside the model does not fit it; mend or remove it: {said}")
+    return ModelFileError(f"{path.name} next to the model does not match it; fix or remove it: {said}")
 
 
 def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:

@@ -24,7 +24,7 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
+        raise ModelFileError("the tokenizer file is not a byte-level BPE tokenizer.json") from error
     try:
         pipeline = TokenizerPipeline.from_json(content)
         by_id = {index: (text, NORMAL) for text, index in content["model"]["vocab"].items()}
@@ -35,7 +35,7 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
     except ModelFileError as error:
         raise ModelFileError(f"{path.name}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
+        raise ModelFileError("the tokenizer file is not a byte-level BPE tokenizer.json") from error
     if has_gaps:
         raise ModelFileError("the tokenizer file's ids have gaps")
     tokens = [by_id[i][0] for i in range(len(by_id))]

@@ -84,7 +84,7 @@ class TokenizerPipeline:
     def from_json(cls, content: Any) -> TokenizerPipeline:
         """Parse a tokenizer.json. Raises ModelFileError naming an unsupported part."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            raise ModelFileError("it is no tokenizer.json of a byte-level BPE: it has no model")
+            raise ModelFileError("it is not a byte-level BPE tokenizer.json: it has no model")
         _only(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
         _check_model(content["model"])
         _check_added(content.get("added_tokens"), content.get("normalizer"))
@@ -105,7 +105,7 @@ class TokenizerPipeline:
             content = json.loads(kept)
             return cls._checked(content["normalizer"], content["pre_tokenizer"], content)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ModelFileError(f"{PIPELINE_KEY} is no JSON of a tokenizer") from None
+            raise ModelFileError(f"{PIPELINE_KEY} is not valid JSON of a tokenizer") from None
 
     @classmethod
     def _checked(cls, normalizer: Any, pre_tokenizer: Any, flags: Mapping[str, Any]) -> TokenizerPipeline:
@@ -132,7 +132,7 @@ class TokenizerPipeline:
             # A dict and a list of tuples are fastest; JSON text takes half as long again.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
         except Exception as error:  # the library raises no narrower class
-            raise ModelFileError(f"{merges_name} does not fit the vocabulary: {error}") from error
+            raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error
         if self.normalizer is not None:
             encoder.normalizer = made.normalizer
         encoder.pre_tokenizer = made.pre_tokenizer
@@ -168,7 +168,7 @@ _CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_
 def _only(part: Mapping[str, Any], what: str, known: set[str]) -> None:
     for key in part:
         if key not in known:
-            raise ModelFileError(f"{what}: {quoted(key)} is not known here")
+            raise ModelFileError(f"{what}: {quoted(key)} is not supported")
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
@@ -190,11 +190,11 @@ def _check_added(added: Any, normalizer: Any) -> None:
         _only(token, f"added token {quoted(token.get('content'))}", known)
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):
-                raise ModelFileError(f"added token {quoted(token.get('content'))}: {flag} cannot be computed here")
+                raise ModelFileError(f"added token {quoted(token.get('content'))}: {flag} is not supported")
         if token.get("normalized") and normalizer is not None and not str(token.get("content")).isascii():
-            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized cannot be computed here")
+            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized is not supported")
         if token.get("normalized") and "Lowercase" in json.dumps(normalizer):
-            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized cannot be computed here")
+            raise ModelFileError(f"added token {quoted(token.get('content'))}: normalized is not supported")
 
 
 def _check_normalizer(part: Any) -> None:
@@ -209,7 +209,7 @@ def _check_normalizer(part: Any) -> None:
         case {"type": "Prepend", "prepend": str(), **rest} if not rest:
             return
         case _:
-            raise ModelFileError(f"its normalizer {quoted(_kind(part))} cannot be computed here")
+            raise ModelFileError(f"its normalizer {quoted(_kind(part))} is not supported")
 
 
 def _check_pre_tokenizer(part: Any) -> None:
@@ -235,7 +235,7 @@ def _check_cut(part: Any) -> None:
         ):
             _check_pattern(pattern)
         case _:
-            raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} is not known with these settings")
+            raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} is not supported with these settings")
 
 
 def _is_trim(rest: Mapping[Any, Any]) -> bool:
@@ -248,7 +248,7 @@ def _check_pattern(pattern: Any) -> None:
             return
         case {"Regex": str(expression), **rest} if expression in EXPRESSIONS and not rest:
             return
-    raise ModelFileError(f"its pre_tokenizer cuts by {quoted(pattern)}, which is no expression that is known here")
+    raise ModelFileError(f"its pre_tokenizer splits by {quoted(pattern)}, which is not a supported expression")
 
 
 def _check_post_processor(part: Any) -> None:
@@ -263,7 +263,7 @@ def _check_post_processor(part: Any) -> None:
         }:
             return
         case _:
-            raise ModelFileError(f"its post_processor {quoted(_kind(part))} puts tokens around a text")
+            raise ModelFileError(f"its post_processor {quoted(_kind(part))} adds tokens around a text")
 
 
 def _check_decoder(part: Any) -> None:

@@ -146,7 +146,7 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
             raise ModelFileError(f"{key} is {quoted(index)}, must be 0..{len(vocabulary) - 1}")
         ends.add(index)
     if not ends:
-        raise ModelFileError("the file names no token that ends an answer (tokenizer.ggml.eos_token_id)")
+        raise ModelFileError("the file has no end-of-sequence token (tokenizer.ggml.eos_token_id)")
     return frozenset(ends)
 
 

@@ -41,7 +41,9 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
     with GGUFFile.open(source) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         if "smollm3.rope.scaling.type" in file.metadata:
-            raise ModelFileError(f"{source.name} has YaRN, which is not trained from a GGUF file: name its folder")
+            raise ModelFileError(
+                f"{source.name} uses YaRN, which cannot be trained from a GGUF file: use its Hugging Face folder"
+            )
         weights = SmolLM3Weights.from_tensors(file.tensors, config)
         model = SmolLM3ForCausalLM(
             TheirConfig(

@@ -66,7 +66,7 @@ class RowWriter:
             except (ValueError, RecursionError) as error:
                 raise InvalidRequestError(f"{path.name}, line {number}: {one_line(str(error))}", param="data") from None
         if not rows:
-            raise InvalidRequestError(f"{path.name} holds no rows", param="data")
+            raise InvalidRequestError(f"{path.name} has no rows", param="data")
         return rows
 
     def row(self, given: Any) -> TrainingRow:
@@ -85,10 +85,10 @@ class RowWriter:
             before = self._prompts.write(messages[:at], asked).ids
             whole = self._whole(messages[: at + 1], asked)
             if before[: len(ids)] != ids or whole[: len(before)] != before:
-                raise ValueError("the template writes an earlier message otherwise once there is a later one")
+                raise ValueError("the template renders an earlier message differently when a later one follows")
             end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
             if not end:
-                raise ValueError("the template writes no end token behind an answer")
+                raise ValueError("the template writes no end token after an answer")
             learns = at >= learnt_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
             labels += [NOT_LEARNT] * (len(before) - len(ids))
             labels += whole[len(before) : end] if learns else [NOT_LEARNT] * (end - len(before))
@@ -96,7 +96,7 @@ class RowWriter:
             ids = whole
         learnt = [place for place, label in enumerate(labels[: self._max_tokens]) if label != NOT_LEARNT]
         if not learnt:
-            raise ValueError(f"there is no answer to learn within {self._max_tokens:,} tokens")
+            raise ValueError(f"there is no answer to train on within {self._max_tokens:,} tokens")
         return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
@@ -139,7 +139,7 @@ def messages_of(given: Any, name: str) -> Iterator[Message]:
     for each in given:
         role, content = (each.get(key) for key in ("role", "content")) if isinstance(each, dict) else (None, None)
         if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str | None):
-            raise ValueError(f"{name}: {quoted(each)} has no role of a conversation, or no text")
+            raise ValueError(f"{name}: {quoted(each)} has an invalid role or no text")
         text, thoughts = content or "", None
         if role == "assistant" and text.startswith(THINK_OPEN) and THINK_CLOSE in text:
             thoughts, _, text = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)

@@ -53,7 +53,7 @@ def require_libraries() -> None:
         import torch  # noqa: F401
         import trl  # noqa: F401
     except ImportError as error:
-        raise TuningError(f"tuning needs more packages ({error}): {install_line('tune')}") from None
+        raise TuningError(f"tuning requires more packages ({error}): {install_line('tune')}") from None
 
 
 def begun_on(folder: Path) -> date | None:
@@ -164,7 +164,7 @@ def train(
     resumed_at = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     if not math.isfinite(result.training_loss):
-        raise TuningError("the training came to numbers that are not finite: a lower learning rate may help")
+        raise TuningError("training diverged to NaN or infinity: try a lower learning rate")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-10:]
     after = held_out_loss()
     unfinished = folder / f"{ADAPTER_FOLDER}.new"
@@ -190,11 +190,9 @@ def _begin(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, An
         known = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
         _write(folder, known)
     except ValueError:
-        raise TuningError(f"{folder / RUN_FILE} is no JSON: --restart begins anew") from None
+        raise TuningError(f"{folder / RUN_FILE} is not JSON: use --restart to start over") from None
     if known.get("digest") != digest:
-        raise TuningError(
-            f"{folder} holds a run with other rows, another model or other settings: --restart begins anew"
-        )
+        raise TuningError(f"{folder} contains a run with other rows, model or settings: use --restart to start over")
     return known
 
 

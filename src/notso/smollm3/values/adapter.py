@@ -22,7 +22,7 @@ class AdapterSource:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
             raise InvalidRequestError(
-                "an adapter's name is up to 64 letters, digits, dots, dashes and underscores", param="adapters"
+                "an adapter's name consists of up to 64 letters, digits, dots, dashes and underscores", param="adapters"
             )
         if not isinstance(self.path, str) or not self.path:
             raise InvalidRequestError(f"adapter {self.name} has no file", param="adapters")

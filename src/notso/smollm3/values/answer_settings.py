@@ -68,5 +68,5 @@ def require_known(settings: Iterable[str], known: Iterable[str], whose: str) -> 
     for name in settings:
         if name not in names:
             close = difflib.get_close_matches(str(name), names, 1)
-            hint = f"; is {close[0]!r} meant?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise UnknownOptionError(f"{whose} has no setting {name!r}{hint}", param=str(name))

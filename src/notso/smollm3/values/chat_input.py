@@ -30,7 +30,7 @@ def conversation(asked: ChatInput, *more: Turn) -> list[Message]:
         raise _invalid("messages", "text, a message, or a list of messages")
     found = [_message(turn, f"messages[{place}]") for place, turn in enumerate([*turns, *more])]
     if not found:
-        raise InvalidRequestError("messages are needed: there is nothing to answer", param="messages")
+        raise InvalidRequestError("messages are required", param="messages")
     return found
 
 
@@ -39,7 +39,9 @@ def _message(turn: object, where: str) -> Message:
         return turn
     if isinstance(turn, SamplingParams | RequestOptions):
         name = "params" if isinstance(turn, SamplingParams) else "options"
-        raise InvalidRequestError(f"{type(turn).__name__} is given as {name}=, not among the messages", param=name)
+        raise InvalidRequestError(
+            f"{type(turn).__name__} must be passed as {name}=, not among the messages", param=name
+        )
     if not isinstance(turn, Mapping):
         raise _invalid(where, f"a Message, or a mapping with role and content, not {type(turn).__name__}")
     role = "system" if turn.get("role") == "developer" else turn.get("role")

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import require
 from notso.smollm3.values.adapter import AdapterSource
 from notso.smollm3.values.answer_settings import require_known
 
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
 
-Placement: TypeAlias = Literal["auto", "mmap", "hugepages"]
+Placement: TypeAlias = Literal["auto", "mmap", "packed", "hugepages"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 MAX_THREADS = 1024
@@ -32,14 +32,15 @@ class EngineConfig:
 
     model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer, at most the model's
     maximum (YaRN doubles the trained context); None: up to 8,192 as memory allows. threads: None: one per physical
-    core. weights: "mmap" uses the mapped file; "hugepages" copies to 2 MiB pages in the background; "auto" copies
-    where it pays and is possible. kv: KV format; "auto" chooses by context and memory. max_num_seqs: concurrent
-    sequences; None: up to 16 as memory allows. speculation: draft tokens where they pay; results are unchanged.
-    cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts; None: no
-    disk cache. device: "cpu"; "cuda" or "cuda:1", refused if unusable; "auto": the first GPU, or the CPU if none can
-    run the model; results are the same. adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
-    chat_template_file: Jinja template used instead of the model file's. beside_bytes: planned size of other engines in
-    this process, beside which nothing is reduced to fit; None: there are none.
+    core. weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the
+    background, packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto"
+    chooses by context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation:
+    draft tokens where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
+    so that conversations survive restarts; None: no disk cache. device: "cpu"; "cuda" or "cuda:1", refused if
+    unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same. adapters: LoRA
+    adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the model file's.
+    beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit; None: there
+    are none.
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -61,21 +62,21 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
-            _require(path is None or isinstance(path, str), name, "a path, as text")
+            require(path is None or isinstance(path, str), name, "a path, as text")
         tokens = self.context_tokens
         is_positive = tokens is None or (type(tokens) is int and tokens >= 1)
-        _require(is_positive, "context_tokens", "a positive whole number")
-        _require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
-        _require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
-        _require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
-        _require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
-        _require(isinstance(self.speculation, bool), "speculation", "true or false")
-        _require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
-        _require(is_device(self.device), "device", DEVICES)
+        require(is_positive, "context_tokens", "a positive whole number")
+        require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
+        require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
+        require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
+        require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
+        require(isinstance(self.speculation, bool), "speculation", "true or false")
+        require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
+        require(is_device(self.device), "device", DEVICES)
         beside = self.beside_bytes
-        _require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
+        require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
         are_texts = isinstance(self.adapters, tuple) and all(isinstance(each, str) for each in self.adapters)
-        _require(are_texts, "adapters", "a list of NAME=FILE")
+        require(are_texts, "adapters", "a list of NAME=FILE")
         for each in self.adapters:
             AdapterSource.parse(each)
 
@@ -115,8 +116,3 @@ def is_device(name: object) -> bool:
 
 def _is_count(value: object, most: int) -> bool:
     return value is None or (type(value) is int and 1 <= value <= most)
-
-
-def _require(holds: bool, name: str, what: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{name} must be {what}", param=name)

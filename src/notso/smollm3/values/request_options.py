@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date as Date
 from typing import Literal, TypeAlias, get_args
 
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import InvalidRequestError, require
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
 MAX_TOP_LOGPROBS = 20
@@ -23,7 +23,7 @@ class Grammar:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.source, str), "grammar", "given as text")
+        require(isinstance(self.source, str), "grammar", "given as text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,42 +76,37 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
-            _require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+            require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
         are_tools = self.tools is None or (isinstance(self.tools, Sequence) and not isinstance(self.tools, str))
-        _require(are_tools, "tools", "a list")
+        require(are_tools, "tools", "a list")
         choice_is_known = isinstance(self.tool_choice, ToolName) or self.tool_choice in ("auto", "none", "required")
-        _require(choice_is_known, "tool_choice", "auto, none, required or a ToolName")
-        _require(isinstance(self.parallel_tool_calls, bool), "parallel_tool_calls", "true or false")
+        require(choice_is_known, "tool_choice", "auto, none, required or a ToolName")
+        require(isinstance(self.parallel_tool_calls, bool), "parallel_tool_calls", "true or false")
         for name in ("strict_tools", "logits_processors"):
             names = getattr(self, name)
             are_names = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
-            _require(are_names, name, "names, in a tuple")
+            require(are_names, name, "names, in a tuple")
         grammar = self.grammar
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
-        _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
+        require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
         for name in ("top_logprobs", "prompt_logprobs"):
             top = getattr(self, name)
             is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
-            _require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
-        _require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
+            require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
+        require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
         for name in ("prompt_only", "is_plain"):
-            _require(isinstance(getattr(self, name), bool), name, "true or false")
-        _require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
-        _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
+            require(isinstance(getattr(self, name), bool), name, "true or false")
+        require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
+        require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
-        _require(is_name, "conversation", "text in valid Unicode")
+        require(is_name, "conversation", "text in valid Unicode")
 
     def require_for_prompt(self, *, is_text: bool) -> None:
         """Raise InvalidRequestError for options that need messages."""
         senseless = ["date", "continue_last", "when_full", *(["tools", "tool_choice"] if is_text else [])]
         for name in senseless:
             if getattr(self, name) != getattr(RequestOptions(), name):
-                raise InvalidRequestError(f"{name} needs messages; this prompt is read as it is", param=name)
-
-
-def _require(holds: bool, name: str, what: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{name} must be {what}", param=name)
+                raise InvalidRequestError(f"{name} requires messages; this prompt has no chat template", param=name)
 
 
 def _is_unicode(text: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import InvalidRequestError, require
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
@@ -73,7 +73,7 @@ def _parameter(default: Any, **facts: Any) -> Any:
 _NONE: Mapping[str, str] = {}
 _OPENAI_AND_OLLAMA: Mapping[str, Any] = {"responses": _NONE, "anthropic": _NONE}
 _OPENAI_ONLY: Mapping[str, Any] = {**_OPENAI_AND_OLLAMA, "ollama": _NONE}
-_WINDOW = "how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"
+_WINDOW = "tokens considered by the penalties; default 256; -1: all; 0: none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class SamplingParams:
         short="-n",
         low=1,
         openai=_NONE,  # differs among its APIs
-        responses={"max_output_tokens": "longest answer, thinking included; what fits if left out, or more than that"},
+        responses={"max_output_tokens": "maximum tokens, including reasoning; if omitted or too large: what fits"},
         anthropic=_NONE,  # required there
-        ollama={"num_predict": "longest answer, thinking included; what fits if 0 or less"},
+        ollama={"num_predict": "maximum tokens, including reasoning; 0 or less: what fits"},
         page=OnPage(
             label="Max tokens",
             hint="Maximum length of a response. One token is about ¾ of a word.",
@@ -128,7 +128,7 @@ class SamplingParams:
         help="Temperature; 0 is greedy.",
         short="-t",
         high=2,
-        text="0 to 2; 0 takes the likeliest token; 0.6 if left out",
+        text="0 to 2; 0 is greedy; default 0.6",
         gguf="temp",
         page=OnPage(label="Temperature", hint="0 is deterministic; higher values are more varied.", place=1),
     )
@@ -137,8 +137,8 @@ class SamplingParams:
         help="Nucleus sampling (top-p).",
         high=1,
         above=True,
-        text="above 0, to 1; 0.95 if left out",
-        openai={"top_p": "0 to 1; 0 takes the likeliest token; 0.95 if left out"},
+        text="above 0 to 1; default 0.95",
+        openai={"top_p": "0 to 1; 0 is greedy; default 0.95"},
         gguf="top_p",
         page=OnPage(
             label="Top P", hint="Sample only from the most likely tokens whose probabilities add up to this.", place=2
@@ -157,7 +157,7 @@ class SamplingParams:
         0.0,
         help="Drop tokens less likely than this share of the most likely one.",
         high=1,
-        text="0 to 1, relative to the likeliest token; 0 is off",
+        text="0 to 1, relative to the most likely token; 0 is off",
         gguf="min_p",
         page=OnPage(
             label="Min P", hint="Ignore tokens less likely than this fraction of the most likely one.", place=3
@@ -172,7 +172,7 @@ class SamplingParams:
         high=10,
         openai={
             "repeat_penalty": "over the last 256 tokens; 1 is off",
-            "repetition_penalty": "another name of `repeat_penalty`",
+            "repetition_penalty": "alias of `repeat_penalty`",
         },
         ollama={"repeat_penalty": "1 is off"},
         gguf="penalty_repeat",
@@ -210,7 +210,7 @@ class SamplingParams:
         low=-(1 << 63),
         high=(1 << 64) - 1,
         text="64 bits; the same seed and input give the same text",
-        ollama={"seed": "64 bits; -1 draws one"},
+        ollama={"seed": "64 bits; -1: random"},
         page=OnPage(
             label="Seed",
             hint="The same seed, settings and messages give the same response.",
@@ -233,7 +233,7 @@ class SamplingParams:
         help="Stop at this text; repeatable (64 at most).",
         most=MAX_STOP_STRINGS,
         characters=MAX_STOP_CHARACTERS,
-        text=f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer",
+        text=f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned",
         responses=_NONE,
         anthropic={
             "stop_sequences": f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer, and "
@@ -244,19 +244,19 @@ class SamplingParams:
         (),
         help="Stop at this token; repeatable (64 at most).",
         most=MAX_STOP_TOKENS,
-        text=f"up to {MAX_STOP_TOKENS} token ids that end the answer and are not part of it",
+        text=f"up to {MAX_STOP_TOKENS} token ids that end the response; not returned",
         **_OPENAI_ONLY,
     )
     min_tokens: int = _parameter(
         0,
         help="Minimum tokens before the answer may end.",
-        text="fewest tokens, thinking included, before the model's end or a stop token may come; not with a grammar",
+        text="minimum tokens, including reasoning, before the response may end; not with a grammar",
         **_OPENAI_ONLY,
     )
     ignore_eos: bool = _parameter(
         False,
         help="Continue past the model's own end of the answer.",
-        text="true: the model's end never comes, as in llama.cpp; not with a grammar",
+        text="true: continue past the end of the response, as in llama.cpp; not with a grammar",
         **_OPENAI_ONLY,
     )
     typical_p: float = _parameter(
@@ -264,16 +264,16 @@ class SamplingParams:
         help="Locally typical sampling; 1 is off.",
         high=1,
         above=True,
-        text="above 0, to 1, where it is off",
-        openai={"typical_p": "above 0, to 1, where it is off; behind `top_k`, before `top_p`"},
+        text="above 0 to 1; 1 is off",
+        openai={"typical_p": "above 0 to 1; 1 is off; behind `top_k`, before `top_p`"},
         **_OPENAI_AND_OLLAMA,
     )
     xtc_probability: float = _parameter(
         0.0,
         help="Chance of dropping all but the least likely token above the XTC threshold.",
         high=1,
-        text="0 to 1, 0 is off: how often all but the last of the choices of `xtc_threshold` or more are taken away, "
-        "behind the other filters",
+        text="0 to 1, 0 is off: the probability of removing all but the least likely of the tokens above "
+        "`xtc_threshold`, after the other filters",
         gguf="xtc_probability",
         **_OPENAI_ONLY,
     )
@@ -281,7 +281,7 @@ class SamplingParams:
         0.1,
         help="XTC threshold.",
         high=1,
-        text="0 to 1; 0.1 if left out; above 0.5 nothing is taken away",
+        text="0 to 1; default 0.1; above 0.5 nothing is removed",
         gguf="xtc_threshold",
         **_OPENAI_ONLY,
     )
@@ -289,7 +289,7 @@ class SamplingParams:
         0.0,
         help="DRY penalty on repeated sequences; 0 is off.",
         high=100,
-        text="0 to 100, 0 is off: a token that prolongs a repetition is penalised, as in llama.cpp",
+        text="0 to 100, 0 is off: penalizes tokens that extend a repetition, as in llama.cpp",
         **_OPENAI_ONLY,
     )
     dry_base: float = _parameter(
@@ -297,20 +297,20 @@ class SamplingParams:
         help="Growth of the DRY penalty with each repeated token.",
         low=1,
         high=100,
-        text="1 to 100; 1.75 if left out",
+        text="1 to 100; default 1.75",
         **_OPENAI_ONLY,
     )
     dry_allowed_length: int = _parameter(
         2,
         help="Length up to which repeated sequences have no DRY penalty.",
-        text="repetitions up to this length are free; 2 if left out",
+        text="repetitions up to this length are not penalized; default 2",
         **_OPENAI_ONLY,
     )
     dry_penalty_last_n: int = _parameter(
         -1,
         help="Tokens that DRY looks back; -1: all.",
         low=-1,
-        text="tokens in which repetitions are looked for; -1, all, if left out; 0 is off",
+        text="tokens searched for repetitions; default -1: all; 0 is off",
         **_OPENAI_ONLY,
     )
     dry_sequence_breakers: tuple[str, ...] = _parameter(
@@ -318,7 +318,7 @@ class SamplingParams:
         help="Text that ends a sequence for DRY; repeatable (32 at most).",
         most=MAX_BREAKERS,
         characters=MAX_BREAKER_CHARACTERS,
-        text=f"up to {MAX_BREAKERS} texts that no repetition goes across; a line's end, `:`, `\"` and `*` if left out",
+        text=f'up to {MAX_BREAKERS} texts that end a repetition; default: newline, `:`, `"` and `*`',
         **_OPENAI_ONLY,
     )
     given: tuple[str, ...] = field(default=(), compare=False)
@@ -399,17 +399,15 @@ class SamplingSettings(TypedDict, total=False):
 def _check(parameter: Parameter, value: object) -> None:
     name, low, high = parameter.name, parameter.low, parameter.high
     if parameter.kind is bool:
-        if not isinstance(value, bool):
-            raise InvalidRequestError(f"{name} must be true or false", param=name)
+        require(isinstance(value, bool), name, "true or false")
     elif parameter.kind is int:
         _integer(name, value, low, high)
     elif parameter.kind is float:
         _number(name, value, low, high)
-        if parameter.above and value == low:
-            raise InvalidRequestError(f"{name} must be above {low:g} and at most {high:g}", param=name)
-    elif not isinstance(value, Mapping):
-        raise InvalidRequestError(f"{name} must map token ids to numbers", param=name)
+        require(not parameter.above or value != low, name, f"above {low:g} and at most {high:g}")
     else:
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{name} must map token ids to numbers", param=name)
         if len(value) > parameter.most:
             raise InvalidRequestError(f"{name} holds at most {parameter.most} entries", param=name)
         for token, bias in value.items():
@@ -418,30 +416,28 @@ def _check(parameter: Parameter, value: object) -> None:
 
 
 def _list(parameter: Parameter, value: object) -> tuple[Any, ...]:
-    name, are_texts = parameter.name, parameter.kind is str
+    name, most, characters = parameter.name, parameter.most, parameter.characters
+    counted, listed = ("strings", "strings") if characters else ("ids", "token ids")
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequestError(f"{name} must be a sequence of {'strings' if are_texts else 'token ids'}", param=name)
+        raise InvalidRequestError(f"{name} must be a sequence of {listed}", param=name)
     items = tuple(value)
-    if len(items) > parameter.most:
-        raise InvalidRequestError(
-            f"{name} holds at most {parameter.most} {'strings' if are_texts else 'ids'}", param=name
-        )
+    if len(items) > most:
+        raise InvalidRequestError(f"{name} holds at most {most} {counted}", param=name)
     for item in items:
-        if not are_texts:
+        if not characters:
             _integer(name, item, parameter.low, parameter.high)
-        elif not isinstance(item, str) or not 1 <= len(item) <= parameter.characters:
-            raise InvalidRequestError(
-                f"each {name.replace('_', ' ')} string must have 1 to {parameter.characters} characters", param=name
-            )
+        elif not isinstance(item, str) or not 1 <= len(item) <= characters:
+            said = f"each {name.replace('_', ' ')} string must have 1 to {characters} characters"
+            raise InvalidRequestError(said, param=name)
     return items
 
 
 def _integer(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be an integer from {low} to {high}", param=name)
+    fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    require(fits, name, f"an integer from {low} to {high}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # Written to refuse NaN, which compares false with everything.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high):
-        raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}", param=name)
+    # NaN compares false with everything.
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    require(fits, name, f"a number from {low:g} to {high:g}")

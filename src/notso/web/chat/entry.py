@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
 from notso.web.chat.services import Services
-from notso.web.edge.access import public
+from notso.web.edge.access import PUBLIC
 from notso.web.edge.assets import FOREVER, accepts_gzip
 
-router = APIRouter(dependencies=[Depends(public)])
+router = APIRouter()
 
 
-@router.get("/static/{path:path}")
+@router.get("/static/{path:path}", dependencies=[PUBLIC])
 async def static_file(request: Request, services: Services, path: str) -> Response:
     """Serve an asset from memory."""
     asset = services.assets.find(path)

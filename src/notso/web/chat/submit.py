@@ -98,7 +98,7 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
             await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
-        logger.warning("a permission was not kept: %s", error)
+        logger.warning("a permission was not stored: %s", error)
 
 
 Role = Literal["user", "assistant"]
@@ -240,7 +240,7 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
         choice = await chosen_model(*models_of(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
         prepared = await _reserved(services, running, await _summary_request(services, owner, view, choice), view)
-        accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_message(owner, new)))
+        accepted = _accepted(await _once_free(services, owner, lambda: services.shared.store.add_message(owner, new)))
         if accepted.repeated:
             running.close()
             return accepted, view
@@ -335,7 +335,7 @@ async def _begin(
 ) -> Submitted:
     _check_admission(services)  # again: the state may have changed during measuring
     with services.turns.expecting(assistant_message.generation_id or ""):
-        accepted = _accepted(await _once_free(services, store))
+        accepted = _accepted(await _once_free(services, owner, store))
         if accepted.repeated:
             running.close()
         else:
@@ -413,23 +413,23 @@ async def _reserved(
     return prepared
 
 
-async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:
+async def _once_free(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
         # The chat is locked by a turn of this process that may no longer run.
-        await _end_lost(services, outcome.running)
+        await _end_lost(services, owner, outcome.running)
         outcome = await store()
     return outcome
 
 
-async def _end_lost(services: ChatServices, assistant_message: StoredMessage) -> None:
+async def _end_lost(services: ChatServices, owner: str, assistant_message: StoredMessage) -> None:
     generation_id = assistant_message.generation_id or ""
     # If the last save of a turn failed, it is stored as running and would lock its chat forever.
     turn = services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
-        await services.shared.store.save_message(turn.message)
+        await services.shared.store.save_message(turn.message, owner)
     elif services.turns.lost(generation_id):
-        await services.shared.store.save_message(replace(assistant_message, state="interrupted"))
+        await services.shared.store.save_message(replace(assistant_message, state="interrupted"), owner)
 
 
 def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:

@@ -304,7 +304,8 @@ class Mark:
     operators: bool = False
     audit: str = ""
 
-    async def __call__(self) -> None: ...
+    async def __call__(self, request: Request) -> None:
+        await guarded(request)
 
 
 def operator_only(audit: str = "") -> Any:
@@ -329,8 +330,10 @@ def audience_of(route: Any) -> str:
     for kind in (public, front_ends_only):
         if kind in found:
             return kind.__name__
-    if guarded not in found:
-        raise TypeError(f"{route.path} does not say who may use it: public, guarded or front_ends_only")
+    if guarded not in found and not any(isinstance(each, Mark) for each in found):
+        raise TypeError(
+            f"{route.path} does not say who may use it: PUBLIC, GUARDED, operator_only() or FRONT_ENDS_ONLY"
+        )
     return "operators" if mark_of(route).operators else "guarded"
 
 
@@ -363,6 +366,10 @@ async def front_ends_only(request: Request) -> None:
     if not shown or not all(ring.fits(key) for key in shown):
         request.scope[WRONG_KEY] = bool(shown)
         raise NeedsKey
+
+
+PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(guarded), Depends(front_ends_only)
+"""Marks, one of which each route has, unless it has `operator_only` or `audited`."""
 
 
 def caller_of(request: Request) -> Caller:

@@ -112,11 +112,11 @@ def api_error_of(error: BaseException) -> ApiError:
         case StorageError():
             return ApiError(503, "storage_failed", str(error), retry_after_seconds=5)
         case RuntimeError() if lacks_threads(error):
-            return ApiError(503, "overloaded", "no thread can be started just now", retry_after_seconds=5)
+            return ApiError(503, "overloaded", "no thread can be started at the moment", retry_after_seconds=5)
         case NotsoError():
             return ApiError(500, "engine_error", str(error))
         case _:
-            return ApiError(500, "internal_error", "something went wrong inside; the server's log says more")
+            return ApiError(500, "internal_error", "internal error; see the server's log")
 
 
 def _renamed(message: str, name: str, other: str) -> str:

@@ -8,6 +8,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 STATIC_DIRECTORY = Path(__file__).parents[1] / "static"
@@ -33,11 +34,20 @@ _WEIGHT = re.compile(r"[01](\.[0-9]{0,3})?")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A static file and its gzip form."""
+    """A static file."""
 
     body: bytes
-    packed: bytes
     media_type: str
+
+    @property
+    def packed(self) -> bytes:
+        """Gzip form, made for the first client that accepts it."""
+        return _packed(self.body)
+
+
+@cache
+def _packed(body: bytes) -> bytes:
+    return gzip.compress(body, mtime=0)
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
@@ -63,7 +73,7 @@ class Assets:
             if pattern := _REFERENCES.get(path.suffix):
                 body = pattern.sub(lambda found, name=name: self._named(name, found[0]), body)  # type: ignore[misc]
             digest = hashlib.sha256(body).hexdigest()[:16]
-            self._by_path[f"{digest}/{name}"] = Asset(body, gzip.compress(body, mtime=0), _TYPES[path.suffix])
+            self._by_path[f"{digest}/{name}"] = Asset(body, _TYPES[path.suffix])
             self._urls[name] = f"/static/{digest}/{name}"
 
     def _named(self, name: str, reference: bytes) -> bytes:

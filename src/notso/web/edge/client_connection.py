@@ -43,7 +43,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection. None if it has ended or another server runs the application."""
+    """Return a request's connection. None if it has exited or another server runs the application."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 

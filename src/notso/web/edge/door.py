@@ -142,7 +142,7 @@ class Door:
         now = time.monotonic()
         if now - self._last_trouble >= EPISODE_SECONDS:
             self._last_trouble = now
-            logger.warning("no connection can be accepted: %s; trying again and again", error)
+            logger.warning("no connection can be accepted: %s; retrying", error)
 
 
 def room_for_connections() -> int:

@@ -85,7 +85,7 @@ class RequestLimits:
         except RequestTooSlowError:
             answer = _closing("The body did not arrive in time.\n", 408)
         except BodyGaveWayError:
-            text = "Too much is being sent to this server at once. Please try again in a moment.\n"
+            text = "The server is receiving too much data at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
             if limit > MAX_BODY_BYTES:  # the rest of a smaller body is read, so that its sender sees the response
                 answer.headers["Connection"] = "close"
@@ -145,7 +145,7 @@ class StrictHttp:
         if scope["type"] == "http":
             names = {name for name, _ in scope["headers"]}
             if scope["http_version"] not in ("1.0", "1.1"):
-                await _closing("Only HTTP/1.0 and HTTP/1.1 are spoken here.\n", 505)(scope, receive, send)
+                await _closing("Only HTTP/1.0 and HTTP/1.1 are supported.\n", 505)(scope, receive, send)
                 return
             if b"transfer-encoding" in names and b"content-length" in names:
                 text = "Send Content-Length or Transfer-Encoding, not both.\n"
@@ -160,7 +160,7 @@ def _refusal(scope: Scope) -> PlainTextResponse | None:
     if request_line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return PlainTextResponse("The headers are too large.\n", 431)
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):
-        return PlainTextResponse("Send the body as it is, not packed.\n", 415)
+        return PlainTextResponse("Compressed request bodies are not supported.\n", 415)
     for length in header_values(scope, b"content-length"):
         if len(length) > 18 or not length.isdecimal() or int(length) > _body_limit(scope):
             return _too_large(_body_limit(scope))
@@ -182,4 +182,4 @@ def _claimed_bytes(scope: Scope) -> int:
 
 
 def _too_large(limit: int) -> PlainTextResponse:
-    return PlainTextResponse(f"This is too much at once: at most {limit:,} bytes can be sent.\n", 413)
+    return PlainTextResponse(f"The request is too large: at most {limit:,} bytes are allowed.\n", 413)

@@ -30,7 +30,7 @@ class LogPace(logging.Filter):
         began, count = self._seen.get(kind, (now, 0))
         if now - began >= WINDOW_SECONDS:
             if count > MOST:
-                record.msg = f"{record.msg} (and {count - MOST} more like it)"
+                record.msg = f"{record.msg} (and {count - MOST} more of this kind)"
             began, count = now, 0
         if kind not in self._seen and len(self._seen) >= MAX_KINDS:
             self._seen.clear()

@@ -34,7 +34,7 @@ class HostGuard:
         if scope["type"] != "http" or self._known(scope):
             await self._app(scope, receive, send)
         else:
-            await _refuse(421, "This server is not known by that name.")(scope, receive, send)
+            await _refuse(421, "This host name is not allowed.")(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
         hosts = header_values(scope, b"host")

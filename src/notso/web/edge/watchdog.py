@@ -79,12 +79,12 @@ class Watchdog:
         except OSError:
             pass
         self.stop()
-        self._warn("its process is gone")
+        self._warn("its process exited")
 
     def _warn(self, why: str) -> None:
         import logging
 
-        logging.getLogger("notso.web").warning("the watchdog does not watch this server: %s", why)
+        logging.getLogger("notso.web").warning("the watchdog is not active: %s", why)
 
 
 class Silence:
@@ -115,7 +115,7 @@ def watch(process: int, tick_s: float, most: int) -> None:
             return
         if silence.is_over(answered, _is_stopped(process)):
             break
-    said = f"notso: the event loop did not answer {most} times in a row; its threads stand here, and it is ended\n"
+    said = f"notso: the event loop did not respond {most} times in a row; terminating, with the stacks of all threads\n"
     sys.stderr.write(said)
     sys.stderr.flush()
     for number, ticks in ((DUMP_SIGNAL, DUMP_TICKS), (signal.SIGABRT, ABORT_TICKS), (signal.SIGKILL, 0)):
@@ -147,6 +147,8 @@ def _is_stopped(process: int) -> bool:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # supervisors signal the whole group; the server ends this process
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # supervisors signal the whole group; the server is stopping this process
     os.set_blocking(1, False)
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -50,6 +50,6 @@ def _successor(host: EngineHost, registry: ModelRegistry | None, file: KnownFile
         if registry.check is not None:
             registry.check(chosen.path)
     except (NotsoError, OSError) as error:
-        logger.warning("the demo goes on: %s", error)
+        logger.warning("still using the demo model: %s", error)
         return None
     return chosen

@@ -137,7 +137,7 @@ class _Run:
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=str(error))
         except Exception:
             logger.exception("a download failed")
-            failure = "something went wrong inside; the server's log says more"
+            failure = "internal error; see the server's log"
             end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=failure)
         self._downloads._ended(end)
 

@@ -40,7 +40,7 @@ class EngineHost:
         self._models = {"": self.default}
         self._keep_alive_s = keep_alive_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
+        self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_changed: list[Callable[[], None]] = []
         # Loads and unloads run one after another in the order requested. A model is loaded beside others if memory was
         # planned for that, otherwise after the requests of another one have ended.
@@ -209,10 +209,6 @@ class EngineHost:
         """Call once on the next load, unload, release or failure."""
         self._when_changed.append(callback)
 
-    async def off_loop(self, work: Callable[[], None]) -> None:
-        """Run blocking engine calls in the submission threads."""
-        await asyncio.get_running_loop().run_in_executor(self._submitters, work)
-
     def close(self) -> None:
         """Close all engines; stop their requests first. `join` waits for them."""
         for served in self.models():
@@ -222,7 +218,7 @@ class EngineHost:
                 served.expires.cancel()
             if engine is not None:
                 self._thread(engine.close)
-        self._submitters.shutdown(wait=False, cancel_futures=True)
+        self.submitters.shutdown(wait=False, cancel_futures=True)
         for task in self._tasks:
             task.cancel()
         self._tell()
@@ -245,7 +241,7 @@ class EngineHost:
             failure = str(error)
         except Exception:
             logger.exception("the engine could not be loaded")
-            failure = "the model could not be loaded; the server's log says why"
+            failure = "the model could not be loaded; see the server's log"
         finally:
             for each in self.models():
                 each.leaving = False
@@ -273,7 +269,7 @@ class EngineHost:
                 try:
                     return await self._in_thread(partial(served.with_adapters, load))
                 except OutOfMemoryError as error:
-                    logger.info("one model is closed for another: %s", error)
+                    logger.info("model unloaded to make room for another: %s", error)
             await self._close_one(others, served)
         return None
 
@@ -299,7 +295,7 @@ class EngineHost:
 
     async def _unload(self, served: ServedModel) -> None:
         if served.engine is not None and not served.users and served.expires is None:
-            logger.info("a model is unloaded: no request wanted it for %g s", self.stays_s(served))
+            logger.info("model unloaded after %g s without a request", self.stays_s(served))
             await self._close(served)
 
     def _tell_back(self, served: ServedModel) -> None:
@@ -317,7 +313,7 @@ class EngineHost:
     def _lost(self, served: ServedModel, load: int) -> None:
         # After a GPU failure the model is reloaded on the CPU; a remote engine is connected again.
         if served.loads == load and served.engine is not None:
-            logger.warning("the engine answers no more; it is loaded again")
+            logger.warning("the engine no longer responds; loading it again")
             self._in_turn(partial(self._in_thread, served.engine.close))
             served.closed()
             self.want(served)

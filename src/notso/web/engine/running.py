@@ -122,7 +122,7 @@ class RunningRequest:
         Raises what `ask`, `load` and `reserve` raise.
         """
         try:
-            off_loop = off_loop or self._among.host.off_loop
+            off_loop = off_loop or self._among.host.submitters.run
             engine = await self.load(model)
             if engine is not None and not self._stopped:
                 ask = await self.reserve(engine, ask, off_loop)
@@ -149,12 +149,12 @@ class RunningRequest:
         if quotas is None or not quotas.has_quota(self.owner):
             return ask
         if not isinstance(ask, Submissions):
-            raise EngineError("what this request costs cannot be known")
+            raise EngineError("the cost of this request cannot be determined")
         if self._within is not None and self._within[0] == ask:
             return self._within[1]
         self._release_unbegun()
         wanted: list[Wanted] = []
-        await (off_loop or self._among.host.off_loop)(
+        await (off_loop or self._among.host.submitters.run)(
             lambda: wanted.extend(wanted_of(engine, each) for each in ask.each)
         )
         reserved = await quotas.reserve(self.owner, wanted)

@@ -76,7 +76,7 @@ class ServedModel:
                     engine.adapters.add(wanted[name])
             # An adapter file that is gone is skipped.
             except NotsoError as error:
-                logger.warning("adapter %s is not as it was before: %s", name, error)
+                logger.warning("adapter %s was not loaded again: %s", name, error)
         return engine
 
     def forget_adapter(self, name: str) -> None:

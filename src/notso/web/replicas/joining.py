@@ -23,7 +23,7 @@ def exchange_at(url: str | None) -> Exchange:
     try:
         return ValkeyExchange(_with_port(url))
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"valkey_url is no address of a server: {error}", setting="valkey_url") from error
+        raise SettingsError(f"valkey_url is not a server address: {error}", setting="valkey_url") from error
 
 
 def counters_at(url: str | None) -> Counters:

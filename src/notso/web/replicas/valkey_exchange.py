@@ -325,12 +325,12 @@ class ValkeyExchange:
 
     def _is_away(self, error: BaseException) -> None:
         if not self._away:
-            logger.warning("Valkey cannot be reached, this replica goes on alone: %s", error or type(error).__name__)
+            logger.warning("Valkey is unreachable; this replica continues alone: %s", error or type(error).__name__)
         self._away = True
 
     def _is_back(self) -> None:
         if self._away:
-            logger.warning("Valkey is there again")
+            logger.warning("Valkey is reachable again")
         self._away = False
 
 
@@ -358,7 +358,7 @@ def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
     try:
         return act(body) is not False
     except Exception:
-        logger.exception("what another replica told could not be used")
+        logger.exception("an invalid message from another replica")
         return True
 
 
@@ -408,7 +408,7 @@ class ValkeyCounters:
                 answer = await ask(self._limiter)
             except (ValkeyError, OSError, TimeoutError) as error:
                 if not self._away:
-                    logger.warning("requests are counted by this replica alone: %s", error or type(error).__name__)
+                    logger.warning("requests are counted by this replica only: %s", error or type(error).__name__)
                 self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
             else:
                 self._away = False

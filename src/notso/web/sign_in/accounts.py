@@ -193,7 +193,7 @@ class Accounts:
         try:
             await self.store.renew(list(self._reserved.values()))
         except (StorageError, RuntimeError) as error:
-            _log.warning("what is reserved of quotas cannot be renewed: %s", error)
+            _log.warning("quota reservations cannot be renewed: %s", error)
 
     async def close(self) -> None:
         """Write pending entries and close the store."""

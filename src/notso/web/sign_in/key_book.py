@@ -35,7 +35,7 @@ class KeyBook:
     ) -> tuple[str, ApiKey]:
         """Create a key; return its secret and record. Raise SettingsError for an invalid or taken name."""
         if not is_name(name):
-            raise SettingsError("a key's name has 1 to 64 characters, on one line", setting="name")
+            raise SettingsError("a key's name must have 1 to 64 characters on one line", setting="name")
         secret, key = new_key(
             name,
             requests_per_minute=requests_per_minute,
@@ -51,7 +51,7 @@ class KeyBook:
             return added
 
         if not self._with_store(add):
-            raise SettingsError(f"there is a key of {name} already, or there are too many keys", setting="name")
+            raise SettingsError(f"there is already a key named {name}, or there are too many keys", setting="name")
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
@@ -65,7 +65,7 @@ class KeyBook:
 
         key = self._with_store(revoke)
         if key is None:
-            raise SettingsError(f"no key of {name} counts", setting="name")
+            raise SettingsError(f"there is no active key named {name}", setting="name")
         return key
 
     def _entry(self, action: str) -> AuditEntry:

@@ -84,9 +84,9 @@ class OidcProvider:
         """Complete a sign-in and return the caller. Raise SignInError."""
         began, _, proof = state.partition(".")
         if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
-            raise SignInError("this sign-in was not begun here")
+            raise SignInError("this sign-in was not started here")
         if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
-            raise SignInError("this sign-in took too long, or has ended")
+            raise SignInError("this sign-in took too long or has already ended")
         self._ended[state] = None
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -98,7 +98,7 @@ class OidcProvider:
                     facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
         except Exception as error:  # any library's: the provider is unreachable or rejects the code
-            raise SignInError(f"the provider did not take the code ({type(error).__name__})") from None
+            raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
         claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
         return self._caller(claims)
 
@@ -114,7 +114,7 @@ class OidcProvider:
             try:  # the provider may have rotated its keys
                 decoded = jwt.decode(token, await self._key_set(anew=True), algorithms=ALGORITHMS)
             except (JoseError, ValueError, KeyError, TypeError):
-                raise SignInError("the provider's token is not signed as it must be") from None
+                raise SignInError("the provider's token has no valid signature") from None
         claims = dict(decoded.claims)
         audience = claims.get("aud")
         registry = jwt.JWTClaimsRegistry(
@@ -129,7 +129,7 @@ class OidcProvider:
         try:
             registry.validate(claims)
         except (JoseError, ValueError, TypeError) as error:
-            raise SignInError(f"the provider's token does not hold ({type(error).__name__})") from None
+            raise SignInError(f"the provider's token is invalid ({type(error).__name__})") from None
         if isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self._settings.client_id:
             raise SignInError("the provider's token is for another program")
         return claims
@@ -137,12 +137,12 @@ class OidcProvider:
     def _caller(self, claims: dict[str, Any]) -> Caller:
         name = claims.get(self._settings.claim)
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
-            raise SignInError(f"the provider's token has no {self._settings.claim} to know people by")
+            raise SignInError(f"the provider's token has no {self._settings.claim} claim to identify users")
         verified = claims.get("email_verified", self._settings.assume_email_verified)
         if self._settings.claim == "email" and verified not in (True, "true"):
             raise SignInError("the provider has not verified that address")
         if not self._settings.allows(name):
-            raise SignInError("this server is not for you; ask its operator")
+            raise SignInError("you are not allowed to use this server; ask its operator")
         return Caller(f"oidc:{name}", name, name in self._operators)
 
     async def _provider(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class OidcProvider:
                     raise SignInError("the provider is not the issuer that was configured")
                 needed = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
                 if not all(_is_near_or_https(facts.get(name)) for name in needed):
-                    raise SignInError("the provider does not tell all its addresses, by https")
+                    raise SignInError("the provider's configuration lacks an https address")
                 self._facts = facts
             return self._facts
 
@@ -177,9 +177,9 @@ class OidcProvider:
                 answer.raise_for_status()
             facts = answer.json()
         except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError, RecursionError) as error:
-            raise SignInError(f"the provider does not answer ({type(error).__name__})") from None
+            raise SignInError(f"the provider does not respond ({type(error).__name__})") from None
         if not isinstance(facts, dict):
-            raise SignInError("the provider does not answer as it should")
+            raise SignInError("the provider returned an invalid response")
         return facts
 
     def _client(self) -> AsyncOAuth2Client:
@@ -212,7 +212,7 @@ class _Bounded(httpx2.AsyncBaseTransport):
         answer = await self._inner.handle_async_request(request)
         if answer.headers.get("content-encoding", "identity") != "identity":
             await answer.aclose()
-            raise httpx2.ReadError("the provider compresses what it was asked for as it is")
+            raise httpx2.ReadError("the provider compressed its response although it was not asked to")
         return httpx2.Response(
             answer.status_code,
             headers=answer.headers,
@@ -233,7 +233,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for piece in self._inner:
             received += len(piece)
             if received > MAX_ANSWER_BYTES:
-                raise httpx2.ReadError("the provider says too much")
+                raise httpx2.ReadError("the provider's response is too large")
             yield piece
 
     async def aclose(self) -> None:

@@ -43,9 +43,7 @@ class PluginSignIn:
 
     def __init__(self, process: PluginProcess) -> None:
         if process.name in OTHER_WAYS:
-            message = (
-                f"a plugin called {process.name} cannot sign people in: they would be taken for those of {process.name}"
-            )
+            message = f"a plugin named {process.name} cannot sign users in: {process.name} is another method"
             raise SettingsError(message, setting="sign_in_plugin")
         self._process = process
 
@@ -140,7 +138,7 @@ def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess
     """Return an enabled plugin. Raise SettingsError otherwise."""
     process = plugins.find(name)
     if process is None:
-        message = f"the plugin {name} has a role but is not switched on: add --plugin {name}"
+        message = f"the plugin {name} has a role but is not enabled: add --plugin {name}"
         raise SettingsError(message, setting=setting)
     return process
 

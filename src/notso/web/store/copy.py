@@ -159,7 +159,7 @@ def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statemen
         copied.append(digest.copied)
     there = tuple(digest_of(to_db, table) for table in tables)
     if there != tuple(copied):
-        raise StorageError("what was written is not what was read: nothing was kept")
+        raise StorageError("the copy differs from the source: nothing was kept")
     return there
 
 
@@ -173,7 +173,7 @@ def _index(db: Database, table: Table, row: Any) -> None:
 def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:
     for table in tables:
         if db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
-            raise StorageError("the target holds something already: choose an empty one; nothing was changed")
+            raise StorageError("the target is not empty: choose another one; nothing was changed")
 
 
 def digest_of(db: Statements, table: Table) -> Copied:

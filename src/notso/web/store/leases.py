@@ -54,7 +54,7 @@ class Leases:
             found = await self._store.heartbeat(self._turns.generations)
         except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
             if not self.failing:
-                logger.warning("no lease was renewed: %s", error)
+                logger.warning("leases could not be renewed: %s", error)
             self.failing = True
             return
         if self.failing:

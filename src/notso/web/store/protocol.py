@@ -21,7 +21,7 @@ Damage = Literal["", "unsound", "behind", "gone"]
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 MOST_SHOWN = 1000
 """Maximum messages of a chat that one page begins with."""
-BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: pg_dump --format=custom makes a backup of them"
+BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
 # An unfinished turn belongs to the process that computes it. A process that has not renewed its lease for
 # LEASE_SECONDS, by the clock of the database, is gone: the next heartbeat of another process interrupts its turns.
 HEARTBEAT_SECONDS = 1.0
@@ -196,7 +196,7 @@ class TurnRefused:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An answer interrupted because its process is gone."""
+    """An answer interrupted because its process exited."""
 
     owner: str
     chat_id: str
@@ -465,8 +465,10 @@ class ChatStore(Protocol):
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""
 
-    async def save_message(self, assistant_message: StoredMessage) -> None:
-        """Save an answer. Ignored if it was deleted or has another generation by now.
+    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
+        """Save an answer, in the owner's turn ("": internal).
+
+        Ignored if it was deleted or has another generation by now.
 
         An answer interrupted by another process can still be completed by its own, but not continued.
         """

@@ -80,7 +80,7 @@ class ApiRecords(Protocol):
         """Lease the oldest open batch that no live process holds, of an owner not in `busy`."""
 
     async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
-        """Renew the lease and return the batch; None if another process has it, or it has ended."""
+        """Renew the lease and return the batch; None if another process has it, or it has exited."""
 
     async def change_batch(
         self, owner: str, batch_id: str, body: Mapping[str, Any], *, before: str, is_open: bool = True

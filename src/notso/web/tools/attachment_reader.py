@@ -22,7 +22,7 @@ def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> 
     file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))
-        raise ToolError(f"there is no file of that name; there are: {names}" if names else "this chat has no files")
+        raise ToolError(f"there is no file of that name; available: {names}" if names else "this chat has no files")
     lines = file.text.split("\n")
     if not 1 <= first_line <= len(lines):
         raise ToolError(f"first_line must be from 1 to {len(lines)}")

@@ -56,7 +56,7 @@ def _tokens(text: str) -> list[str]:
         match = _TOKEN.match(text, position)
         if match is None:
             wrong = text[position:].strip()[:1]
-            raise ToolError(f"{wrong!r} cannot be computed; there are numbers, + - * / // % ^ and {_names()}")
+            raise ToolError(f"{wrong!r} is not supported; use numbers, + - * / // % ^ and {_names()}")
         tokens.append(match[1] or match[2] or match[3])
         position = match.end()
     return tokens
@@ -70,10 +70,10 @@ class _Parser:
 
     def whole(self) -> _Number:
         if not self._tokens:
-            raise ToolError("there is nothing to compute")
+            raise ToolError("the expression is empty")
         number = self._sum()
         if self._at < len(self._tokens):
-            raise ToolError(f"{self._tokens[self._at]!r} is not expected there")
+            raise ToolError(f"{self._tokens[self._at]!r} is not expected here")
         return number
 
     def _next(self, *wanted: str) -> str:
@@ -120,7 +120,7 @@ class _Parser:
             self._expect(")")
             return number
         if self._at == len(self._tokens):
-            raise ToolError("something is missing at the end")
+            raise ToolError("the expression is incomplete")
         token = self._tokens[self._at]
         self._at += 1
         if token[0].isdigit() or token[0] == ".":
@@ -128,7 +128,9 @@ class _Parser:
         if token == "pi":
             return _Number(_PI, exact=False)
         if token not in _FUNCTIONS:
-            known = f"there is no {token!r}; there are: {_names()}" if token.isalpha() else f"{token!r} is misplaced"
+            known = (
+                f"{token!r} is not supported; available: {_names()}" if token.isalpha() else f"{token!r} is misplaced"
+            )
             raise ToolError(known)
         self._expect("(")
         arguments = [self._sum()]
@@ -170,7 +172,7 @@ def _raised(base: _Number, exponent: _Number) -> _Number:
         root = _root([base.value])
         return _Number(root.value, root.exact and exact)
     if exponent.value.denominator != 1:
-        raise ToolError("only whole powers and square roots can be computed")
+        raise ToolError("only integer powers and square roots are supported")
     power = int(exponent.value)
     if base.value == 0 and power < 0:
         raise ToolError("division by zero")
@@ -209,14 +211,14 @@ def _rounded(numbers: Sequence[Fraction]) -> _Number:
 def _factorial(numbers: Sequence[Fraction]) -> _Number:
     number = numbers[0]
     if number.denominator != 1 or not 0 <= number <= MAX_FACTORIAL:
-        raise ToolError(f"factorial takes a whole number from 0 to {MAX_FACTORIAL}")
+        raise ToolError(f"factorial takes an integer from 0 to {MAX_FACTORIAL}")
     return _Number(Fraction(math.factorial(int(number))))
 
 
 def _of_integers(function: Callable[..., int]) -> Callable[[Sequence[Fraction]], _Number]:
     def apply(numbers: Sequence[Fraction]) -> _Number:
         if any(number.denominator != 1 for number in numbers):
-            raise ToolError("that takes whole numbers")
+            raise ToolError("integers are required")
         return _Number(Fraction(function(*(int(number) for number in numbers))))
 
     return apply

@@ -21,7 +21,7 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
     found = await surroundings.store.search(surroundings.owner, query, LOOKED_AT)
     hits = [hit for hit in found if hit.chat_id != surroundings.chat_id][:MAX_HITS]
     if not hits:
-        return "nothing found: all words must stand in one message, so fewer words find more"
+        return "nothing found: all words must occur in the same message, so try fewer words"
     return "\n".join(f"{number}. {_line(hit)}" for number, hit in enumerate(hits, start=1))
 
 

@@ -28,9 +28,7 @@ class Surroundings:
     ask: Ask | None = None
 
 
-CHANGED = (
-    "the tool has changed since it was offered; nothing was run, and a person is asked anew when it is called next"
-)
+CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
 Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
 """From checked arguments to the text the model reads. Raises ToolError, whose sentence the model reads instead."""
 
@@ -75,11 +73,11 @@ def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any])
             raise ToolError(f"the argument {name} is missing")
     for name, value in arguments.items():
         if name not in properties:
-            raise ToolError(f"there is no argument {name}; there are: {', '.join(properties) or 'none'}")
+            raise ToolError(f"unknown argument {name}; available: {', '.join(properties) or 'none'}")
         kind = properties[name].get("type")
         if kind == "string" and not isinstance(value, str):
-            raise ToolError(f"the argument {name} must be a text")
+            raise ToolError(f"the argument {name} must be text")
         if kind == "integer" and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ToolError(f"the argument {name} must be a whole number")
+            raise ToolError(f"the argument {name} must be an integer")
         if isinstance(value, str) and len(value) > MAX_ARGUMENT_CHARACTERS:
             raise ToolError(f"the argument {name} is longer than {MAX_ARGUMENT_CHARACTERS} characters")

@@ -37,7 +37,7 @@ def zone_named(text: str) -> str:
         close = difflib.get_close_matches(wanted, _zones(), n=3, cutoff=0.7)
         if close:
             raise ToolError(f"there is no zone {text!r}; near it: {', '.join(_zones()[name] for name in close)}")
-    raise ToolError("there is no such zone; a zone is named like Europe/Paris, or by its city")
+    raise ToolError("unknown time zone; use a name such as Europe/Paris, or a city")
 
 
 @cache

@@ -83,10 +83,10 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         raise ToolError("requestedSchema must be of a flat object")
     if len(properties) > MAX_INPUTS or len(message) > MAX_MESSAGE_CHARACTERS:
-        raise ToolError(f"at most {MAX_INPUTS} values and {MAX_MESSAGE_CHARACTERS:,} characters can be asked")
+        raise ToolError(f"at most {MAX_INPUTS} values and {MAX_MESSAGE_CHARACTERS:,} characters can be requested")
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())
     if sum(len(each.choices) if each.kind == "choices" else 1 for each in fields) > MAX_INPUTS:
-        raise ToolError(f"at most {MAX_INPUTS} values can be ticked")
+        raise ToolError(f"at most {MAX_INPUTS} values can be selected")
     return Elicitation(server, visible_line(message, MAX_MESSAGE_CHARACTERS), fields)
 
 
@@ -113,7 +113,7 @@ def _field(name: str, schema: Any, is_required: bool) -> Field:
         kind, choices = "choices", _choices(schema["items"])
         bounds = ("minItems", "maxItems")
         if not choices:
-            raise ToolError("a list can be asked for by its choices only")
+            raise ToolError("a list requires choices")
     elif given == "string" and choices:
         kind, bounds = "choice", ("", "")
     elif given == "string":

@@ -37,7 +37,7 @@ READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two pieces of an answer: a per
 MAX_REDIRECTS = 3
 MAX_SSE_EVENT_BYTES = 1024 * 1024  # the library's limit over SSE
 SESSION_ID = "mcp-session-id"
-SESSION_LOST = "its session was over"
+SESSION_LOST = "its session has expired"
 NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 """Statuses by which a server that only has SSE rejects the first message, as the protocol says."""
 
@@ -148,7 +148,7 @@ class _Bounded(httpx2.AsyncHTTPTransport):
             self._owner.end(SESSION_LOST)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.DecodingError("an encoding that was not asked for", request=request)
+            raise httpx2.DecodingError("an encoding that was not requested", request=request)
         body = cast(httpx2.AsyncByteStream, response.stream)
         return httpx2.Response(
             response.status_code,

@@ -1,6 +1,6 @@
 """The process of an MCP server and the two pipes to it, with bounds on all it says: nothing of it is to be trusted.
 
-What the library for MCP would do with a server's words grows with them: a line without end is kept, a list of tools
+What the library for MCP would do with a server's words grows with them: a line is too long is kept, a list of tools
 checked one by one, a result matched against patterns that the server wrote. So they are cut down before it sees them.
 """
 

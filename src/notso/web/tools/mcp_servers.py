@@ -56,7 +56,7 @@ MAX_SAID_CHARACTERS = 500  # of an error
 MAX_NAME_CHARACTERS = 64
 TOO_MANY = f"at most {MAX_TOOLS} tools can be used"
 CONNECTION_CLOSED = -32_000
-NO_MCP = "it does not speak MCP as it should"
+NO_MCP = "it violates the MCP protocol"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -95,7 +95,7 @@ class McpServer:
             try:
                 await asyncio.wait_for(asyncio.shield(up), START_SECONDS)
             except TimeoutError:
-                self.failure = f"it did not answer within {START_SECONDS:g} s"
+                self.failure = f"it did not respond within {START_SECONDS:g} s"
                 await self.stop()
             except ToolError as error:
                 self.failure = str(error)
@@ -137,8 +137,8 @@ class McpServer:
                 return await self.call(tool, arguments, ask, again=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
-                self.failure = self.failure or fault or "it has ended"
-                raise ToolError(f"the server {self.entry.title} ended during the call: {self.failure}") from error
+                self.failure = self.failure or fault or "it has exited"
+                raise ToolError(f"the server {self.entry.title} exited during the call: {self.failure}") from error
             raise ToolError(visible_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.title} gave no result: {NO_MCP}") from error
@@ -154,7 +154,7 @@ class McpServer:
         """The server asks a person for values. The protocol does not say during which call: where several run it cannot
         be known whom to ask, and nobody is."""
         if not isinstance(params, ElicitRequestFormParams):
-            return ErrorData(code=INVALID_PARAMS, message="only forms are shown here")
+            return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
             return ElicitResult(action="cancel")
         ask = self._asks[0]
@@ -203,7 +203,7 @@ class McpServer:
                 up.set_result(None)
             await _first_of(over, process.ended)
             if process.ended.is_set():
-                self.failure = process.fault or "it has ended"
+                self.failure = process.fault or "it has exited"
 
     async def _listed(self, client: Client, process: McpAddress | McpProcess) -> tuple[ChatTool, ...]:
         tools: dict[str, ChatTool] = {}
@@ -352,11 +352,11 @@ def _reason(error: BaseException, step: str) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):
-        return "there is no such program"
+        return "no such program"
     if isinstance(error, OSError):
         return error.strerror or f"it could not be {step}"
     if isinstance(error, MCPError):
-        return "it ended at once" if error.code == CONNECTION_CLOSED else NO_MCP
+        return "it exited immediately" if error.code == CONNECTION_CLOSED else NO_MCP
     if isinstance(error, ValidationError):
         return NO_MCP
     return f"it could not be {step}"

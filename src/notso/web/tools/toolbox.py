@@ -111,7 +111,7 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
     except ToolError as error:
         return outcome("failed", f"error: {error}")
     except TimeoutError:
-        return outcome("failed", f"error: {tool.name} did not answer within {tool.seconds:g} s")
+        return outcome("failed", f"error: {tool.name} did not respond within {tool.seconds:g} s")
     except NotsoError as error:
         return outcome("failed", f"error: {error}")
     except Exception:

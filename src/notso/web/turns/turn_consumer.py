@@ -188,7 +188,7 @@ class TurnConsumer:
         except NotsoError as error:
             self._failure = error
         except Exception as error:
-            logger.exception("the engine failed on a question")
+            logger.exception("the engine failed on a request")
             self._failure = error
         finally:
             running.close()
@@ -256,8 +256,12 @@ class TurnConsumer:
         rendered = await self._off_loop(lambda: step(self._markdown[channel]))
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
+    @property
+    def _owner(self) -> str:
+        return self.turn.request.options.owner
+
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self.turn.request.options.owner, work)
+        return await self._renderer.run(self._owner, work)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -268,9 +272,9 @@ class TurnConsumer:
     async def _save_partial(self) -> None:
         self._last_save = time.monotonic()
         try:
-            await self._store.save_message(replace(self._message("running"), renderer=0))
+            await self._store.save_message(replace(self._message("running"), renderer=0), self._owner)
         except StorageError as error:
-            logger.warning("a partial answer was not saved: %s", error)
+            logger.warning("a partial response was not saved: %s", error)
 
     async def _finish(self) -> None:
         for channel in CHANNELS:
@@ -298,10 +302,10 @@ class TurnConsumer:
         away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
         for pause in (*SAVE_RETRY_SECONDS, *away, None):
             try:
-                await self._store.save_message(message)
+                await self._store.save_message(message, self._owner)
                 return True
             except StorageError as error:
-                logger.error("an answer was not saved: %s", error)
+                logger.error("a response was not saved: %s", error)
                 if pause is not None:
                     await asyncio.sleep(pause)
         return False

@@ -217,7 +217,7 @@ class Turns:
         try:
             await consumer.run()
         except Exception:
-            logger.exception("a turn could not be followed")
+            logger.exception("a turn could not be processed")
             consumer.running.stop()
             turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
         finally:

@@ -32,7 +32,7 @@ class OriginRules:
 def _pattern(rule: str) -> re.Pattern[str]:
     match = _RULE.fullmatch(rule.lower().removesuffix("/"))
     if match is None:
-        raise ValueError(f"{rule!r} is no origin: give SCHEME://HOST[:PORT], with * for a whole host or port, or *")
+        raise ValueError(f"{rule!r} is not an origin: use SCHEME://HOST[:PORT], where host or port can be *, or just *")
     scheme, host, port = match.groups()
     hosts = rf"(?:{_HOST})" if host == "*" else re.escape(host)
     port = port or ("*" if host == "*" else "")

@@ -19,7 +19,7 @@ DEFAULT_PORT = 3000
 MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
 VALKEY_SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
-NO_POSTGRES = "the address of the database begins with postgresql://"
+NO_POSTGRES = "the database URL must begin with postgresql://"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -153,7 +153,7 @@ class Settings:
     )
     mcp_config: Path | None = _setting(
         None,
-        help="MCP servers that provide tools (requires notso-smollm3-bot[mcp]).",
+        help="MCP servers that provide tools (requires the extra mcp).",
         metavar="FILE",
         variable="NOTSO_MCP_CONFIG",
     )
@@ -189,7 +189,8 @@ class Settings:
             raise SettingsError("host must be a name or an address", setting="host")
         if not is_loopback(self.host) and not self.asks_who:
             raise UnsafeBindError(
-                f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
+                f"listening on {self.host} allows access from other machines: set an API key, or use 127.0.0.1",
+                setting="host",
             )
         if self.database_url is not None and not is_postgres(self.database_url):
             raise SettingsError(NO_POSTGRES, setting="database_url")
@@ -200,20 +201,20 @@ class Settings:
         for name in ("api_key", "engine_key"):
             _require_key(getattr(self, name), name)
         if self.engine_url is not None and not is_engine_url(self.engine_url):
-            raise SettingsError("engine_url is http://HOST:PORT or https://HOST:PORT", setting="engine_url")
+            raise SettingsError("engine_url must be http://HOST:PORT or https://HOST:PORT", setting="engine_url")
         if (self.engine_api or self.engine_url is not None) and self.engine_key is None:
-            raise SettingsError("an engine and its front ends need a key", setting="engine_key")
+            raise SettingsError("an engine and its front ends require a key", setting="engine_key")
         if self.engine_api and self.engine_url is not None:
-            raise SettingsError("a front end computes for nobody", setting="engine_api")
+            raise SettingsError("a front end cannot serve the engine API", setting="engine_api")
         if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
             raise SettingsError("keep_alive_seconds must be a number", setting="keep_alive_seconds")
         if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
-            raise SettingsError(f"valkey_url begins with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
+            raise SettingsError(f"valkey_url must begin with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)
             except ValueError:
-                message = f"trusted_proxies: {proxy!r} is no address and no network"
+                message = f"trusted_proxies: {proxy!r} is not an address and no network"
                 raise SettingsError(message, setting="trusted_proxies") from None
         if not 0 < self.send_timeout_seconds <= 600:
             raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
@@ -259,7 +260,7 @@ OPTIONS: dict[str, Option] = {
 def _require_key(key: str | None, name: str) -> None:
     called = "an API key" if name == "api_key" else "an engine's key"
     if key is not None and (key != key.strip() or not key.isprintable()):
-        raise SettingsError(f"{called} neither begins nor ends with a blank, and has no breaks", setting=name)
+        raise SettingsError(f"{called} must not begin or end with a space or contain line breaks", setting=name)
     if key is not None and len(key) < 16:
         raise SettingsError(f"{called} needs at least 16 characters", setting=name)
 

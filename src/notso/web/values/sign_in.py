@@ -28,15 +28,16 @@ class ProxySignIn:
     addresses: tuple[str, ...]  # trusted addresses or networks, such as 10.0.0.0/8
 
     def __post_init__(self) -> None:
-        _require(_HEADER.fullmatch(self.header) is not None, "[proxy] header is no name of a header")
+        _require(_HEADER.fullmatch(self.header) is not None, "[proxy] header is not a header name")
         _require(bool(self.addresses), "[proxy] addresses must name the proxies")
         for address in self.addresses:
             try:
                 network = ipaddress.ip_network(address)
             except ValueError:
-                raise SettingsError(f"[proxy] {address!r} is no address", setting="sign_in") from None
+                raise SettingsError(f"[proxy] {address!r} is not an address", setting="sign_in") from None
             _require(
-                network.prefixlen > 0, "[proxy] addresses must not be all there are: anybody could say who they are"
+                network.prefixlen > 0,
+                "[proxy] addresses must not include all addresses, because anyone could then claim any name",
             )
 
 
@@ -138,7 +139,7 @@ def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in given.items():
-        _require(name in known, f"{where}{name} is unknown; there are {', '.join(known)}")
+        _require(name in known, f"{where}{name} is unknown; available: {', '.join(known)}")
         wanted = str(known[name].type)
         if wanted.startswith("tuple"):
             is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
@@ -147,8 +148,8 @@ def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
             continue
         _require(wanted != "bool" or isinstance(value, bool), f"{where}{name} must be true or false")
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        _require(wanted != "int" or is_count, f"{where}{name} must be a whole number from 0 on")
-        _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be a text")
+        _require(wanted != "int" or is_count, f"{where}{name} must be an integer, 0 or more")
+        _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be text")
         values[name] = value
     try:
         return kind(**values)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
 from notso.smollm3 import EngineError, InvalidRequestError
 from notso.web.api.engine import sessions
@@ -22,7 +23,6 @@ from notso.web.engine.port import AdapterSource, Event, Message, RequestOptions,
 from notso.web.engine.remote import engine_link
 from notso.web.engine.remote.engine_link import EngineLink
 from notso.web.engine.remote.remote_engine import RemoteSource
-from notso.web.testing.scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
 KEY = "a key for front ends only"
 ENGINE: dict[str, Any] = {"engine_api": True, "engine_key": KEY}
@@ -237,7 +237,7 @@ def test_an_engine_that_went_away_is_told_of_and_comes_back_by_itself(
     assert front.finished(asked).state != "done"
     front.wait(lambda: front.client.get("/health").json() == {"status": "failed"})
     said = front.client.post("/v1/chat/completions", json=CHAT)
-    assert said.status_code == 503 and "does not answer" in said.json()["error"]["message"]
+    assert said.status_code == 503 and "does not respond" in said.json()["error"]["message"]
     assert "1 2 3" in front.client.get(f"/chats/{asked.chat_id}").text, "what it had said is kept"
     relay.is_open = True
     front.wait(lambda: front.client.get("/health").status_code == 200)
@@ -269,7 +269,7 @@ def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(
     relay.cut()
     wait(lambda: generation.finished)
     error = generation.read()[-1].error
-    assert isinstance(error, EngineError) and "started anew" in str(error)
+    assert isinstance(error, EngineError) and "was restarted" in str(error)
     assert text(engine.submit(ASKED).events()) == DEFAULT_ANSWER, "it is the same model, and goes on"
     steps.end()
 
@@ -303,7 +303,7 @@ def test_an_engine_that_stops_says_so(start: Start, relayed: Relayed) -> None:
         steps.let()
         time.sleep(0.005)
     error = generation.read()[-1].error
-    assert isinstance(error, EngineError) and "stopped while it answered" in str(error)
+    assert isinstance(error, EngineError) and "stopped during this response" in str(error)
     with pytest.raises(EngineError):
         source()
     steps.end()
@@ -350,7 +350,7 @@ def test_something_else_that_listens_there_is_no_engine() -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         source = RemoteSource(f"http://127.0.0.1:{listener.getsockname()[1]}", KEY)
-        with pytest.raises(EngineError, match="not understood"):
+        with pytest.raises(EngineError, match="sent an invalid message"):
             source()
         source.close()
 
@@ -529,7 +529,7 @@ def test_a_body_without_end_is_read_to_its_limit(false: tuple[FalseEngine, Remot
     remote = source()
     assert remote.estimate(HELLO).prompt_tokens == 5
     engine.endless = True
-    with pytest.raises(EngineError, match="says more than is read"):
+    with pytest.raises(EngineError, match="sent too much data"):
         remote.estimate(HELLO)
     assert engine.sent <= 2 * engine_link.MAX_ANSWER_BYTES
 

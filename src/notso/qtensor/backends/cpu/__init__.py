@@ -1,1 +1,1 @@
-"""The CPU: its kernels, its threads, and its memory."""
+"""The CPU backend: kernels, threads and memory."""

@@ -1,4 +1,4 @@
-"""What no kernel can exceed on this machine: how fast memory is read, and how many bytes are multiplied."""
+"""Ceilings for kernels on this machine: memory bandwidth and byte products."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 WINDOW_BYTES = 1 << 26
-"""What is read between two looks at the clock: one to two milliseconds where memory gives 40 to 60 GB/s. A machine's
-memory may change its pace between two seconds, and others take the processor: the best window is what it can do."""
+"""Bytes per measurement: one to two milliseconds at 40 to 60 GB/s. The best window counts, because the speed of the
+memory may change within seconds and other programs take the processor."""
 
 WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
-"""How long products are made between two looks at the clock, and how many times."""
+"""Length of a measurement of products, and their number."""
 
 
 PLACES = (1, 2, 4)
-"""In how many places at a time a thread may read. In order (1) is the usual way; most processors fetch ahead page by
-page, and read faster in several."""
+"""Positions at which a thread reads at a time; 1 is sequential. Most processors prefetch page by page, and read faster
+at several."""
 
 
 def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
-    """Bytes per second at which the kernels' threads read `memory` (uint8, 1-D, contiguous), each in `places` places at
-    a time: the best window of one reading of all.
+    """Return the bytes per second at which the kernels' threads read `memory` (uint8, 1-D, contiguous), each at
+    `places`
+    positions at a time: the best window of one pass.
 
-    Raises OperandError for another array, one too small to take any time, or another number of places than PLACES has.
+    Raise OperandError for another array, one that is too small, or a number of places not in PLACES.
     """
     if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
         raise OperandError("the data must be a contiguous array of at least 1 MiB")
@@ -43,10 +44,10 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 
 def byte_products(at_least: int | None = None) -> float:
-    """Products of bytes per second, added up, with the instructions and threads in force and operands in registers:
-    the best of some windows of about a millisecond, or one measurement of `at_least` products.
+    """Return the total products of bytes per second with the current kernels and threads and operands in registers: the
+    best of several windows of about a millisecond, or one measurement of `at_least` products.
 
-    Twice that is the rate in operations, as TF/s count. Raises OperandError unless `at_least` is 1 or more.
+    The rate in operations (TF/s) is twice that. Raise OperandError unless `at_least` is 1 or more.
     """
     if at_least is not None and at_least < 1:
         raise OperandError("there are no operands to multiply")

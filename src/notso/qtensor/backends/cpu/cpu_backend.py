@@ -1,4 +1,4 @@
-"""The CPU as a backend. Its arrays are numpy's, and what crosses the border stays where it is."""
+"""The CPU as a backend. Its arrays are numpy's, so uploads and downloads copy nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from notso.qtensor.tensor import QTensor
 
 
 class CPU:
-    """Kernels and threads of the process as they are: however many of these there are, they share them."""
+    """The kernels and threads of the process, shared by all instances."""
 
     @classmethod
     def configured(cls, threads: int | None = None) -> CPU:
-        """With so many threads (None: one for each physical core), and obeying NOTSO_KERNELS and NOTSO_ATTENTION.
-        Raises KernelChoiceError."""
+        """Set the number of threads (None: one per physical core) and apply NOTSO_KERNELS and NOTSO_ATTENTION.
+
+        Raise KernelChoiceError.
+        """
         kernel_choice.configure(threads)
         return cls()
 
@@ -27,7 +29,7 @@ class CPU:
 
     @property
     def kernels(self) -> str:
-        """The kernel family in force."""
+        """Current kernel family."""
         return kernel_choice.kernels()
 
     @property
@@ -38,39 +40,39 @@ class CPU:
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """The tightest bound on this process."""
+        """Tightest memory limit of this process."""
         return available_memory(mapped_bytes=mapped_bytes)
 
     def weight_bytes(self, tensor: QTensor) -> int:
-        """Those of the file."""
+        """Size in the file."""
         return tensor.nbytes
 
     empty = staticmethod(ops.empty)
 
     def upload(self, values: Host) -> Array:
-        """The very array."""
+        """Return the array itself."""
         return values
 
     def write(self, array: Array, values: Numbers) -> None:
-        """Fill an array with as many numbers."""
+        """Fill an array with the given values."""
         array[:] = values
 
     def download(self, array: Array) -> Host:
-        """The very array."""
+        """Return the array itself."""
         values: Host = array
         return values
 
     def weight(self, tensor: QTensor) -> QTensor:
-        """The tensor itself, in the mapped file."""
+        """Return the tensor itself, in the mapped file."""
         return tensor
 
     @property
     def has_weight_arena(self) -> bool:
-        """Whether the system has large pages."""
+        """Whether the system has huge pages."""
         return huge_pages.available()
 
     def weight_arena(self, size_bytes: int, count: int) -> HugePageArena:
-        """Memory on large pages, which a mapped file does not lie on. Raises QTensorError."""
+        """Return memory on huge pages. Raise QTensorError."""
         return HugePageArena(size_bytes, count)
 
     def key_value_pools(
@@ -83,7 +85,7 @@ class CPU:
         *,
         large_pages: bool = True,
     ) -> Sequence[KeyValuePool]:
-        """One for each layer; see kv_pool.py."""
+        """Return one pool per layer."""
         return key_value_pools(layers, blocks, kv_heads, head_dim, format, large_pages=large_pages)
 
     program = ops.Program

@@ -1,31 +1,37 @@
-"""Tensors copied to anonymous memory on 2 MiB pages, where the kernels read them at the full speed of the memory.
+"""Tensors copied to anonymous memory on 2 MiB pages, packed if the processor's kernels support it.
 
-A mapped file lies on 4 KiB pages (a fifth of them larger, on file systems that can), and walking their table costs
-decoding a quarter to a third of its speed. The copy has the same bytes, so results are the same bit for bit.
+A mapped file uses 4 KiB pages (a fifth of them larger on some file systems); page table walks slow decoding down by a
+quarter to a third. A packed tensor has the same bytes in the order in which vectors are loaded
+(native/packed_weights.h), so results are bit-identical.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.backends.cpu.kernel_choice import is_packed, native
 from notso.qtensor.errors import QTensorError
+from notso.qtensor.formats import Format
 from notso.qtensor.tensor import QTensor
 
 PAGE_BYTES = 2 << 20
-TENSOR_ALIGNMENT = 4096  # each tensor begins on a small page, so that none shares a cache line with another
-COPY_BYTES = 8 << 20  # one piece of a copy; the interpreter's lock is free while it lasts
+TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
+COPY_BYTES = 8 << 20  # copied at a time, without the interpreter's lock
+SLAB_ROWS = 64  # native/packed_weights.h; smaller tensors are not packed, as the last 32 rows are padded
 
-LARGE_BYTES = 4 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
+LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
 
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def available() -> bool:
-    """Whether the kernel gives 2 MiB pages to memory that asks for them."""
+    """Return whether the kernel provides 2 MiB pages on request."""
     try:
         return "[never]" not in _POLICY.read_text() and hasattr(mmap, "MADV_HUGEPAGE")
     except OSError:
@@ -33,10 +39,11 @@ def available() -> bool:
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
-    """`size` bytes of zeros that take memory page by page as they are first written.
+    """Return `size` zero bytes whose pages are allocated when first written.
 
-    Large ones lie on 2 MiB pages where the system has them and unless `large_pages` is False: for what is written here
-    and there, and mostly never. Raises QTensorError when there is no room for them.
+    Large sizes use 2 MiB pages where available, unless `large_pages` is False, which suits sparsely written memory.
+    Raise
+    QTensorError if there is not enough address space.
     """
     large = large_pages and size >= LARGE_BYTES and available()
     try:
@@ -50,12 +57,32 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
     return view[start : start + size]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTensor:
+    """A tensor in slabs of 64 rows, `slab_stride` bytes apart; an operand of the operations alone."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]  # from its first slab to its end; other tensors' slabs may lie between
+    slab_stride: int
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def cols(self) -> int:
+        return self.shape[-1]
+
+
 class HugePageArena:
-    """Room for a known amount of tensors. Memory is taken page by page as tensors are copied in."""
+    """Memory for a known amount of tensors, allocated page by page as tensors are copied."""
 
     def __init__(self, tensor_bytes: int, tensor_count: int) -> None:
-        """Reserve address space for `tensor_count` tensors of `tensor_bytes` together. Raises QTensorError."""
-        size = tensor_bytes + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
+        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raise QTensorError."""
+        # Packing pads the last 32 rows; address space that is not used takes no memory.
+        size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -63,22 +90,59 @@ class HugePageArena:
             raise QTensorError(f"cannot allocate huge pages: {error}") from error
         self._bytes = np.frombuffer(memory, np.uint8)
         self._used = -self._bytes.ctypes.data % PAGE_BYTES
+        self._packed = False
 
-    def copy(self, tensor: QTensor) -> QTensor:
-        """The same tensor, its bytes in this arena. Raises QTensorError when the arena is full."""
-        start = -(-self._used // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-        if start + tensor.nbytes > self._bytes.size:
-            raise QTensorError(f"tensor {tensor.name!r} does not fit in the reserved memory")
-        self._used = start + tensor.nbytes
-        data = self._bytes[start : self._used]
+    @property
+    def layout(self) -> str:
+        """ "packed", or "hugepages" if rows are as in the file."""
+        return "packed" if self._packed else "hugepages"
+
+    def copy(self, *tensors: QTensor) -> tuple[QTensor | PackedTensor, ...]:
+        """Return copies of the tensors in this arena; slabs of tensors with equal rows are interleaved.
+
+        Raises QTensorError if it is full.
+        """
+        if not all(tensor.rows >= SLAB_ROWS and is_packed(tensor.format) for tensor in tensors):
+            return tuple(self._copied(tensor) for tensor in tensors)
+        if len({tensor.rows for tensor in tensors}) > 1:
+            return tuple(each for tensor in tensors for each in self.copy(tensor))
+        slabs = [_packed_bytes(tensor, SLAB_ROWS, 1) for tensor in tensors]
+        stride = sum(slabs)
+        sizes = [_packed_bytes(tensor, tensor.rows, stride) for tensor in tensors]
+        begins = [sum(slabs[:i]) for i in range(len(slabs))]
+        room = self._room(tensors[0].name, max(begin + size for begin, size in zip(begins, sizes, strict=True)))
+        places = [room[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+        for tensor, data in zip(tensors, places, strict=True):
+            native.pack_weight(tensor.data, tensor.format.ggml_type, tensor.rows, tensor.cols, stride, data)
+            data.flags.writeable = False
+        self._packed = True
+        return tuple(
+            PackedTensor(tensor.name, tensor.format, tensor.shape, data, stride)
+            for tensor, data in zip(tensors, places, strict=True)
+        )
+
+    def _copied(self, tensor: QTensor) -> QTensor:
+        data = self._room(tensor.name, tensor.nbytes)
         for at in range(0, tensor.nbytes, COPY_BYTES):
             np.copyto(data[at : at + COPY_BYTES], tensor.data[at : at + COPY_BYTES])
         data.flags.writeable = False
         return QTensor(tensor.name, tensor.format, tensor.shape, data)
 
+    def _room(self, name: str, size: int) -> npt.NDArray[np.uint8]:
+        start = -(-self._used // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+        if start + size > self._bytes.size:
+            raise QTensorError(f"tensor {name!r} does not fit in the reserved memory")
+        self._used = start + size
+        return self._bytes[start : self._used]
+
+
+def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
+    size: int = native.packed_bytes(tensor.format.ggml_type, rows, tensor.cols, stride)
+    return size
+
 
 def huge_page_bytes() -> int:
-    """Anonymous memory of this process that lies on huge pages (0 where the system does not say)."""
+    """Return the anonymous memory of this process on huge pages (0 if unknown)."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which kernels run and on how many threads. The one place that imports the native module."""
+"""Selection of kernels and threads. The only module that imports the native module."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from notso.qtensor import _native as native
 from notso.qtensor.errors import KernelChoiceError
+from notso.qtensor.formats import Format
 
 KERNELS_VARIABLE = "NOTSO_KERNELS"
 ATTENTION_VARIABLE = "NOTSO_ATTENTION"
@@ -20,6 +21,7 @@ __all__ = [
     "cpu_features",
     "default_threads",
     "end_on_bus_errors",
+    "is_packed",
     "kernels",
     "native",
     "set_threads",
@@ -31,37 +33,43 @@ __all__ = [
 
 
 def cpu_features() -> list[str]:
-    """Instruction sets that this CPU has and the operating system lets us use, such as avx2, amx_int8 or dotprod."""
+    """Return the instruction sets that the CPU and the operating system provide, such as avx2, amx_int8 or dotprod."""
     return list(native.cpu_features())
 
 
 def available_kernels() -> list[str]:
-    """Kernel families this CPU runs, best first; `generic` is always among them. All of them give the same bits."""
+    """Return the kernel families of this CPU, best first, always including `generic`. Their results are
+    bit-identical."""
     return list(native.available_kernels())
 
 
 def kernels() -> str:
-    """The kernel family in force."""
+    """Return the current kernel family."""
     return str(native.kernels())
 
 
 def use_kernels(name: str) -> None:
-    """Put a kernel family in force. Raises KernelChoiceError, which lists the choices."""
+    """Select a kernel family. Raise KernelChoiceError, which lists the choices."""
     try:
         native.use_kernels(name)
     except ValueError as error:
         raise KernelChoiceError(str(error)) from None
 
 
+def is_packed(format: Format) -> bool:
+    """Whether the family in force multiplies packed weights of a format (native/packed_weights.h)."""
+    return bool(native.is_packed(format.ggml_type))
+
+
 def attention_variant() -> str:
-    """How many queries read a cache of 8 bits and less: by `vectors` or by `tiles`. Both give the same bits."""
+    """Return how many queries read a cache of at most 8 bits: by `vectors` or `tiles`, with identical results."""
     return str(native.attention_variant())
 
 
 def use_attention(variant: str) -> None:
-    """Take `vectors` or `tiles` for many queries, or what should be faster (`auto`).
+    """Select `vectors`, `tiles` or `auto` (the faster one) for many queries.
 
-    Raises KernelChoiceError for anything else, and for tiles where the kernels in force have none.
+    Raise KernelChoiceError for other values, and for tiles if the current kernels have none.
     """
     try:
         native.use_attention(variant)
@@ -70,12 +78,13 @@ def use_attention(variant: str) -> None:
 
 
 def threads() -> int:
-    """Threads that share each operation; the calling thread is one of them."""
+    """Return the number of threads that share each operation, including the calling one."""
     return int(native.thread_count())
 
 
 def set_threads(count: int) -> None:
-    """Replace the thread pool. Waits for running work. Raises KernelChoiceError outside 1..1024 or our means."""
+    """Replace the thread pool after running work has ended. Raise KernelChoiceError outside 1..1024 or system
+    limits."""
     try:
         native.set_thread_count(count)
     except (ValueError, RuntimeError) as error:
@@ -83,14 +92,15 @@ def set_threads(count: int) -> None:
 
 
 def work_shares() -> list[int]:
-    """Work items that each thread has done since `set_threads`, the calling thread first. Waits for running work."""
+    """Return the work items done by each thread since `set_threads`, the calling thread first. Waits for running
+    work."""
     return list(native.work_shares())
 
 
 def configure(thread_count: int | None = None) -> None:
-    """Obey NOTSO_KERNELS and NOTSO_ATTENTION and set the threads (None: one for each physical core we may use).
+    """Apply NOTSO_KERNELS and NOTSO_ATTENTION and set the threads (None: one per usable physical core).
 
-    Raises KernelChoiceError for a family that is unknown or that this CPU lacks, and for tiles where there are none.
+    Raise KernelChoiceError for an unknown or unavailable family, and for tiles if there are none.
     """
     wanted = os.environ.get(KERNELS_VARIABLE, "").strip()
     if wanted:
@@ -102,26 +112,27 @@ def configure(thread_count: int | None = None) -> None:
 
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:
-    """End the process with that code, and that line (of up to 255 bytes) on stderr, when a mapped file is cut short or
-    becomes unreadable. The system would kill it without a word. For programs: it holds for the whole process.
+    """Exit with that code and line (at most 255 bytes) on stderr if a mapped file is truncated or becomes unreadable.
+
+    Without this, the system kills the process silently. Applies to the whole process, so only programs should call it.
     """
     native.end_on_bus_errors(exit_code, line)
 
 
 def default_threads() -> int:
-    """Physical cores within our affinity, but no more than a container's CPU quota allows."""
+    """Return the physical cores within the process's affinity, at most the container's CPU quota."""
     cores = {_core_of(cpu) for cpu in usable_cpus()}
     quota = _cpu_quota()
     return max(1, min(len(cores), int(quota) if quota is not None else len(cores)))
 
 
 def usable_cpus() -> set[int]:
-    """Return the CPUs within our affinity, or all where the system has none (macOS)."""
+    """Return the CPUs within the affinity, or all where the system has none (macOS)."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _core_of(cpu: int) -> tuple[str, str] | int:
-    """What two hyper-threads of one core have in common: package and core number."""
+    """Return package and core number, which hyper-threads share."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
@@ -130,7 +141,7 @@ def _core_of(cpu: int) -> tuple[str, str] | int:
 
 
 def _cpu_quota() -> float | None:
-    """CPUs worth of time a cgroup grants (version 2, then 1), or None without a limit."""
+    """Return the CPUs granted by a cgroup (version 2, then 1), or None."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return None if quota == "max" else int(quota) / int(period)

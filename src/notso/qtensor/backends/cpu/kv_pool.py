@@ -1,6 +1,6 @@
-"""The memory of a key-value cache: blocks of 128 positions, each readable and writable as bytes.
+"""Memory of a key-value cache: blocks of 128 positions, readable and writable as bytes.
 
-How blocks lie is written down in native/cache_format.h; here a head of a block is a row of bytes of known length.
+native/cache_format.h specifies the layout; here a head of a block is a row of bytes of known length.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from notso.qtensor.kv_formats import KV_FORMATS, KVFormat, kv_block_bytes
 
 Bytes = npt.NDArray[np.uint8]
 RUN_BLOCKS = 16
-"""Blocks whose heads lie together, at the most. More are no quicker to read; these fill a large page of the 3B."""
+"""Maximum blocks whose heads are adjacent. More are not faster to read; these fill a huge page of the 3B."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValuePool:
-    """Blocks of one layer's cache; memory is taken when a block is first written.
+    """Blocks of one layer's cache, allocated when first written.
 
     `data` (runs, KH, blocks of a run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
-    the length of a run. It may have room for more than `blocks`. Formats below 8 bits go with a second pool in k8v8 for
+    the length of a run. There may be room for more than `blocks`. Formats below 8 bits need a second pool in k8v8 for
     each sequence's first and last tile.
     """
 
@@ -42,51 +42,51 @@ class KeyValuePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space; what was never written takes no memory."""
+        """Bytes of address space, not all of which is allocated."""
         return self.data.nbytes
 
     @property
     def needs_window(self) -> bool:
-        """Whether attention over this pool needs a second one, in k8v8, for first and last tiles."""
+        """Whether attention needs a second pool, in k8v8, for first and last tiles."""
         return KV_FORMATS[self.format].is_low_bit
 
     def block(self, number: int) -> Bytes:
-        """A block where it lies, writable: (KH, bytes of a head). Raises OperandError if there is none."""
+        """Return a writable view of a block (KH, bytes of a head). Raise OperandError if there is none."""
         if not 0 <= number < self.blocks:
             raise OperandError(f"block {number} is outside the pool of {self.blocks}")
         run, place = divmod(number, self.data.shape[2])
         return self.data[run, :, place]
 
     def read_block(self, block: int) -> bytes:
-        """A copy of block number `block`, head after head."""
+        """Return a copy of a block, head by head."""
         return self.block(block).tobytes()
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Put back what `read_block` gave. Raises OperandError unless it has block_bytes bytes."""
+        """Write the result of `read_block`. Raise OperandError unless it has block_bytes bytes."""
         if len(data) != self.block_bytes:
             raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
         self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)
 
     def block_memory(self, block: int) -> list[memoryview]:
-        """The bytes of block number `block` where they lie, writable, in the order of `read_block`."""
+        """Return writable views of the bytes of a block, in the order of `read_block`."""
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
-        """Have memory for block number `block`: its ends are written, though with what is there."""
+        """Allocate the memory of a block without changing its content."""
         self.block(block)[:, [0, -1]] |= 0
 
     def copy_block(self, source: int, target: int) -> None:
-        """Make block `target` equal to block `source`."""
+        """Copy block `source` to block `target`."""
         self.block(target)[:] = self.block(source)
 
 
 def reserved_blocks(blocks: int) -> int:
-    """For how many blocks a pool has room that was made for so many: runs are of one length."""
+    """Return the number of blocks for which a pool of this many has room; all runs have the same length."""
     return math.prod(_runs(blocks))
 
 
 def _runs(blocks: int) -> tuple[int, int]:
-    """How many runs, and of how many blocks each: as few too many as can be."""
+    """Return the number and the length of runs with the least excess."""
     runs = -(-blocks // RUN_BLOCKS)
     return runs, -(-blocks // runs)
 
@@ -94,9 +94,9 @@ def _runs(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """A pool of zeros, in memory from `huge_pages.zeroed`.
+    """Return a pool of zeros, in memory from `huge_pages.zeroed`.
 
-    Raises OperandError for sizes that cannot be, and QTensorError when the address space cannot be had.
+    Raise OperandError for invalid sizes, and QTensorError if there is not enough address space.
     """
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
@@ -104,8 +104,8 @@ def key_value_pool(
 def key_value_pools(
     layers: int, blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> list[KeyValuePool]:
-    """One for each of `layers` layers, lying one behind the other: apart, each would fill its last large page in part
-    only. As `key_value_pool`."""
+    """Return one pool for each of `layers` layers, adjacent so that they share huge pages. Raise as
+    `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache cannot have {blocks} blocks")
     runs, run = _runs(blocks)

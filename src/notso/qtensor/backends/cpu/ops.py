@@ -1,11 +1,11 @@
-"""Operations over arrays and quantised tensors, writing into outputs that the caller owns.
+"""Operations on arrays and quantized tensors, with outputs provided by the caller.
 
-Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. What arrays
-contain (row numbers, positions, blocks) is checked natively when the operation runs, before anything is written.
-The arithmetic of each operation is written down in native/kernel_table.h; every kernel family gives the same bits.
+Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. The content of
+arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
+specifies the arithmetic of each operation, and every kernel family gives the same bits.
 
-Inside `with program.record():` nothing is computed: the operations are kept, with the arrays they point into, and
-`program.run()` replays them in one native call without the interpreter's lock. The arrays' contents are read anew.
+Inside `with program.record():` operations are captured with references to their arrays instead of computed, and
+`program.run()` replays them in one native call without the interpreter's lock, reading the arrays anew.
 
 Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
 D head dimension, S sequences, T tiles of a sequence, B blocks of the cache.
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.backends.cpu.huge_pages import PackedTensor
 from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pool, key_value_pools
 from notso.qtensor.backends.protocol import RMSNorm
@@ -31,6 +32,7 @@ from notso.qtensor.tensor import QTensor
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 Window = tuple[Integers, KeyValuePool]
+Weight = QTensor | PackedTensor
 
 __all__ = [
     "CACHE_LINE_FLOATS", "KV_FORMATS", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
@@ -43,7 +45,7 @@ CACHE_LINE_FLOATS = 16
 
 
 class Program:
-    """Operations recorded once and replayed. Holds on to every array they use."""
+    """Captured operations for replay. Keeps references to their arrays."""
 
     def __init__(self) -> None:
         self._steps = native.Program()
@@ -53,7 +55,7 @@ class Program:
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Keep the operations called in this thread instead of running them. Raises OperandError if one already is."""
+        """Capture the operations called in this thread. Raise OperandError if another program is being captured."""
         _native(self._steps.begin)
         try:
             yield self
@@ -61,12 +63,12 @@ class Program:
             self._steps.end()
 
     def run(self) -> None:
-        """Run every step in order. Raises OperandError where an array holds something out of range."""
+        """Run all steps in order. Raise OperandError if an array contains a value out of range."""
         _native(self._steps.run)
 
 
 def empty(rows: int, columns: int) -> Floats:
-    """Uninitialised (rows, columns) float32 whose memory begins on a cache line, which kernels write fastest."""
+    """Return an uninitialized (rows, columns) float32 array aligned to a cache line."""
     if rows < 0 or columns < 1:
         raise OperandError(f"an array cannot have the shape {rows} x {columns}")
     memory = np.empty(rows * columns + CACHE_LINE_FLOATS, np.float32)
@@ -74,13 +76,14 @@ def empty(rows: int, columns: int) -> Floats:
     return memory[start : start + rows * columns].reshape(rows, columns)
 
 
-def embed_rows(weight: QTensor, ids: Integers, out: Floats) -> None:
-    """out[i] = row ids[i] of `weight`, dequantised. ids (L,) int32, out (L, K) float32."""
+def embed_rows(weight: Weight, ids: Integers, out: Floats) -> None:
+    """out[i] = dequantized row ids[i] of `weight`. ids (L,) int32, out (L, K) float32."""
     _array("ids", ids, np.int32, 1)
     _array("out", out, np.float32, 2, writeable=True)
     _same("out", out.shape, (ids.size, weight.cols))
     _apart("out", out, ids, weight.data)
-    _native(native.embed_rows, weight.data, weight.format.ggml_type, weight.rows, weight.cols, ids, out)
+    shape = weight.rows, weight.cols, weight.slab_stride
+    _native(native.embed_rows, weight.data, weight.format.ggml_type, *shape, ids, out)
 
 
 def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
@@ -107,36 +110,36 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
-def matmul(x: Floats, weight: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
-    """out = x @ weight.T with the weight's blocks as they are. x (L, K), weight (N, K), out (L, N) float32.
+def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
+    """out = x @ weight.T with the weight's quantized blocks. x (L, K), weight (N, K), out (L, N) float32.
 
-    For quantised weights each row of x is first quantised to bytes, one scale per 256 values; sums within 256 values
-    are exact integers. Float weights are multiplied in float32. With `norm` x is normalised first.
+    For quantized weights each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
+    values are exact integers. Float weights are multiplied in float32. With `norm`, x is normalized first.
     """
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
-def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]], *, norm: RMSNorm | None = None) -> None:
-    """`matmul` of the same x with several weights; x is quantised once and the threads share all rows."""
+def matmul_many(x: Floats, products: Sequence[tuple[Weight, Floats]], *, norm: RMSNorm | None = None) -> None:
+    """Multiply x by several weights like `matmul`; x is quantized once, and the threads share all rows."""
     for i, (_, out) in enumerate(products):
         _apart("out", out, *(other for _, other in products[:i]))
     _matmul(x, products, norm, _PLAIN)
 
 
-def matmul_add(x: Floats, weight: QTensor, out: Floats) -> None:
-    """out = out + x @ weight.T, bit for bit as `matmul` and `add` give it."""
+def matmul_add(x: Floats, weight: Weight, out: Floats) -> None:
+    """out = out + x @ weight.T, bit-identical to `matmul` and `add`."""
     _matmul(x, [(weight, out)], None, _ADD)
 
 
-def matmul_gated(x: Floats, gate: QTensor, up: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
-    """out = silu(x @ gate.T) * (x @ up.T), bit for bit as `matmul_many` and `silu_mul` give it; gate and up (N, K)."""
+def matmul_gated(x: Floats, gate: Weight, up: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
+    """out = silu(x @ gate.T) * (x @ up.T), bit-identical to `matmul_many` and `silu_mul`; gate and up (N, K)."""
     _matmul(x, [(gate, out), (up, out)], norm, _GATED)
 
 
 _PLAIN, _ADD, _GATED = 0, 1, 2  # how the native matmul combines its products
 
 
-def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm | None, combine: int) -> None:
+def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm | None, combine: int) -> None:
     _array("x", x, np.float32, 2)
     if not products or x.size == 0:
         raise OperandError("matmul needs at least one weight and one row")
@@ -156,6 +159,7 @@ def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm
         x,
         [weight.data for weight in weights],
         [weight.format.ggml_type for weight in weights],
+        [weight.slab_stride for weight in weights],
         [out for _, out in products],
         None if norm is None else norm.weight,
         0.0 if norm is None else float(norm.eps),
@@ -168,7 +172,7 @@ def rope_table(
 ) -> None:
     """Fill (L, D/2) with factor * cosine and factor * sine of position * frequency, the angle in float64.
 
-    positions (L,) int32, none negative; an angle beyond 1.6 million is not exact.
+    positions (L,) int32, nonnegative; angles beyond 1.6 million are not exact.
     """
     _array("frequencies", frequencies, np.float64, 1)
     _array("positions", positions, np.int32, 1)
@@ -211,9 +215,10 @@ def store_key_values(
 ) -> None:
     """Write k and v (L, KH, D) float32 into the cache, rounded to the pool's format.
 
-    Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 names the block of each of its tiles.
-    A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to both where both
-    have a block for its tile (-1: none), and refused where neither has.
+    Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 give the block of each of its tiles.
+    A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to both pools if
+    both
+    have a block for its tile (-1: none), and refused if neither has one.
     """
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
@@ -240,9 +245,9 @@ def attention(
 ) -> None:
     """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
-    Row i sees positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
-    h // (H / KH) of keys and values. Below 8 bits a row at position p reads tile 0 and tile p // 128 from `window`
-    (tables of the same shape and a k8v8 pool) and all others from the pool; a block it needs must be there.
+    Row i attends to positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
+    h // (H / KH) of keys and values. Below 8 bits, a row at position p reads tile 0 and tile p // 128 from `window`
+    (tables of the same shape and a k8v8 pool) and all others from the pool; the blocks it needs must exist.
     """
     _array("q", q, np.float32, 3)
     _array("out", out, np.float32, 3, writeable=True)
@@ -323,13 +328,13 @@ def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
 
 
 def _apart(name: str, written: Any, *others: Any) -> None:
-    """What is written may not lie in what is read, nor be written twice."""
+    """Outputs may overlap neither inputs nor each other."""
     if any(np.may_share_memory(written, other) for other in others):
         raise OperandError(f"{name} overlaps another operand")
 
 
 def _in_place_or_apart(name: str, written: Any, *others: Any) -> None:
-    """As `_apart`, but element by element the very same array will do."""
+    """Like `_apart`, but the output may be the same array."""
     _apart(name, written, *(other for other in others if other.ctypes.data != written.ctypes.data))
 
 
@@ -354,7 +359,7 @@ def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
 
 
 def _window(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
-    """Tables and bytes of the window pool; nothing where the format has none."""
+    """Return tables and bytes of the window pool, or nothing if the format has none."""
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
     if window is None:

@@ -90,7 +90,7 @@ def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
         for number, each in enumerate(_list(given, "cases"), 1):
             checks += _checks(f"case {number}", engine, _case(engine, each), bits)
     if not checks:
-        raise InvalidRequestError(f"{goldens}: no case says what to compare")
+        raise InvalidRequestError(f"{goldens}: no case has anything to compare")
     return GoldenReport(str(given.get("name", goldens.name)), str(given.get("source", "")), bits, tuple(checks))
 
 
@@ -135,37 +135,39 @@ def _root_mean_square(difference: Floats) -> float:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InvalidRequestError(f"{path}: goldens of more than {MAX_BYTES >> 20} MiB are not read")
+            raise InvalidRequestError(f"{path}: goldens are limited to {MAX_BYTES >> 20} MiB")
         given = DECODER.decode(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise InvalidRequestError(f"{path}: this is not JSON") from None
+        raise InvalidRequestError(f"{path}: not JSON") from None
     if not isinstance(given, dict):
-        raise InvalidRequestError(f"{path}: goldens are a JSON object")
+        raise InvalidRequestError(f"{path}: goldens must be a JSON object")
     return given
 
 
 def _require_shape(given: Mapping[str, Any], config: SmolLM3Config) -> None:
     shape = given.get("shape")
     if not isinstance(shape, dict):
-        raise InvalidRequestError("goldens say of which shape their model is")
+        raise InvalidRequestError("goldens must have the shape of their model")
     have = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     for name, value in have.items():
         if shape.get(name) != value:
-            raise InvalidRequestError(f"these goldens are of another model: {name} {shape.get(name)}, and not {value}")
+            raise InvalidRequestError(
+                f"these goldens belong to another model: {name} is {shape.get(name)}, not {value}"
+            )
 
 
 def _case(engine: Engine, given: Any) -> _Case:
     if not isinstance(given, dict) or ("ids" in given) == ("text" in given):
-        raise InvalidRequestError("each case of the goldens has either ids or text")
+        raise InvalidRequestError("each case of the goldens must have either ids or text")
     vocab = engine.config.vocab_size
     ids = _ids(given["ids"], vocab) if "ids" in given else engine.tokenize(_text(given["text"]))
     following = given.get("continuation", [])
     if isinstance(following, str):  # tokenized as one text: a token may span the boundary
         both = engine.tokenize(_text(given.get("text", "")) + following)
         if both[: len(ids)] != ids:
-            raise InvalidRequestError("the text and its continuation are not cut into tokens where they meet")
+            raise InvalidRequestError("the text and its continuation share a token")
         following = both[len(ids) :]
     else:
         following = _ids(following, vocab)
@@ -178,12 +180,12 @@ def _case(engine: Engine, given: Any) -> _Case:
 
 def _run(given: Any, positions: int, vocab: int) -> tuple[int, int, Floats]:
     if not isinstance(given, dict):
-        raise InvalidRequestError("logits of the goldens have a position, a first token and values")
+        raise InvalidRequestError("logits of the goldens must have a position, a first token and values")
     position, first, values = given.get("position"), given.get("first", 0), _floats(given.get("values"))
     if type(position) is not int or type(first) is not int or len(values) < 2:
-        raise InvalidRequestError("logits of the goldens have a position, a first token and several values")
+        raise InvalidRequestError("logits of the goldens must have a position, a first token and several values")
     if not 0 <= position < positions or not 0 <= first <= vocab - len(values):
-        raise InvalidRequestError(f"no logits are at position {position} from token {first} on")
+        raise InvalidRequestError(f"there are no logits at position {position} from token {first}")
     return position, first, values
 
 
@@ -211,5 +213,5 @@ def _floats(given: Any) -> Floats:
 
 def _text(given: Any) -> str:
     if not isinstance(given, str):
-        raise InvalidRequestError("a text of the goldens must be a text")
+        raise InvalidRequestError("text of the goldens must be a string")
     return given

@@ -123,14 +123,14 @@ class PeerProcess:
             requests.write(json.dumps(task) + "\n")
             requests.flush()
         except OSError as error:
-            raise EngineError("the peer ended before it answered") from error
+            raise EngineError("the peer exited without an answer") from error
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             self.close()
-            raise EngineError("the peer ended before it answered; it may lack memory or not know this model")
+            raise EngineError("the peer exited without an answer; it may lack memory or not support this model")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise _RefusedError(f"{self.name}: {answer['error']}")
@@ -159,7 +159,7 @@ def _openvino_folder() -> Path:
     folder = Path(os.environ.get(MODEL_VARIABLE, ""))
     if not (folder / "openvino_model.xml").is_file():
         raise InvalidRequestError(
-            f"OpenVINO reads no GGUF file: set {MODEL_VARIABLE} to a folder that benchmarks/openvino_model.py made",
+            f"OpenVINO cannot read GGUF files: set {MODEL_VARIABLE} to a folder made by benchmarks/openvino_model.py",
             param="compare",
         )
     return folder

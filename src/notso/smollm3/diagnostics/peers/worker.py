@@ -142,7 +142,7 @@ class LlamaCpp:
                 params.type_k = params.type_v = c.GGML_TYPE_Q8_0
             context = c.llama_init_from_model(self._model(settings["repacked"]), params)
             if not context:
-                raise RuntimeError("llama.cpp does not take this configuration")
+                raise RuntimeError("llama.cpp does not support this configuration")
             self._contexts[configuration] = context
             self._read(context, 0, SHORT_TOKENS)  # warm up
         return self._contexts[configuration]
@@ -166,7 +166,7 @@ class LlamaCpp:
         saved, last = self._saved[configuration], depth - SHORT_TOKENS
         for at in range(0, last, BATCH_TOKENS):
             if not c.llama_state_seq_set_data(context, saved, len(saved), 1):
-                raise RuntimeError("llama.cpp has no room at this depth")
+                raise RuntimeError("llama.cpp's context is too small for this depth")
             c.llama_memory_seq_add(memory, 1, -1, -1, at)
             c.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             c.llama_memory_seq_rm(memory, 1, -1, -1)

@@ -1,1 +1,1 @@
-"""JSON Schema, told in the keywords that the grammar library holds."""
+"""JSON Schema, rewritten in the keywords that the grammar library supports."""

@@ -1,4 +1,4 @@
-"""What is said of a whole array, as alternatives of arrays whose items are declared one by one."""
+"""Constraints on whole arrays, expressed as alternatives with one schema per item."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from notso.smollm3.sampling.schemas.negation import Schema, all_types_but, any_of
 
 MAX_ARRANGEMENTS = 130
-"""In how many orders the items of a `uniqueItems` are written down one by one."""
+"""Maximum permutations of `uniqueItems` that are listed."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 CONTAINED_WITHIN = 4
-"""Among how many items the one that `contains` asks for is."""
+"""Number of leading items among which `contains` must match."""
 
 
 def containing(item: Schema, least: int) -> Schema:
-    """Arrays with one of `item` among the first few, or that begin with `least` of them."""
+    """Return arrays with `item` among the first few items, or that begin with `least` of them."""
     places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
     arrays = (
         {
@@ -33,7 +33,7 @@ def containing(item: Schema, least: int) -> Schema:
 
 
 def plain_values(items: Schema) -> list[Any] | None:
-    """All values that items may have, where those are listed and neither arrays nor objects."""
+    """Return all values of the items if they are listed and neither arrays nor objects."""
     if not isinstance(items, dict):
         return None
     if items == {"type": "boolean"}:
@@ -47,7 +47,7 @@ def plain_values(items: Schema) -> list[Any] | None:
 
 
 def _integers(items: dict[str, Any]) -> list[Any] | None:
-    """All integers within bounds, if they are few."""
+    """Return all integers within bounds, if they are few."""
     low, high = items.get("minimum", -math.inf), items.get("maximum", math.inf)
     if "exclusiveMinimum" in items:
         low = max(low, math.floor(items["exclusiveMinimum"]) + 1)
@@ -59,8 +59,8 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 
 
 def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Arrays of these values, each once at most: in any order, or in this one where the orders are many. None where
-    that is still too many."""
+    """Return arrays of distinct values in any order, or in the given one if there are many orders; None if still too
+    many."""
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
         if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
@@ -78,7 +78,7 @@ def _array_of(values: Sequence[Any]) -> Schema:
 
 
 def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
-    """Arrays whose items that `schema` itself says nothing of are of `rest`."""
+    """Apply `rest` to the items that `schema` does not constrain."""
     declared = schema.get("items")
     is_list = isinstance(declared, list)
     if ("items" in schema and not is_list) or (is_list and "additionalItems" in schema):

@@ -1,8 +1,9 @@
-"""Patterns that look around, as patterns that do not: their automata intersected, and written as one expression.
+"""Rewrite patterns with lookarounds as patterns without: intersect their automata and write the result as one
+expression.
 
-A pattern is a tree of nodes. What may follow a text is a boolean formula over places in the tree, in which a lookahead
-is one part of a conjunction and a negative one a part that is negated; formulas of equal meaning mostly look alike, so
-that they are the states of a finite automaton. Its expression is made by taking one state away after the other.
+A pattern is a tree of nodes. What may follow a text is a boolean formula over positions in the tree, in which a
+lookahead is a conjunct and a negative one a negated conjunct. Equivalent formulas mostly have the same form, so they
+are the states of a finite automaton. Eliminating the states one by one gives its expression.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import TypeAlias
 MAX_STATES, MAX_SEARCHED = 400, 3_000
 MAX_STEPS, MAX_SEARCH_STEPS = 40_000, 40_000
 MAX_WRITTEN = 40_000
-"""Bounds of the automaton (of one in which only a short text is looked for), of the work that makes it, and of the
-expression that comes of it."""
+"""Limits of the automaton (and of one that is only searched for a short text), of the work to build it, and of the
+resulting expression."""
 
 MAX_WORK = 50
-"""How many expressions of the largest size may be written on the way to one."""
+"""Maximum work for one expression, in expressions of the largest size."""
 
-MAX_DEPTH = 150  # of nested places and formulas; each takes two or three of the interpreter's frames
+MAX_DEPTH = 150  # nested positions and formulas; each takes two or three interpreter frames
 
 MAX_NODES = 4_000
-"""Of a pattern whose counted repetitions are written out."""
+"""Maximum nodes of a pattern after expanding counted repetitions."""
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
@@ -33,7 +34,7 @@ WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 
 
 class TooLargeError(Exception):
-    """The automaton or its expression has outgrown its bounds."""
+    """The automaton or its expression exceeds its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +46,21 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One part after the other."""
+    """Concatenation."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several."""
+    """Alternatives."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A part again and again; most None: without end."""
+    """Repetition; most None: unbounded."""
 
     body: Node
     least: int
@@ -68,7 +69,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Asks what follows, and takes nothing of it."""
+    """Lookahead."""
 
     body: Node
     is_negated: bool
@@ -76,7 +77,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """The beginning (`^`), the end (`$`), the edge of a word (`b`) or no such edge (`B`)."""
+    """Start (`^`), end (`$`), word boundary (`b`) or not (`B`)."""
 
     kind: str
 
@@ -87,13 +88,13 @@ ANYTHING = Repeat(Chars(((0, LAST),)), 0, None)
 
 
 def written_plainly(node: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return a pattern for the texts that begin like `node`; None if it looks around, but for its edges."""
+    """Return a pattern for the texts that begin with `node`, or None if it has lookarounds except at its edges."""
     text = _plain(node, write)
     return None if text is None else f"^(?:{text})"
 
 
 def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) -> str | None:
-    """may_end: `$` may stand at the end of it."""
+    """may_end: `$` is allowed at the end."""
     match node:
         case Chars(ranges):
             return write(ranges) or None
@@ -111,15 +112,15 @@ def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) 
     return None
 
 
-# Formulas. Places are linked lists of what is still to match: (node, rest), None at the end. Ids are of the formulas'
-# own table, so that equal ones are one.
+# Formulas. Positions are linked lists of the rest to match: (node, rest), None at the end. Formulas are interned, so
+# that equal ones have the same id.
 
 _FALSE, _TRUE = 0, 1
 _START, _BEHIND_OTHER, _BEHIND_WORD = range(3)
 
 
 class _Automaton:
-    """Makes the states of a pattern, which must match a whole text."""
+    """Build the states of a pattern that must match a whole text."""
 
     def __init__(self, root: Node, steps: int) -> None:
         self._most = steps
@@ -145,7 +146,7 @@ class _Automaton:
         return found
 
     def _place(self, node: Node, rest: int | None) -> int:
-        """The formula of a place: `node`, then `rest` (a place too; None is the end of the pattern)."""
+        """Return the formula of a position: `node`, then `rest` (None: the end of the pattern)."""
         return self._id(("place", node, rest))
 
     def _both(self, parts: Iterable[int]) -> int:
@@ -179,7 +180,7 @@ class _Automaton:
         return formula[1] if formula[0] == "not" else self._id(("not", part))  # type: ignore[return-value]
 
     def expand(self, formula: int, behind: int) -> int:
-        """The formula over single characters ("chars", ranges, what follows) and the end ("end",)."""
+        """Return the formula over characters ("chars", ranges, rest) and the end ("end",)."""
         key = formula, behind
         if key not in self._expanded:
             self._expanded[key] = self._map(formula, lambda place: self._expand_place(place, behind, frozenset()))
@@ -259,11 +260,11 @@ class _Automaton:
         return is_edge if kind == "b" else self._negated(is_edge)
 
     def ends(self, expanded: int) -> bool:
-        """Whether the text may end here."""
+        """Return whether the text may end here."""
         return self._map(expanded, lambda leaf: _TRUE if self._formulas[leaf][0] == "end" else _FALSE) == _TRUE
 
     def behind(self, expanded: int, point: int) -> int:
-        """The formula behind a character."""
+        """Return the formula after a character."""
         key = expanded, point
         if key not in self._derived:
             self._derived[key] = self._map(expanded, lambda leaf: self._behind_leaf(leaf, point))
@@ -276,7 +277,7 @@ class _Automaton:
         return self._id(("end",)) if formula[2] is None else formula[2]  # type: ignore[return-value]
 
     def edges(self, expanded: int) -> set[int]:
-        """The first code points of ranges that behave alike."""
+        """Return the first code points of equivalent ranges."""
         found = {0}
         left = [expanded]
         while left:
@@ -293,9 +294,10 @@ class _Automaton:
 
 
 def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return an expression for the texts that a pattern matches as a whole; None where there are none.
+    """Return an expression for the texts that a pattern matches as a whole, or None if there are none.
 
-    write: a class of characters, in the dialect wanted; "" where none of them can be written. Raises TooLargeError.
+    write: converts a character class to the target dialect; "" if none of its characters can be generated. Raise
+    TooLargeError.
     """
     states, accepting = _states(root)
     names = {state: number for number, state in enumerate(states)}
@@ -311,8 +313,11 @@ def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | N
 
 
 def shortest_text(root: Node) -> str | None:
-    """Return a shortest text that a pattern matches as a whole, of printable characters that JSON need not escape; None
-    if there is none. Raises TooLargeError."""
+    """Return a shortest text that a pattern matches as a whole, of printable characters that JSON does not escape, or
+    None.
+
+    Raise TooLargeError.
+    """
     automaton = _Automaton(root, MAX_SEARCH_STEPS)
     start = automaton.start, _START
     texts = {start: ""}
@@ -339,7 +344,7 @@ def shortest_text(root: Node) -> str | None:
 
 
 def _preference(point: int) -> tuple[bool, bool, int]:
-    """Sort key: letters, then digits, then what else there is."""
+    """Prefer letters, then digits."""
     return not chr(point).isalnum(), not chr(point).islower(), point
 
 
@@ -351,7 +356,7 @@ _State: TypeAlias = tuple[int, int]
 
 
 def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], set[_State]]:
-    """For each state what leads on, and the states in which a text may end."""
+    """Return the transitions of each state, and the accepting states."""
     automaton = _Automaton(root, MAX_STEPS)
     has_edges = _has_edges(root)
     start = automaton.start, _START
@@ -405,7 +410,7 @@ def _has_edges(node: Node) -> bool:
 
 
 def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) -> set[int]:
-    """The states from which an end can be reached."""
+    """Return the states from which an accepting one is reachable."""
     sources: dict[int, set[int]] = {}
     for state, out in enumerate(moves):
         for target in out:
@@ -420,7 +425,7 @@ def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) ->
 
 
 def _alike(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], live: set[int]) -> dict[int, int]:
-    """For each live state the first that takes the same texts."""
+    """Map each live state to the first equivalent one."""
     group = {state: int(state in accepting) for state in live}
     while True:
         kinds: dict[tuple[object, ...], int] = {}
@@ -455,7 +460,7 @@ def _expression(
     classes: dict[int, int],
     write: Callable[[Ranges], str],
 ) -> str | None:
-    """Take one state after the other away, the one first that costs least."""
+    """Eliminate the states, cheapest first."""
     start, end = -1, -2
     paths: dict[int, dict[int, str]] = {start: {classes[0]: ""}, end: {}}
     for state in sorted(set(classes.values())):
@@ -515,7 +520,7 @@ def _grouped(text: str) -> str:
 
 
 def _has_choice(text: str) -> bool:
-    """Whether there is a choice outside of all groups and classes."""
+    """Return whether there is a choice outside groups and classes."""
     depth, in_class, at = 0, False, 0
     while at < len(text):
         character = text[at]

@@ -1,7 +1,7 @@
-"""Close the objects of a schema that declare their properties, so that a model does not invent names without end.
+"""Close the objects of a schema that declare properties, so that a model does not invent names endlessly.
 
-Less may be written than is valid, never more. Objects stay open where the schema says so by `additionalProperties`,
-and where closing would leave too few names for `minProperties`.
+The result may allow fewer values, never more. Objects stay open if `additionalProperties` says so, or if closing would
+leave too few names for `minProperties`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _COMBINED = ("allOf", "anyOf", "oneOf")
 
 
 class ObjectCloser:
-    """Closes the schema of one document and its definitions, in the library's keywords.
+    """Closes the schema of one document and its definitions.
 
-    A definition that stands alone is closed under its own name; where it is one of several parts of a value, the parts
-    are closed together, and refer to it as it was, by a second name.
+    A definition used alone is closed under its own name. If it is one of several parts of a value, the parts are closed
+    together and refer to the open version by a second name.
     """
 
     def __init__(self, definitions: dict[str, Schema], declared: Container[int], spend: Callable[[], None]) -> None:
-        """declared: the ids of the values of `properties` that declare what an object has."""
+        """declared: ids of the values of `properties` that declare properties."""
         self._open = definitions
         self._declared = declared
         self._spend = spend
@@ -32,7 +32,7 @@ class ObjectCloser:
         self._seen: set[str] = set()
 
     def closed(self, schema: Schema) -> tuple[Schema, dict[str, Schema]]:
-        """Return the schema with closed objects, and the definitions that it refers to then."""
+        """Return the closed schema and the definitions it refers to."""
         result = self._alone(schema)
         while self._pending:
             name, is_part = self._pending.pop()
@@ -49,7 +49,7 @@ class ObjectCloser:
         return f"#/$defs/{made}"
 
     def _alone(self, schema: Schema) -> Schema:
-        """A schema that alone says what a value is."""
+        """Close a schema that describes a value alone."""
         self._spend()
         if not isinstance(schema, dict):
             return schema
@@ -65,7 +65,7 @@ class ObjectCloser:
         return {**self._combined(schema), **self._rest(schema)}
 
     def _part(self, schema: Schema) -> Schema:
-        """A schema that says what a value is together with others."""
+        """Prepare a schema that describes a value together with others."""
         self._spend()
         return self._combined(schema) if isinstance(schema, dict) else schema
 
@@ -79,7 +79,7 @@ class ObjectCloser:
         return held
 
     def _inside(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The schema with closed objects in its members and items."""
+        """Close the members and items."""
         held = dict(schema)
         for keyword in ("properties", "patternProperties"):
             if keyword in schema:
@@ -92,7 +92,7 @@ class ObjectCloser:
         return held
 
     def _rest(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The keywords that close an object over the names which all its parts declare or require."""
+        """Return the keywords that close an object over the names of all its parts."""
         names: dict[str, None] = {}
         required: dict[str, None] = {}
         declares, least = False, 0

@@ -1,4 +1,5 @@
-"""Which JSON schemas an answer can be held to: every constraint is held, or the schema is refused by its name."""
+"""Checks and rewrites JSON schemas: every constraint is enforced, or the schema is refused by the name of the
+keyword."""
 
 from __future__ import annotations
 
@@ -12,53 +13,51 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schemas.keywords import MANY, NAMED, ONE
+from notso.smollm3.sampling.schemas.keywords import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 from notso.smollm3.sampling.schemas.negation import Schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 
 MAX_CHARACTERS = 2**20
-"""Of a schema, as it is sent."""
+"""Maximum length of a schema in a request."""
 
 MAX_REWRITTEN = 2**22
-"""Items of a schema (keywords, names, values) once it is in the library's keywords."""
+"""Maximum items of a rewritten schema (keywords, names, values)."""
 
 MAX_DESCENT = 4_096
-"""References times nesting: the library goes down one call for each, and ends the process where its stack ends."""
+"""References times nesting: the library recurses for each, and a stack overflow kills the process."""
 
 MAX_PERIOD = 10_000
-"""The library keeps a state for every remainder by all `multipleOf` together, powers of ten aside."""
-
-MAX_PATTERN_PROPERTIES = 32
-"""In one object: the library combines their patterns with one another."""
+"""The library keeps a state for every remainder by the product of all `multipleOf`, without powers of ten."""
 
 MAX_INTERSECTED = 10
-"""Patterns that one text must follow at once: the library's work doubles with each, and it asks nobody before it takes
-gigabytes."""
+"""Patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
-"""Programs ask with the same schema again. Larger ones are read anew, one at a time: they take a hundred times their
-size while they are."""
+"""Clients repeat schemas. Larger ones are not cached but compiled one at a time, because that takes a hundred times
+their size."""
 
 _LARGE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSchema:
-    """A schema in the keywords that the library holds, and what was ignored:
-    unknown keywords, and formats as `format: x`."""
+    """A schema in supported keywords, and the ignored ones: unknown keywords, and formats as `format: x`."""
 
     schema: dict[str, Any]
     ignored: tuple[str, ...] = ()
 
 
 def ignored_keywords(source: str) -> tuple[str, ...]:
-    """What of a schema (JSON text) says nothing about which values are valid: unknown keywords, and formats as
-    `format: x`. Raises InvalidRequestError if an answer cannot be held to it."""
+    """Return the parts of a schema (JSON text) that do not constrain values: unknown keywords, and formats as `format:
+    x`.
+
+    Raise InvalidRequestError if the schema cannot be enforced.
+    """
     return checked_schema(source, "grammar").ignored
 
 
 def checked_schema(source: str, param: str) -> HeldSchema:
-    """What `source` is as JSON text. Raises InvalidRequestError, which names `param` and what is wrong."""
+    """Return `source` as JSON text. Raise InvalidRequestError naming `param` and the problem."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
     if len(source) <= CACHED_CHARACTERS:
@@ -80,20 +79,20 @@ _read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
 def held_schema(document: object, param: str) -> HeldSchema:
-    """A schema, told in what the library holds. Raises InvalidRequestError if that cannot be done."""
+    """Return the schema in supported keywords. Raise InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
     rewriter = SchemaRewriter(document, param)
     schema, definitions = rewriter.rewritten()
     if schema is False:
-        raise InvalidRequestError("the schema is refused: nothing satisfies it", param=param)
+        raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
     held: dict[str, Any] = {**({} if schema is True else schema)}
     _check_size(held, definitions, param)
     return HeldSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
 
 
 def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:
-    """Whether the library can take it. What occurs in several places is one object here, and many there."""
+    """Refuse what is too large for the library, which expands shared subschemas."""
     sizes: dict[int, tuple[int, int]] = {}
     deepest, size, period = 1, 0, 1
     patterns_of: dict[int, int] = {}
@@ -108,23 +107,21 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
                     f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {patterns}", param=param
                 )
         if _intersected(each, definitions, patterns_of) > MAX_INTERSECTED:
-            raise InvalidRequestError(
-                f"a value would have to follow more than {MAX_INTERSECTED} patterns at once", param=param
-            )
+            raise InvalidRequestError(f"more than {MAX_INTERSECTED} patterns apply to the same value", param=param)
         own, depth = _extent(each, sizes)
         deepest, size = max(deepest, depth), size + own
     if size > MAX_REWRITTEN:
-        raise InvalidRequestError("the schema becomes too large: it has too many combinations", param=param)
+        raise InvalidRequestError("the schema is too large: it has too many combinations", param=param)
     if definitions and deepest * (len(definitions) + 1) > MAX_DESCENT:
         raise InvalidRequestError(
-            f"the schema has references to {len(definitions)} places and is nested {deepest} deep; "
-            f"the product may be {MAX_DESCENT}",
+            f"the schema has {len(definitions)} referenced definitions and a depth of {deepest}; "
+            f"their product is limited to {MAX_DESCENT}",
             param=param,
         )
 
 
 def _each_inner(schema: Schema) -> Iterator[dict[str, Any]]:
-    """The schema and all in it, each once."""
+    """Yield the schema and its subschemas, each once."""
     left: list[Schema] = [schema]
     seen: set[int] = set()
     while left:
@@ -136,7 +133,7 @@ def _each_inner(schema: Schema) -> Iterator[dict[str, Any]]:
 
 
 def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many items it is written with, and how deep it is."""
+    """Return the number of items and the depth."""
     if not isinstance(schema, dict):
         return 1, 1
     if id(schema) not in known:
@@ -147,7 +144,7 @@ def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int
 
 
 def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int, int]) -> int:
-    """Of how many patterns the library would make one, for one text within a value; rather too many than too few."""
+    """Return an upper bound of the patterns that the library intersects for one text."""
     left: list[tuple[Schema, bool]] = [(schema, False)]
     while left:
         each, parts_are_known = left.pop()
@@ -155,7 +152,7 @@ def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int
             continue
         target = definitions.get(str(each.get("$ref")).rpartition("/")[2], True)
         if not parts_are_known:
-            known[id(each)] = 0  # where it refers to itself
+            known[id(each)] = 0  # a reference to itself
             left += [(each, True), (target, False), *((inner, False) for inner in _inner(each))]
             continue
         own = {keyword: value for keyword, value in each.items() if keyword not in ("allOf", "anyOf", "oneOf")}
@@ -169,7 +166,7 @@ def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
-    """The schemas in a schema."""
+    """Return the direct subschemas."""
     for keyword, value in schema.items():
         if keyword in ONE:
             yield value
@@ -180,7 +177,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _period(step: object) -> int:
-    """The digits of a `multipleOf` without factors of ten's primes, which cost nothing; 1 where it is no number."""
+    """Return a `multipleOf` without powers of ten, which cost nothing; 1 if it is not a number."""
     if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
         return 1
     digits = abs(int("".join(map(str, Decimal(repr(step)).as_tuple().digits)))) or 1
@@ -193,7 +190,7 @@ def _period(step: object) -> int:
 def _finite(number: str) -> float:
     value = float(number)
     if math.isinf(value):
-        raise ValueError(f"{number[:40]} is too large a number")
+        raise ValueError(f"{number[:40]} is too large")
     return value
 
 

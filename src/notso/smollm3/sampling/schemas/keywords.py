@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: which the library holds, which are rewritten into those, which only describe."""
+"""Keywords of JSON schemas: supported by the library, rewritten, or annotations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUES = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     )
 )
-"""Go to the library as they are."""
+"""Passed to the library unchanged."""
 
 REWRITTEN = frozenset(
     (
@@ -24,10 +24,10 @@ REWRITTEN = frozenset(
         *("contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems"),
     )
 )
-"""Said in the library's keywords, where that can be done."""
+"""Rewritten in the library's keywords if possible."""
 
 SILENT = frozenset(("then", "else", "minContains", "maxContains", "additionalItems"))
-"""Ask for nothing alone; what they stand beside reads them."""
+"""Used only by the keywords next to them."""
 
 ANNOTATIONS = frozenset(
     (
@@ -36,10 +36,10 @@ ANNOTATIONS = frozenset(
         *("$defs", "definitions", "contentEncoding", "contentMediaType", "contentSchema"),
     )
 )
-"""Say nothing about which values are valid."""
+"""Annotations, which do not constrain values."""
 
 REFUSED = frozenset(("$dynamicRef", "$recursiveRef"))
-"""Say something about which values are valid, and are not held."""
+"""Constraints that are not supported."""
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -57,8 +57,11 @@ FORMATS: dict[str, dict[str, Any]] = {
     "hostname": {"format": "hostname", "pattern": "^(?:-?[a-zA-Z0-9.])+$", "maxLength": 253},
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uuid", "uri")},
 }
-"""The formats that are held, in the library's keywords; any other is an annotation, as the standard has it.
+"""The enforced formats, in the library's keywords; any other is an annotation, as in the standard.
 
-Dates and times are RFC 3339's, without leap seconds and the year 0 (the library would take a 29th of February of any
-year); names of hosts have no two hyphens in a row, as the encoded ones have that would have to be decoded.
+Dates and times follow RFC 3339, without leap seconds and the year 0 (the library itself would allow February 29 in any
+year). Host names have no two adjacent hyphens, which would begin an encoded label.
 """
+
+MAX_PATTERN_PROPERTIES = 32
+"""Per object: the library intersects their patterns with each other."""

@@ -1,4 +1,4 @@
-"""What a schema excludes, as a schema: exact, or none. Schemas here hold the library's keywords only."""
+"""The exact complement of a schema in the supported keywords, if there is one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Schema: TypeAlias = bool | dict[str, Any]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 AUTOMATON_STEPS = 5_000
-"""What the automaton of a pattern counts for."""
+"""Cost of the automaton of a pattern."""
 
 MAX_EXCLUDED_STRINGS = 100
 MAX_EXCLUDED_LENGTH = 100
-"""More, or longer ones, would make too large a regular expression of what is left."""
+"""More or longer texts would make the complement too large."""
 
-_BOUNDS = {  # a bound, for which type, and what lies beyond it
+_BOUNDS = {  # bound: (type, the bound of its complement)
     "minimum": ("number", "exclusiveMaximum"),
     "maximum": ("number", "exclusiveMinimum"),
     "exclusiveMinimum": ("number", "maximum"),
@@ -35,7 +35,7 @@ _SIZES = {
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """What one of them takes."""
+    """Return the union."""
     left: list[Schema] = []
     for option in options:
         if option is True or option == {}:
@@ -46,7 +46,7 @@ def any_of(options: Iterable[Schema]) -> Schema:
 
 
 def all_of(schemas: Iterable[Schema]) -> Schema:
-    """What all of them take."""
+    """Return the intersection."""
     left: list[Schema] = []
     for schema in schemas:
         if schema is False:
@@ -57,13 +57,13 @@ def all_of(schemas: Iterable[Schema]) -> Schema:
 
 
 def all_types_but(types: Iterable[str]) -> Schema:
-    """Values of every other type; "integer" is no type here."""
+    """Return the values of all other types; "integer" is not a type here."""
     left = [name for name in TYPES if name not in set(types)]
     return {"type": left} if left else False
 
 
 def type_of(value: object) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -73,8 +73,11 @@ def type_of(value: object) -> str:
 
 
 class Negation:
-    """Negates schemas and compares them. resolve: the schema behind a `$ref`, or None where it leads in a circle or
-    too far; spend: told of each step, raises where there were too many."""
+    """Negates and compares schemas.
+
+    resolve: the target of a `$ref`, or None if circular or too deep. spend: called for each step; raises if there are
+    too many.
+    """
 
     def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:
         self._resolve = resolve
@@ -83,9 +86,9 @@ class Negation:
         self._complements: set[str] = set()
 
     def of(self, schema: Schema, names: Iterable[str] | None = None) -> Schema | None:
-        """What takes exactly the values that `schema` does not; None where the library's keywords cannot say that.
+        """Return the schema of exactly the values that `schema` refuses, or None if it cannot be expressed.
 
-        names: objects are known to have no others.
+        names: the only names that objects have.
         """
         self._spend(1)
         if isinstance(schema, bool):
@@ -162,7 +165,7 @@ class Negation:
         return any_of(options)
 
     def closed_names(self, schema: Schema) -> list[str] | None:
-        """The only names that its objects can have; None where there may be others."""
+        """Return the only names its objects can have, or None."""
         self._spend(1)
         if not isinstance(schema, dict):
             return None
@@ -179,7 +182,7 @@ class Negation:
         return next((names for names in map(self.closed_names, parts) if names is not None), None)
 
     def are_disjoint(self, one: Schema, other: Schema) -> bool:
-        """Whether no value can be of both, as far as that is easily seen."""
+        """Return whether no value matches both, as far as it is obvious."""
         self._spend(1)
         if one is False or other is False:
             return True
@@ -218,7 +221,7 @@ class Negation:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """The types a value of it may have."""
+    """Return the types its values may have."""
     found = set(TYPES)
     names = schema.get("type")
     if isinstance(names, str | list):
@@ -236,14 +239,14 @@ def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    """As JSON has it: true is not 1. Of what holds other values it is not known, so they may be."""
+    """Compare like JSON: true is not 1. Values that contain others may be equal."""
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:
-    """What a property of this name must be, as far as that is easily seen."""
+    """Return the schema of a property, as far as it is obvious."""
     found: Schema | None = schema.get("properties", {}).get(name)
     if found is None and "patternProperties" not in schema:
         found = schema.get("additionalProperties")
@@ -277,7 +280,7 @@ def _numbers_between(numbers: list[float]) -> Iterator[Schema]:
 
 
 def pattern_of_all_but(strings: Sequence[str]) -> str | None:
-    """A regular expression for all texts but these; None where they are too many or too long."""
+    """Return a regular expression for all texts except these, or None if they are too many or too long."""
     if len(strings) > MAX_EXCLUDED_STRINGS or any(len(text) > MAX_EXCLUDED_LENGTH for text in strings):
         return None
     if has_unwritable("".join(strings)):
@@ -286,7 +289,7 @@ def pattern_of_all_but(strings: Sequence[str]) -> str | None:
 
 
 def _pattern_of_rests(strings: Sequence[str]) -> str:
-    """All texts but `strings`, without anchors."""
+    """Return a pattern for all texts except `strings`, without anchors."""
     rests: dict[str, list[str]] = {}
     for text in strings:
         if text:

@@ -1,8 +1,8 @@
-"""Patterns of schemas, which are ECMA-262's, told in the dialect of the library, which is Rust's.
+"""Convert the patterns of schemas (ECMA-262) to the library's dialect (Rust).
 
-A pattern is read with the flag `u`, as JSON Schema recommends; one that is only valid without it is read as ECMA-262's
-Annex B has it. Characters are written by number, so that none means anything in the other dialect. What a pattern
-remembers is refused by name; where it looks ahead, its automata are intersected.
+A pattern is read with the flag `u`, as JSON Schema recommends, or by Annex B of ECMA-262 if it is valid only without
+it. Characters are written as numbers, so that none has a meaning in the other dialect. Backreferences are refused, and
+the automata of lookaheads are intersected.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from notso.smollm3.sampling.schemas.automata import (
 MAX_NESTED = 64
 FEW_REPEATS = 4
 MAX_SHORTEST = 200
-"""Characters of the texts that `shortest_match` looks for."""
+"""Maximum characters of a text found by `shortest_match`."""
 
 MAX_REPEATS = 100_000
-"""The library counts no further."""
+"""Limit of the library."""
 
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
-"""As `has_unwritable` has them."""
+"""See `has_unwritable`."""
 _UNWRITABLE_TEXT = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -63,17 +63,18 @@ _CLASSES: dict[str, Ranges] = {
 
 
 class PatternError(ValueError):
-    """The pattern is none, or asks for what cannot be held; the message says why, to follow its name."""
+    """The pattern is invalid or not supported; the message follows its name."""
 
 
 class _NotUnicodeError(Exception):
-    """The pattern is not valid with the flag `u`; the message says why."""
+    """The pattern is not valid with the flag `u`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """Characters: ranges of code points, and properties as the library spells them. is_pair: it is beyond U+FFFF, and
-    read without the flag `u`, two units."""
+    """A character class: ranges of code points, and properties in the spelling of the library. is_pair: a character
+    beyond
+    U+FFFF that is read as two units without the flag `u`."""
 
     ranges: Ranges
     properties: tuple[str, ...] = ()
@@ -82,13 +83,13 @@ class _Set:
 
 
 def library_pattern(pattern: str) -> str:
-    """Return the pattern in the library's dialect. Raises PatternError."""
+    """Return the pattern in the library's dialect. Raise PatternError."""
     texts = library_patterns(pattern)
     return texts[0] if len(texts) == 1 else _without_looks(_parsed(pattern).found)
 
 
 def _unbounded(node: Node) -> Node:
-    """The node without the upper bounds of its repetitions, which shortest texts seldom reach: of fewer states."""
+    """Remove upper bounds of repetitions, for fewer states; shortest texts seldom reach them."""
     match node:
         case Sequence(parts):
             return Sequence(tuple(map(_unbounded, parts)))
@@ -102,26 +103,29 @@ def _unbounded(node: Node) -> Node:
 
 
 def looks_around(pattern: str) -> bool:
-    """Return whether an automaton has to be made of a pattern. Raises PatternError."""
+    """Return whether a pattern needs an automaton. Raise PatternError."""
     return bool(_parsed(pattern).looks)
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
-    """Return patterns in the library's dialect, all of which a text follows where it follows `pattern`. Raises
-    PatternError. Takes time in proportion to the pattern, and bounded time more if that looks around itself."""
+    """Return patterns in the library's dialect whose conjunction is equivalent to `pattern`. Raise PatternError.
+
+    Takes linear time, and bounded additional time for lookarounds.
+    """
     reader = _parsed(pattern)
     if not reader.looks:
         return (reader.text,)
     if reader.is_opaque:
-        raise PatternError(f"has {reader.looks} beside a Unicode property, which is not supported")
+        raise PatternError(f"has {reader.looks} together with a Unicode property, which is not supported")
     texts = _apart(reader.root)
     return texts if texts is not None else (_without_looks(reader.found),)
 
 
 @lru_cache(maxsize=512)
 def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
-    """Return a shortest text that follows all of some patterns in the library's dialect, of at least so many
-    characters; None where none is found in bounded time."""
+    """Return a shortest text of at least `least` characters that matches all patterns (in the library's dialect), or
+    None if
+    none is found in bounded time."""
     parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
     try:
         for pattern in patterns:
@@ -138,8 +142,9 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
 
 @lru_cache(maxsize=512)
 def complement(pattern: str) -> str | None:
-    """Return a pattern, in the library's dialect as `pattern` is, for the texts that do not follow it; None where that
-    is not found in bounded time."""
+    """Return a pattern for the texts that do not match `pattern`, both in the library's dialect, or None if it is not
+    found
+    in bounded time."""
     try:
         reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
         reader.read()
@@ -159,8 +164,8 @@ def _parsed(pattern: str) -> _Reader:
 
 
 def _apart(root: Node) -> tuple[str, ...] | None:
-    """The lookaheads that a pattern begins with, and the rest of it, each as a pattern; None where that would not be
-    the same, or where they look around too."""
+    """Split a pattern into its leading lookaheads and the rest, or return None if that is not equivalent or they look
+    around, too."""
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
@@ -176,14 +181,14 @@ def _apart(root: Node) -> tuple[str, ...] | None:
 
 
 def _with_looks(look: Node) -> str:
-    """A lookahead at the beginning of a text, as a pattern for all of it."""
+    """Return a leading lookahead as a pattern for the whole text."""
     if isinstance(look, Look) and not look.is_negated:
         return _with_anchor(look.body)
     return _without_looks(Sequence((look, ANYTHING)))
 
 
 def _with_anchor(node: Node) -> str:
-    """What begins like a node, as a pattern."""
+    """Return a pattern for texts that begin with the node."""
     return written_plainly(node, _class_text) or _without_looks(Sequence((node, ANYTHING)))
 
 
@@ -191,9 +196,9 @@ def _without_looks(node: Node) -> str:
     try:
         text = pattern_without_looks(node, _class_text)
     except TooLargeError:
-        raise PatternError("looks around itself in more ways than are supported") from None
+        raise PatternError("has more lookarounds than are supported") from None
     if text is None:
-        raise PatternError("matches no text that an answer can write")
+        raise PatternError("matches no text that can be generated")
     return f"^(?:{text})$"
 
 
@@ -203,7 +208,7 @@ def _class_text(ranges: Ranges) -> str:
 
 
 def any_but(letters: Iterable[str]) -> str:
-    """Return a class, in the library's dialect, of what an answer can write but these letters."""
+    """Return a class, in the library's dialect, of the characters that can be generated except these."""
     return _written(_Set(tuple((ord(letter), ord(letter)) for letter in letters), is_negated=True))
 
 
@@ -219,8 +224,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _written(characters: _Set) -> str:
-    """Without characters that an answer cannot write: of a class that holds all control characters the library would
-    take every escape, those of quotation marks and backslashes included."""
+    """Write a class without characters that cannot be generated. With all control characters in it, the library would
+    accept every escape, including those of quotes and backslashes."""
     ranges, properties = characters.ranges, "".join(characters.properties)
     if properties:
         text = "".join(_range(*each) for each in ranges)
@@ -232,7 +237,7 @@ def _written(characters: _Set) -> str:
 
 
 def _writable(ranges: Ranges) -> Ranges:
-    """The ranges without unwritable characters and surrogates, which no text has."""
+    """Return the ranges without surrogates and characters that cannot be generated."""
     return _complement((*_complement(ranges), *_UNWRITABLE, _SURROGATES))
 
 
@@ -241,7 +246,7 @@ def _range(first: int, last: int) -> str:
 
 
 class _Part(NamedTuple):
-    """A part of a pattern: in the library's dialect, and as a node."""
+    """Part of a pattern, in the library's dialect and as a node."""
 
     text: str
     node: Node
@@ -271,7 +276,7 @@ def _has_anchor(node: Node) -> bool:
 
 
 class _Reader:
-    """Reads one pattern, in one of the two ways."""
+    """Reads a pattern with or without the flag `u`."""
 
     def __init__(self, pattern: str, *, is_unicode: bool) -> None:
         self._pattern = pattern
@@ -280,10 +285,10 @@ class _Reader:
         self._groups = 0
         self.text = ""
         self.root: Node = Sequence(())
-        self.looks = ""  # what of the pattern the library does not have: "a lookahead"
-        self.is_opaque = False  # some classes are known to the library only
+        self.looks = ""  # unsupported parts of the pattern: "a lookahead"
+        self.is_opaque = False  # contains classes that only the library knows
         self._names: set[str] = set()
-        self._refused: str | None = None  # what is valid and not supported, once the rest is known to be valid
+        self._refused: str | None = None  # a valid but unsupported part, raised if the rest is valid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
 
@@ -298,23 +303,23 @@ class _Reader:
         return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:
-        """Set what there is to know. Raises PatternError, or _NotUnicodeError where the flag may be to blame."""
+        """Parse the pattern. Raise PatternError, or _NotUnicodeError if the flag may be the cause."""
         self.text, self.root = self._options(0)
         self._find_anchors(self.root)
         if self._at < len(self._pattern):
-            raise self._fault("a group is closed that is not open")
+            raise self._fault("unmatched )")
         if any(number > self._groups for number in self._backreferences):
-            self._only_without_u("there is no such group")
+            self._only_without_u("undefined group number")
         if any(name not in self._names for name in self._named_backreferences):
-            self._only_without_u("there is no group of that name")
-            raise self._fault("there is no group of that name")
+            self._only_without_u("undefined group name")
+            raise self._fault("undefined group name")
         if self._backreferences or self._named_backreferences:
             self._refuse("a backreference")
         if self._refused is not None:
             raise PatternError(self._refused)
 
     def _find_anchors(self, root: Node) -> None:
-        """The library has `^` and `$` at the edges of a pattern, or of its options, only."""
+        """The library supports `^` and `$` only at the edges of a pattern or of its options."""
         for option in root.options if isinstance(root, Choice) else (root,):
             parts = list(option.parts if isinstance(option, Sequence) else (option,))
             while parts and parts[0] == Assertion("^"):
@@ -344,10 +349,10 @@ class _Reader:
     def _fault(self, why: str) -> Exception:
         if self._is_unicode:
             return _NotUnicodeError(why)
-        return PatternError(f"is no regular expression of ECMA-262: {why}, at character {self._at}")
+        return PatternError(f"is not an ECMA-262 regular expression: {why}, at character {self._at}")
 
     def _only_without_u(self, why: str) -> None:
-        """What follows is valid without the flag only."""
+        """What follows is valid only without the flag."""
         if self._is_unicode:
             raise _NotUnicodeError(why)
 
@@ -355,7 +360,7 @@ class _Reader:
         self._refused = self._refused or f"has {what}, which is not supported"
 
     def _refuse_unwritable(self) -> None:
-        self._refused = self._refused or "has control characters, which an answer cannot write"
+        self._refused = self._refused or "has control characters, which cannot be generated"
 
     # The grammar
 
@@ -380,13 +385,13 @@ class _Reader:
         if self._next() in "^$":
             self._at += 1
             if self._quantifier() is not None:
-                raise self._fault("nothing is repeated")
+                raise self._fault("nothing to repeat")
             return _Part(self._pattern[start], Assertion(self._pattern[start]))
         if self._next(2) in (r"\b", r"\B"):
             self._at += 2
             self.looks = self.looks or "a word boundary"
             if self._quantifier() is not None:
-                raise self._fault("nothing is repeated")
+                raise self._fault("nothing to repeat")
             return _Part("", Assertion(self._pattern[self._at - 1]))
         if self._take("("):
             atom: _Part | _Set = self._group(nested + 1)
@@ -395,7 +400,7 @@ class _Reader:
         quantifier = self._quantifier()
         if isinstance(atom, _Set):
             if atom.is_pair and quantifier is not None:
-                self._refuse("a repetition of half a character beyond U+FFFF")
+                self._refuse("a repetition of a lone surrogate")
             self.is_opaque |= bool(atom.properties)
             atom = _Part(self._checked(atom), Chars(_complement(atom.ranges) if atom.is_negated else atom.ranges))
         if quantifier is None:
@@ -413,21 +418,21 @@ class _Reader:
         elif self._take("?<"):
             name = self._name()
             if name in self._names:
-                raise self._fault("two groups have one name")
+                raise self._fault("duplicate group name")
             self._names.add(name)
             self._groups += 1
         elif self._take("?:"):
             pass
         elif self._next() == "?":
-            raise self._fault("there is no such group")
+            raise self._fault("undefined group number")
         else:
             self._groups += 1
         inner, node = self._options(nested)
         if not self._take(")"):
-            raise self._fault("a group is not closed")
+            raise self._fault("unclosed group")
         if look is not None and self._next() in ("*", "+", "?", "{") and self._next():
             if "<" in look and self._quantifier() is not None:
-                raise self._fault("nothing is repeated")
+                raise self._fault("nothing to repeat")
             self._only_without_u("a lookahead is repeated")
         if look is not None:
             return _Part("", Look(node, look == "?!"))
@@ -437,12 +442,12 @@ class _Reader:
         end = self._pattern.find(">", self._at)
         name = self._pattern[self._at : end] if end >= 0 else ""
         if not name.replace("$", "_").isidentifier():
-            raise self._fault("a group's name is none")
+            raise self._fault("invalid group name")
         self._at = end + 1
         return name
 
     def _quantifier(self) -> str | None:
-        """What repeats the part before, without how eager it is: that says nothing of which texts match."""
+        """Read a quantifier; greediness does not affect which texts match."""
         found = self._next()
         if found and found in "*+?":
             self._at += 1
@@ -464,7 +469,7 @@ class _Reader:
             return None
         least, most = least.lstrip("0") or "0", (most.lstrip("0") or "0") if most else ""
         if most and (len(most), most) < (len(least), least):
-            raise self._fault("the numbers of a repetition are out of order")
+            raise self._fault("the bounds of a repetition are out of order")
         if any(len(number) > 6 or int(number or 0) > MAX_REPEATS for number in (least, most)):
             self._refuse(f"more than {MAX_REPEATS:,} repetitions")
             return "{1}"
@@ -482,10 +487,10 @@ class _Reader:
             self._at += 1
             return self._one_unit(_LINE_ENDS, is_negated=True)
         if character in "*+?":
-            raise self._fault("nothing is repeated")
+            raise self._fault("nothing to repeat")
         if character in "{}]":
             if character == "{" and self._counts() is not None:
-                raise self._fault("nothing is repeated")
+                raise self._fault("nothing to repeat")
             self._only_without_u(f"a lone {character}")
         self._at += 1
         return self._one(ord(character))
@@ -494,16 +499,16 @@ class _Reader:
         return _Set(((point, point),), is_pair=point > 0xFFFF and not self._is_unicode)
 
     def _one_unit(self, ranges: Ranges, properties: tuple[str, ...] = (), *, is_negated: bool = False) -> _Set:
-        """Characters of a class. Without `u` a class takes one unit, so none that is beyond U+FFFF."""
+        """Without `u`, a class matches one unit, so nothing beyond U+FFFF."""
         if self._is_unicode:
             return _Set(ranges, properties, is_negated)
         if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != LAST:
-            self._refuse("half a character beyond U+FFFF")
+            self._refuse("a lone surrogate")
         found = _complement(ranges) if is_negated else ranges
         return _Set(tuple((first, min(last, 0xFFFF)) for first, last in found if first <= 0xFFFF))
 
     def _checked(self, characters: _Set) -> str:
-        """The set in the library's dialect. An answer can write at least one of it."""
+        """Return the set in the library's dialect; at least one of its characters can be generated."""
         if not characters.properties:
             held = _complement(characters.ranges) if characters.is_negated else characters.ranges
             if held and not _writable(held) and held[0][0] < 0x80:
@@ -513,9 +518,9 @@ class _Reader:
     # Escapes and classes
 
     def _escape(self) -> _Set:
-        """What an escape outside of a class stands for; the backslash is taken."""
+        """Read an escape outside a class, after the backslash."""
         if self._at >= len(self._pattern):
-            raise self._fault("nothing is escaped")
+            raise self._fault("incomplete escape")
         character = self._next()
         if character in "123456789":
             start, number = self._at, self._run(_DIGITS, len(self._pattern))
@@ -526,14 +531,14 @@ class _Reader:
         if character == "k" and (self._is_unicode or self._all_groups[1]):
             self._at += 1
             if not self._take("<"):
-                raise self._fault("a reference has no name")
+                raise self._fault("a reference without a name")
             self._named_backreferences.append(self._name())
             return _Set(((0x78, 0x78),))
         return self._class_escape(in_class=False)
 
     @cached_property
     def _all_groups(self) -> tuple[int, bool]:
-        """How many groups the whole pattern has that remember what they matched, and whether one has a name."""
+        """Return the number of capturing groups, and whether one is named."""
         count, has_names, at, in_class = 0, False, 0, False
         while at < len(self._pattern):
             character = self._pattern[at]
@@ -565,12 +570,12 @@ class _Reader:
         end = self._pattern.find("}", self._at)
         name = self._pattern[self._at + 1 : end] if self._next() == "{" and end > 0 else ""
         if not name.replace("=", "", 1).replace("_", "").isalnum() or not name.isascii():
-            raise self._fault("there is no such property")
+            raise self._fault("unknown property")
         self._at = end + 1
         return f"\\{letter}{{{name}}}"
 
     def _character(self, *, in_class: bool) -> int:
-        """The code point that an escape stands for."""
+        """Return the code point of an escape."""
         character = self._next()
         self._at += 1
         if character in _NAMED:
@@ -597,7 +602,7 @@ class _Reader:
             self._at += 1
             return ord(letter) % 32
         self._only_without_u("\\c without a letter")
-        self._at -= 1  # the backslash is one, and the c stands for itself
+        self._at -= 1  # a literal backslash, followed by a literal c
         return 0x5C
 
     def _by_number(self, digits: int, otherwise: int) -> int:
@@ -605,7 +610,7 @@ class _Reader:
         number = self._run(_HEX, digits)
         if len(number) == digits:
             return int(number, 16)
-        self._only_without_u("an escape without its number")
+        self._only_without_u("an escape without a number")
         self._at = start
         return otherwise
 
@@ -613,7 +618,7 @@ class _Reader:
         if self._is_unicode and self._take("{"):
             number = self._run(_HEX, len(self._pattern))
             if not number or not self._take("}") or len(number.lstrip("0")) > 6 or int(number, 16) > LAST:
-                raise _NotUnicodeError("a number of no character")
+                raise _NotUnicodeError("invalid character number")
             return int(number, 16)
         point = self._by_number(4, ord("u"))
         if 0xD800 <= point < 0xDC00 and self._next(2) == "\\u":
@@ -638,13 +643,13 @@ class _Reader:
         return int(digits, 8)
 
     def _class(self) -> _Set:
-        """A class; its bracket is taken."""
+        """Read a class, after its bracket."""
         is_negated = self._take("^")
         ranges: list[tuple[int, int]] = []
         properties: list[str] = []
         while True:
             if self._at >= len(self._pattern):
-                raise self._fault("a class is not closed")
+                raise self._fault("unclosed character class")
             if self._take("]"):
                 break
             first = self._member()
@@ -653,7 +658,7 @@ class _Reader:
                 continue
             self._at += 1
             if self._at >= len(self._pattern):
-                raise self._fault("a class is not closed")
+                raise self._fault("unclosed character class")
             last = self._member()
             if isinstance(first, _Set) or isinstance(last, _Set):
                 self._only_without_u("a range of classes")
@@ -674,16 +679,16 @@ class _Reader:
             properties += member.properties
 
     def _member(self) -> int | _Set:
-        """One character of a class, or the class that an escape stands for."""
+        """Read a character or class escape within a class."""
         if not self._take("\\"):
             self._at += 1
             return ord(self._pattern[self._at - 1])
         if self._at >= len(self._pattern):
-            raise self._fault("nothing is escaped")
+            raise self._fault("incomplete escape")
         if self._next() == "B" or self._next() == "k":
-            self._only_without_u("an escape of no character")
+            self._only_without_u("invalid escape")
         if self._next() == "k" and self._all_groups[1]:
-            raise self._fault("an escape of no character")
+            raise self._fault("invalid escape")
         found = self._class_escape(in_class=True)
         alone = found.ranges[0][0] if len(found.ranges) == 1 and not found.is_negated else -1
         is_one = alone >= 0 and found.ranges[0][1] == alone and not found.properties

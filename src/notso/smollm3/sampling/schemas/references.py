@@ -1,4 +1,4 @@
-"""Where the references of a JSON schema lead: pointers, anchors and names within the one document."""
+"""Resolve the references of a JSON schema within its document: pointers, anchors and ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
-    """Whether by its draft (7 or older) a reference stands alone, whatever is written beside it."""
+    """Return whether the draft (7 or older) ignores keywords next to a reference."""
     said = document.get("$schema")
     return isinstance(said, str) and any(draft in said for draft in _OLD_DRAFTS)
 
 
 class References:
-    """The names in a document of schemas. Nothing is fetched from elsewhere."""
+    """The names in a document. Nothing is downloaded."""
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
         self._param = param
@@ -53,7 +53,7 @@ class References:
             left += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
 
     def target(self, schema: dict[str, Any], where: str) -> Any:
-        """What the `$ref` of a schema of the document leads to. Raises InvalidRequestError if that is not in it."""
+        """Return the target of a `$ref`. Raise InvalidRequestError if it is not in the document."""
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise InvalidRequestError(f"{where}/$ref must be text", param=self._param)
@@ -69,7 +69,7 @@ class References:
             if found is not None:
                 return found
         raise InvalidRequestError(
-            f"{where}/$ref leads out of the schema, or nowhere: {reference[:80]}", param=self._param
+            f"{where}/$ref cannot be resolved within the schema: {reference[:80]}", param=self._param
         )
 
 

@@ -1,7 +1,7 @@
-"""A JSON schema in the few keywords that the library holds: what it asks for is the same, or less is allowed.
+"""Rewrite a JSON schema in the few keywords that the library supports; the result allows the same values or fewer.
 
-Less is allowed where a grammar cannot say more: names come in the schema's order, what `contains` asks for is among the
-first items, and with `unevaluatedProperties` the names of one branch are known and not those of all.
+It allows fewer if a grammar cannot express more: properties have the order of the schema, `contains` looks at the
+first items, and with `unevaluatedProperties` the names of one branch are known.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from notso.smollm3.sampling.schemas.keywords import (
     ANNOTATIONS,
     FORMATS,
     MANY,
+    MAX_PATTERN_PROPERTIES,
     NAMED,
     ONE,
     REFUSED,
@@ -37,29 +38,29 @@ from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
-"""Of rewriting and comparing: a second's work on a slow machine."""
+"""Maximum steps of rewriting and comparing: one second on a slow machine."""
 
 SHOWN_PATTERN = 200
-"""Characters of a pattern that a refusal shows."""
+"""Maximum characters of a pattern in an error message."""
 
 MAX_OPTIONS = 64
-"""Into how many alternatives one keyword may be taken apart."""
+"""Maximum alternatives of one keyword."""
 
 
 _CONDITIONAL = frozenset(("not", "if", "dependencies", "dependentSchemas"))
-"""Keywords in which `properties` asks something of an object, and does not declare what it has."""
+"""Keywords in which `properties` tests an object instead of declaring its properties."""
 
 _ANY_NAME = ""
 """A pattern that every name matches."""
 
 _Case = tuple[dict[str, Any], Schema]
-"""The names that a branch evaluates, and what holds in it."""
+"""Names evaluated by a branch, and its constraints."""
 
 
 class SchemaRewriter:
-    """Rewrites one document. `ignored` names what says nothing about values: unknown keywords and formats.
+    """Rewrites one document. `ignored` lists unknown keywords and formats.
 
-    Raises InvalidRequestError, which names `param` and the keyword that cannot be held.
+    Raise InvalidRequestError naming `param` and the unsupported keyword.
     """
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
@@ -71,14 +72,14 @@ class SchemaRewriter:
         self._pending: list[tuple[str, Any, str]] = []
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
-        self._declared: dict[int, dict[str, Schema]] = {}  # what `properties` became, but for conditions
+        self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
         self._conditions = 0
-        self._automata: set[str] = set()  # patterns that took one
+        self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
     def rewritten(self) -> tuple[Schema, dict[str, Schema]]:
-        """The schema, and the definitions that its references lead to: `#/$defs/NAME`."""
+        """Return the schema, and the definitions that its references need: `#/$defs/NAME`."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
@@ -92,7 +93,7 @@ class SchemaRewriter:
         self._conditions = conditions
 
     def _definition(self, reference: str) -> Schema | None:
-        """What a rewritten reference leads to; None while it is being written."""
+        """Return the target of a rewritten reference; None while it is being rewritten."""
         name = reference.rpartition("/")[2]
         for pending in self._pending:
             if pending[0] == name:
@@ -150,7 +151,7 @@ class SchemaRewriter:
                 return self._patterns(value, path)
             case "const":
                 is_right = True
-            case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # as draft 4 has it
+            case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # draft 4
                 bound = keyword.replace("exclusiveM", "m")
                 return {keyword: schema[bound]} if value and bound in schema else {}
             case "minimum" | "maximum" if schema.get(keyword.replace("m", "exclusiveM", 1)) is True:
@@ -163,7 +164,7 @@ class SchemaRewriter:
                 is_right = is_number and value == int(value) >= 0
                 return {keyword: self._checked(int(value) if is_right else value, is_right, path)}
         if keyword in ("const", "enum") and any(map(has_unwritable, _texts(value))):
-            raise self._refusal(f"{path} has control characters, which an answer cannot write")
+            raise self._refusal(f"{path} has control characters, which cannot be generated")
         return {keyword: self._checked(value, is_right, path)}
 
     def _pattern(self, value: Any, path: str) -> str:
@@ -192,11 +193,11 @@ class SchemaRewriter:
 
     def _checked(self, value: Any, is_right: bool, path: str) -> Any:
         if not is_right:
-            raise self._refusal(f"{path} is not what a schema has there")
+            raise self._refusal(f"{path} has the wrong type")
         return value
 
     def _inner(self, schema: dict[str, Any], keyword: str, value: Any, path: str, depth: int) -> dict[str, Any]:
-        if keyword == "items" and isinstance(value, list):  # as draft 2019-09 and older have it
+        if keyword == "items" and isinstance(value, list):  # draft 2019-09 and older
             held = self._inner(schema, "prefixItems", value, path, depth)
             if "additionalItems" in schema:
                 held["items"] = self._schema(schema["additionalItems"], f"{path}/additionalItems", depth + 1)
@@ -207,6 +208,8 @@ class SchemaRewriter:
             options = self._checked(value, isinstance(value, list) and bool(value), path)
             return {keyword: [self._schema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(options)]}
         named = self._checked(value, isinstance(value, dict), path)
+        if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # before the patterns are read
+            raise self._refusal(f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {len(named)}")
         schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
         if keyword == "patternProperties":
             schemas = {self._pattern(name, path): each for name, each in schemas.items()}
@@ -247,9 +250,11 @@ class SchemaRewriter:
                 return self._unevaluated(schema, inner(value), path)
             case "unevaluatedItems":
                 if {"allOf", "anyOf", "oneOf", "$ref", "if", "not", "contains"} & schema.keys():
-                    raise self._refusal(f"the schema's keyword {path} is not supported beside others that apply items")
+                    raise self._refusal(
+                        f"the schema's keyword {path} is not supported together with others that apply to items"
+                    )
                 return other_items(schema, inner(value))
-        return True  # uniqueItems, which reads what was made of its items
+        return True  # uniqueItems uses the rewritten items
 
     def _reference(self, schema: dict[str, Any], where: str) -> Schema:
         target = self._references.target(schema, where)
@@ -268,7 +273,7 @@ class SchemaRewriter:
     def _negated(self, schema: Schema, path: str) -> Schema:
         negated = self._negation.of(schema)
         if negated is None:
-            raise self._refusal(f"what the schema's keyword {path} excludes is not supported")
+            raise self._refusal(f"the schema's keyword {path} is not supported for this schema")
         return negated
 
     def _conditional(self, schema: dict[str, Any], where: str, depth: int) -> Schema:
@@ -298,7 +303,7 @@ class SchemaRewriter:
         return True if pattern is None else {"patternProperties": {pattern: True}, "additionalProperties": False}
 
     def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
-        """The names that a schema for names takes: a list, or a pattern; neither where it takes all."""
+        """Return the names that a schema for names allows: a list, a pattern, or neither for all."""
         followed = self._followed(names)
         asked = {key: value for key, value in followed.items() if key != "type"}
         if "string" not in followed.get("type", "string"):
@@ -315,7 +320,7 @@ class SchemaRewriter:
         return None, None
 
     def _followed(self, schema: Schema) -> dict[str, Any]:
-        """What a lone reference leads to; something that takes nothing where that is in a circle."""
+        """Resolve a lone reference; a circular one matches nothing."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
                 return schema if isinstance(schema, dict) else {} if schema else {"type": []}
@@ -331,7 +336,7 @@ class SchemaRewriter:
         return containing(item, least)
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
-        """Closes the object over the names that the schema and those it applies tell of."""
+        """Close the object over the names that the schema and its subschemas evaluate."""
         if "additionalProperties" in schema:
             return True
         if rest is True:
@@ -344,17 +349,17 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        """All of them, at every level no more than may be: what is refused is not computed first."""
+        """Combine all alternatives, checking the limit at every level before computing them."""
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[_Case]:
-        """For each branch that a value may take: the names it evaluates, and what holds in it."""
+        """Return the evaluated names and constraints of each branch."""
         self._spend()
         if depth > MAX_DEPTH:
-            raise self._refusal(f"the schema's keyword {path} leads in a circle")
+            raise self._refusal(f"the schema's keyword {path} is a circular reference")
         own: dict[str, dict[str, Any]] = {"properties": {}, "patternProperties": {}}
         parts: list[list[_Case]] = []
         for keyword, value in schema.items() if isinstance(schema, dict) else ():
@@ -377,7 +382,7 @@ class SchemaRewriter:
             elif keyword == "$ref":
                 parts.append(self._cases(self._evaluated(self._references.target(schema, path), path, depth + 1), path))
             elif keyword in ("if", "dependentSchemas", "dependencies"):
-                raise self._refusal(f"the schema's keyword {path} is not supported beside {keyword}")
+                raise self._refusal(f"the schema's keyword {path} is not supported together with {keyword}")
         for chosen in itertools.product(*parts):
             merged = {key: dict(names) for key, names in own.items()}
             for names, _ in chosen:
@@ -387,7 +392,7 @@ class SchemaRewriter:
             yield {key: names for key, names in merged.items() if names}, all_of(also for _, also in chosen)
 
     def _one_of(self, options: list[Schema]) -> Schema:
-        """Exactly one: each option without the others that it may overlap with."""
+        """Exclude from each option the others that overlap with it."""
         alone: list[Schema] = []
         for number, option in enumerate(options):
             parts = [option]
@@ -395,13 +400,13 @@ class SchemaRewriter:
                 if not self._negation.are_disjoint(option, other):
                     negated = self._negation.of(other, self._negation.closed_names(option))
                     if negated is None:
-                        return {"oneOf": options}  # the library may see that they are disjoint, or refuses
+                        return {"oneOf": options}  # the library accepts it if it finds them disjoint
                     parts.append(negated)
             alone.append(all_of(parts))
         return any_of(alone)
 
     def _least_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
-        """`minProperties` as names that are there: the library counts a name that comes twice as two."""
+        """Express `minProperties` as required names, because the library counts a duplicate name twice."""
         least = held.get("minProperties", 0)
         names = held.get("properties", {})
         required = set(held.get("required", ()))
@@ -416,7 +421,7 @@ class SchemaRewriter:
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
-            if least == 1:  # one after the other, so that a text is of one of them only
+            if least == 1:  # in order, so that a text matches only one
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
@@ -429,13 +434,13 @@ class SchemaRewriter:
             arrays = None if values is None else arrangements(values, held.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
-                    f"the schema's keyword {where}/uniqueItems is supported for a few plain values only, and for items "
-                    "that cannot be equal"
+                    f"the schema's keyword {where}/uniqueItems is supported only for a few plain values, and for "
+                    "items that cannot be equal"
                 )
             yield arrays
 
     def _are_apart(self, held: dict[str, Any]) -> bool:
-        """Whether no two of the items can be equal: each has a schema, and none overlaps with another's."""
+        """Return whether no two items can be equal."""
         first = held.get("prefixItems", [])
         rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
         if not first or rest > 1:
@@ -453,7 +458,7 @@ class SchemaRewriter:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a JSON value."""
+    """Yield all texts in a JSON value."""
     left = [value]
     while left:
         each = left.pop()
@@ -470,5 +475,5 @@ def _are_names(value: object) -> bool:
 
 
 def _listed(value: object) -> list[Any]:
-    """The members or names of what may be neither a list nor a mapping: that is refused where it is read."""
+    """Return members or names of a value that may have the wrong type, which is refused where it is read."""
     return list(value) if isinstance(value, list | dict) else []

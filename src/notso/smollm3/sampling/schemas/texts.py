@@ -1,4 +1,4 @@
-"""Texts within JSON schemas, as far as an answer can write them."""
+"""Texts in JSON schemas, as far as they can be generated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def has_unwritable(text: str) -> bool:
-    """Whether it has control characters that JSON writes by number only: an answer has no such escapes, and the library
-    would leave them out."""
+    """Return whether the text has control characters that JSON writes only as numbers; the grammar has no such escapes,
+    and the
+    library would omit them."""
     return _UNWRITABLE.search(text) is not None

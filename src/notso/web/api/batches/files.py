@@ -11,7 +11,7 @@ from email.policy import HTTP
 from typing import Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from notso.web.api.request_fields.fields import invalid
@@ -20,18 +20,18 @@ from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.store.records import StoredFile
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 MAX_NAME = 255
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
 _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
-@router.post("/v1/files")
+@router.post("/v1/files", dependencies=[GUARDED])
 async def upload(request: Request, services: Services, owner: Owner) -> Response:
     """Store a file of purpose `batch`, sent as multipart/form-data."""
     body = await request.body()
@@ -45,7 +45,7 @@ async def upload(request: Request, services: Services, owner: Owner) -> Response
     return JSONResponse(file_object(file), headers=header_naming(ignored))
 
 
-@router.get("/v1/files")
+@router.get("/v1/files", dependencies=[GUARDED])
 async def files(request: Request, services: Services, owner: Owner) -> Response:
     """List files, newest first."""
     wanted = request.query_params.get("purpose")
@@ -54,13 +54,13 @@ async def files(request: Request, services: Services, owner: Owner) -> Response:
     return JSONResponse(page(shown, request.query_params, usual=10_000, most=10_000))
 
 
-@router.get("/v1/files/{file_id}")
+@router.get("/v1/files/{file_id}", dependencies=[GUARDED])
 async def show(services: Services, owner: Owner, file_id: str) -> Response:
     """Return the description of a file."""
     return JSONResponse(file_object(await found_file(services, owner, file_id)))
 
 
-@router.get("/v1/files/{file_id}/content")
+@router.get("/v1/files/{file_id}/content", dependencies=[GUARDED])
 async def content(services: Services, owner: Owner, file_id: str) -> Response:
     """Return the bytes of a file."""
     file = await found_file(services, owner, file_id)
@@ -72,7 +72,7 @@ async def content(services: Services, owner: Owner, file_id: str) -> Response:
     return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
 
 
-@router.delete("/v1/files/{file_id}")
+@router.delete("/v1/files/{file_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, file_id: str) -> Response:
     """Delete a file. A batch that has not read it yet fails."""
     await found_file(services, owner, file_id)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
@@ -19,11 +19,11 @@ from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body
-from notso.web.edge.access import caller_of, guarded
+from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.api_error import ApiError
 from notso.web.store.records import StoredBatch
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 WINDOW_SECONDS = 86_400
 OUTPUT_SECONDS = 30 * 86_400
@@ -56,7 +56,7 @@ NOTES = {
 }
 
 
-@router.post("/v1/batches")
+@router.post("/v1/batches", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Answer the requests of an uploaded file, whenever nothing else is to be answered."""
     fields, ignored = await read_body(request, _read)
@@ -101,20 +101,20 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     return JSONResponse(body, headers=header_naming(ignored))
 
 
-@router.get("/v1/batches")
+@router.get("/v1/batches", dependencies=[GUARDED])
 async def batches(request: Request, services: Services, owner: Owner) -> Response:
     """List batches, newest first."""
     found = reversed(await services.shared.store.records.batches(owner))
     return JSONResponse(page([each.body for each in found], request.query_params))
 
 
-@router.get("/v1/batches/{batch_id}")
+@router.get("/v1/batches/{batch_id}", dependencies=[GUARDED])
 async def show(services: Services, owner: Owner, batch_id: str) -> Response:
     """Return a batch, with the number of answers so far."""
     return JSONResponse(await _now(services, await _found(services, owner, batch_id)))
 
 
-@router.post("/v1/batches/{batch_id}/cancel")
+@router.post("/v1/batches/{batch_id}/cancel", dependencies=[GUARDED])
 async def cancel(request: Request, services: Services, owner: Owner, batch_id: str) -> Response:
     """Stop a batch. What was answered becomes available; no effect after its end."""
     for _ in range(3):  # the status may change between reading and writing

@@ -265,65 +265,65 @@ class ChatFields(GrammarFields):
 CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "messages": works(
         "1 to 2,048; roles system, developer, user, assistant, tool; content is text, or parts of type text. "
-        "An assistant's message at the end is continued"
+        "A final assistant message is continued"
     ),
-    "max_tokens": works("longest answer, thinking included; what fits if left out, -1, or more than that"),
-    "max_completion_tokens": works("the newer name of `max_tokens`"),
-    "logprobs": works("log probabilities of the answer's tokens, by the model alone, before any filter"),
-    "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
+    "max_tokens": works("maximum tokens, including reasoning; if omitted, -1 or too large: what fits"),
+    "max_completion_tokens": works("newer name of `max_tokens`"),
+    "logprobs": works("log probabilities of the generated tokens, from the model alone, before any filter"),
+    "top_logprobs": works("the 0 to 20 most likely tokens with each one; requires `logprobs`"),
     "response_format": works(
-        "`text`, `json_object` (with `schema`, as llama.cpp has it) or `json_schema`; the answer after the thoughts is "
-        "held to it, whatever `strict` says: see structured-output.md"
+        "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema`; enforced after the reasoning, "
+        "regardless of `strict`: see structured-output.md"
     ),
-    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tools": works("up to 128 functions with schemas of up to 32 levels"),
     "tool_choice": works(
         "`none`, `auto`, `required` (`any`), one function, or `allowed_tools`",
-        "give none, auto, required or one function by its name",
+        "use none, auto, required or the name of a function",
     ),
     "parallel_tool_calls": works("false: at most one call"),
     "chat_template_kwargs": works("only `enable_thinking`, true or false"),
     "reasoning_effort": works(
-        f"`none` answers at once; {EFFORTS}",
+        f"`none` disables thinking; {EFFORTS}",
         f"{EFFORT_ADVICE}, or thinking_budget in tokens",
     ),
-    "enable_thinking": works("another way to say `chat_template_kwargs.enable_thinking`"),
+    "enable_thinking": works("alias of `chat_template_kwargs.enable_thinking`"),
     "thinking": works("true or false, or `type` `enabled`, `disabled`, `adaptive` with `budget_tokens`"),
     "think": works("true or false, or an effort as in `reasoning_effort`"),
     "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
-    "thinking_budget": works("the same in tokens; beats `reasoning_effort`"),
+    "thinking_budget": works("the same in tokens; overrides `reasoning_effort`"),
     "reasoning_format": works(
-        "`auto` and `deepseek` put thoughts into `reasoning_content`; `none` leaves them in the text, within tags"
+        "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
     "store": hint("chat completions are not stored; /v1/responses are", "false"),
-    "service_tier": hint("there is one tier", "`auto`, `default`"),
-    "safety_identifier": hint("tells of the caller"),
-    "prompt_cache_key": works("every prompt's beginning is found again, with and without it"),
-    "prompt_cache_retention": hint("what was read is kept as long as there is room"),
-    "prompt_cache_options": hint("what was read is kept as long as there is room"),
-    "metadata": hint("tells of the caller; comes back with /v1/responses only"),
-    "verbosity": hint("say it in the messages", "`medium`", "use low, medium or high"),
-    "prediction": hint("what repeats the prompt is guessed ahead anyway"),
+    "service_tier": hint("there is only one tier", "`auto`, `default`"),
+    "safety_identifier": hint("describes the caller"),
+    "prompt_cache_key": works("prompts are always cached"),
+    "prompt_cache_retention": hint("prompts are cached as long as there is space"),
+    "prompt_cache_options": hint("prompts are cached as long as there is space"),
+    "metadata": hint("describes the caller; returned by /v1/responses only"),
+    "verbosity": hint("ask for it in the messages", "`medium`", "use low, medium or high"),
+    "prediction": hint("speculative decoding is automatic"),
     "modalities": inert("`text`", "the model reads and writes text only"),
-    "include_reasoning": inert("true", "use reasoning_effort none, or leave the thoughts unread"),
-    "add_generation_prompt": works("false: the assistant's message at the end is continued"),
-    "continue_final_message": works("false: the assistant's message at the end is not continued, another follows it"),
+    "include_reasoning": inert("true", "use reasoning_effort none, or ignore the reasoning"),
+    "add_generation_prompt": works("false: a final assistant message is continued"),
+    "continue_final_message": works("false: a final assistant message is not continued, but followed by another"),
     "functions": inert("null", "use tools"),
     "function_call": inert("null", "use tool_choice"),
     "audio": inert("null", "the model reads and writes text only"),
-    "moderation": inert("null", "nothing is moderated here; leave this out"),
-    "web_search_options": inert("null", "give a tool that searches"),
+    "moderation": inert("null", "moderation is not available; remove this field"),
+    "web_search_options": inert("null", "provide a search tool"),
 }
 
 WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "image_url": refused("the model reads text only"),
     "input_audio": refused("the model reads text only"),
-    "file": refused("the model reads text only; put the file's text into the message"),
-    "name": hint("of a message: the model's template has no names; say in the text who speaks"),
-    "refusal": works("of an assistant's message: stands for its content, where there is none"),
-    "reasoning_details": hint("of an assistant's message: past thoughts are left out of the prompt"),
-    "annotations": hint("of an assistant's message: its text says what they point at", "an empty list"),
-    "provider_specific_fields": hint("of an assistant's message: what another server meant by them is not known"),
-    "strict": works("of a tool: its arguments follow their schema; where a call is asked for, those of all tools do"),
+    "file": refused("the model reads text only; insert the file's text into the message"),
+    "name": hint("of a message: the model's template has no names; mention the name in the text"),
+    "refusal": works("of an assistant's message: used as content if there is none"),
+    "reasoning_details": hint("of an assistant message: earlier reasoning is left out of the prompt"),
+    "annotations": hint("of an assistant message: its text contains what they refer to", "an empty list"),
+    "provider_specific_fields": hint("of an assistant message: the meaning on another server is unknown"),
+    "strict": works("of a tool: its arguments follow their schema; if a call is required, those of all tools do"),
 }
 """Notes on nested fields."""
 
@@ -421,7 +421,7 @@ def _continues(fields: ChatFields, messages: Sequence[Message]) -> bool:
     wanted, begun = fields.continue_final_message, fields.add_generation_prompt
     for name, contradicts in (("continue_final_message", wanted is True), ("add_generation_prompt", begun is False)):
         if contradicts and messages[-1].role != "assistant":
-            raise invalid(name, f"{name}: there is no assistant's message at the end to be continued")
+            raise invalid(name, f"{name}: there is no final assistant message to continue")
     return messages[-1].role == "assistant" and wanted is not False
 
 

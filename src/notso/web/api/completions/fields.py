@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -49,7 +49,7 @@ from notso.web.api.shared.completion import (
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
@@ -80,23 +80,24 @@ class TextFields(GrammarFields):
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"a text, in which nothing is a control token, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, "
-        "each of which is answered"
+        f"a text without control tokens, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, each of which "
+        "is continued"
     ),
     "max_tokens": works(
-        "longest answer; 16 if left out, as the API has it; 0 reads the prompt and writes nothing; what fits if -1, or "
-        "more than that"
+        "maximum tokens; default 16, as in the API; 0 processes the prompt and generates nothing; -1 or too large: "
+        "what fits"
     ),
-    "echo": works("true: the prompt stands before the answer, with `logprobs` those of its tokens too"),
-    "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
+    "echo": works(
+        "true: return the prompt before the answer, with the log probabilities of its tokens if `logprobs` is set"
+    ),
+    "logprobs": works("the 0 to 20 most likely tokens with each one, in the four lists of the older API"),
     "suffix": inert(
         "an empty text",
-        "the model has no tokens for filling gaps, and was not trained to: it would write on, and not towards what "
-        "follows; ask it in a chat",
+        "the model was not trained to fill in the middle; use a chat completion",
     ),
     "response_format": later("use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
-    "messages": refused("use /v1/chat/completions, or give a prompt"),
+    "messages": refused("use /v1/chat/completions, or a prompt"),
 }
 
 
@@ -118,7 +119,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     check_stream_options(fields)
     prompts = _prompts(fields.prompt)
     if not all(prompts):
-        raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
+        raise invalid("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
@@ -185,7 +186,7 @@ def _check_prompts(prompts: object) -> None:
         _check_ids("prompt", prompts)
         return
     if len(prompts) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
+        raise invalid("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if any(isinstance(each, list) for each in prompts):
         for index, each in enumerate(prompts):
             if not isinstance(each, list) or not each:
@@ -195,10 +196,10 @@ def _check_prompts(prompts: object) -> None:
 
 def _check_ids(name: str, ids: list[object]) -> None:
     if len(ids) > MAX_PROMPT_IDS:
-        raise invalid(name, f"{name} holds at most {MAX_PROMPT_IDS:,} token ids")
+        raise invalid(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as those beside it")
+            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id like its neighbors")
 
 
 class TextSerializer:
@@ -283,10 +284,10 @@ class TextSerializer:
         return self._completion.head("text_completion")
 
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", dependencies=[GUARDED])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
     """Continue a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_text_request)

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from notso.smollm3 import EngineError, NotsoError
 from notso.web.api.engine.sessions import Asked, FrontEnds
 from notso.web.api.shared.services import ApiServices
-from notso.web.edge.access import KeyRing, front_ends_only, include_marked
+from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
 from notso.web.engine.port import ChatEngine, PromptInput, RequestOptions, SamplingParams
 from notso.web.engine.remote.engine_link import WIRE_PATH
 from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
@@ -24,7 +24,7 @@ from notso.web.values.problems import Problem
 
 logger = logging.getLogger("notso.web.api")
 
-router = APIRouter(prefix=WIRE_PATH, dependencies=[Depends(front_ends_only)])
+router = APIRouter(prefix=WIRE_PATH)
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def front_ends(request: Request) -> FrontEnds:
 Ends = Annotated[FrontEnds, Depends(front_ends)]
 
 
-@router.post("/events")
+@router.post("/events", dependencies=[FRONT_ENDS_ONLY])
 async def events(request: Request, ends: Ends) -> Response:
     """Stream all events of the front end's answers, and the engine's status, as JSON lines."""
 
@@ -56,7 +56,7 @@ async def events(request: Request, ends: Ends) -> Response:
     return await _answered(answer)
 
 
-@router.post("/submit")
+@router.post("/submit", dependencies=[FRONT_ENDS_ONLY])
 async def submit(request: Request, ends: Ends) -> Response:
     """Start an answer. Its events arrive in the stream."""
 
@@ -69,7 +69,7 @@ async def submit(request: Request, ends: Ends) -> Response:
     return await _answered(answer)
 
 
-@router.post("/prepare")
+@router.post("/prepare", dependencies=[FRONT_ENDS_ONLY])
 async def prepare(request: Request, ends: Ends) -> Response:
     """Render a prompt for a later submission."""
 
@@ -79,7 +79,7 @@ async def prepare(request: Request, ends: Ends) -> Response:
     return await _answered(answer)
 
 
-@router.post("/steer")
+@router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
 async def steer(request: Request, ends: Ends) -> Response:
     """End answers, or their reasoning."""
 
@@ -91,7 +91,7 @@ async def steer(request: Request, ends: Ends) -> Response:
     return await _answered(answer)
 
 
-@router.post("/call")
+@router.post("/call", dependencies=[FRONT_ENDS_ONLY])
 async def call(request: Request, ends: Ends) -> Response:
     """Call a method of the engine."""
 
@@ -187,7 +187,7 @@ async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
     except Problem as problem:
         return _json({"error": packed_error(EngineError(problem.sentence))})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _json({"error": packed_error(EngineError("what a front end sent is not understood"))}, 400)
+        return _json({"error": packed_error(EngineError("the front end sent an invalid request"))}, 400)
     except Exception:
         logger.exception("a front end's request failed")
-        return _json({"error": packed_error(EngineError("the engine failed; its log says why"))})
+        return _json({"error": packed_error(EngineError("the engine failed; see its log"))})

@@ -102,7 +102,7 @@ class Session:
             if shared.stopping:
                 raise EngineError("the engine is stopping")
             if self._open >= MOST_OPEN:
-                raise EngineError(f"this front end has {MOST_OPEN} answers under way already")
+                raise EngineError(f"this front end already has {MOST_OPEN} running responses")
             observe = self._among.services.metrics.observe
             answer = self._answers[number] = _Answer(shared.requests.open(asked.options.owner, on_end=observe))
             answer.begun = asyncio.create_task(self._begin(number, answer, asked, prepared, off_loop))
@@ -201,7 +201,7 @@ class Session:
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
         if self._among.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
-            return [*events[:-1], Event("error", error=EngineError("the engine was stopped while it answered"))]
+            return [*events[:-1], Event("error", error=EngineError("the engine stopped during this response"))]
         return events
 
     def _drop(self, number: int) -> None:
@@ -242,7 +242,7 @@ class FrontEnds:
         """Return a session. Raise EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
-            raise EngineError("the engine was started anew; ask once more")
+            raise EngineError("the engine was restarted; send the request again")
         return session
 
     def remove(self, session: Session) -> None:

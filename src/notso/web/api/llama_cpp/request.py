@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field, Strict
 from starlette.responses import Response
 
@@ -52,7 +52,7 @@ from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.serializer import PING, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
 
@@ -106,27 +106,25 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
         'a text, a list of token ids and texts, or `{"prompt_string": text}`; or a list of up to '
         f"{MAX_PROMPTS} of these, each of which is answered; with up to {MAX_TEXTS:,} texts in all. "
-        "The spelling of a control token is that token"
+        "Control tokens in the text are recognized"
     ),
-    "max_tokens": works("another name of `n_predict`"),
-    "n_predict": works("longest answer; what fits if left out or -1; 0 reads the prompt and writes nothing"),
-    "n_cmpl": works("another name of `n`"),
+    "max_tokens": works("alias of `n_predict`"),
+    "n_predict": works("maximum tokens; if omitted or -1: what fits; 0 processes the prompt and generates nothing"),
+    "n_cmpl": works("alias of `n`"),
     "logit_bias": works(
         "up to 1,024 pairs of a token id, or a text for all its tokens, with -100..100 or false, which is -100; or an "
         "object of these"
     ),
-    "n_probs": works("0 to 20 likeliest tokens with each, by the model alone, before any filter"),
-    "return_tokens": works("true: the answer's token ids; in a stream they come anyway"),
-    "response_fields": works(
-        "the names of what the whole answer is to hold, a slash before those of parts of parts; a stream tells all"
-    ),
-    "post_sampling_probs": inert("false", "probabilities are the model's own, before any filter; use n_probs"),
-    "speculative.n_max": hint("draft tokens change no answer"),
-    "speculative.n_min": hint("draft tokens change no answer"),
-    "speculative.p_min": hint("draft tokens change no answer"),
-    "lora": refused("adapters are not offered"),
+    "n_probs": works("the 0 to 20 most likely tokens with each one, from the model alone, before any filter"),
+    "return_tokens": works("true: return token ids; always included in streams"),
+    "response_fields": works("the fields of the whole response, with slashes for nested ones; streams return all"),
+    "post_sampling_probs": inert("false", "probabilities are those of the model, before any filter; use n_probs"),
+    "speculative.n_max": hint("draft tokens do not change responses"),
+    "speculative.n_min": hint("draft tokens do not change responses"),
+    "speculative.p_min": hint("draft tokens do not change responses"),
+    "lora": refused("adapters are not available"),
     "response_format": refused("use json_schema"),
-    "messages": refused("use /v1/chat/completions, or give a prompt"),
+    "messages": refused("use /v1/chat/completions, or a prompt"),
 }
 
 WITHIN_NATIVE: Notes = WITHIN_SAMPLING | {
@@ -164,9 +162,9 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
+        raise invalid("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
     if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_TEXTS:,} texts: join those that stand beside each other")
+        raise invalid("prompt", f"prompt is limited to {MAX_TEXTS:,} texts: join adjacent ones")
     grammar, said_by = grammar_of(fields)
     longest = either(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
@@ -214,11 +212,11 @@ def tokenized(
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
         if not all(prompts):
-            raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
+            raise invalid("prompt", "prompt is empty", "empty_prompt")
         texts = tuple(map(detokenize, prompts))
         bias = {token: bias for piece, bias in asked.biases for token in _ids(piece, tokenize)}
         if len(bias) > MAX_LOGIT_BIAS:
-            raise invalid("logit_bias", f"logit_bias holds at most {MAX_LOGIT_BIAS:,} tokens")
+            raise invalid("logit_bias", f"logit_bias is limited to {MAX_LOGIT_BIAS:,} tokens")
         params: tuple[SamplingParams, ...] = tuple(replace(each, logit_bias=bias) for each in asked.params)
     except InvalidRequestError as error:
         raise api_error_of(error).called(asked.names) from None
@@ -385,11 +383,11 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
     return {"id": token.id} | entry_of(token)
 
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.post("/completion")
-@router.post("/completions")
+@router.post("/completion", dependencies=[GUARDED])
+@router.post("/completions", dependencies=[GUARDED])
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
     """Continue a text as llama.cpp's server does, parsing control tokens in it. Disconnecting stops it, unless
     X-Conversation-Id was sent."""

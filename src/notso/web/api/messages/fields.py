@@ -24,7 +24,7 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
 
-THREAD_ADVICE = "send the whole conversation; Anthropic's own client does so by itself when it is told"
+THREAD_ADVICE = "send the whole conversation, as Anthropic's client does automatically after this error"
 
 
 class CacheControl(Fields):
@@ -236,64 +236,64 @@ class MessageFields(CountFields):
 COUNT_NOTES: Notes = {
     "messages": works(
         "1 to 2,048; roles user, assistant and system; content is text, or blocks of type text, tool_use, tool_result "
-        "and thinking. An assistant's message at the end is continued"
+        "and thinking. A final assistant message is continued"
     ),
-    "model": works("one of the names that `GET /v1/models` tells; may be left out"),
+    "model": works("a name listed by `GET /v1/models`; optional"),
     "system": works("text, or blocks of text"),
     "thinking": works(
-        "`enabled` with `budget_tokens`, below `max_tokens`; `adaptive`; `disabled`. Without it the model answers at "
-        "once. `display` `omitted` leaves the block empty, `summarized` shows the thoughts as they are",
-        "give enabled, adaptive or disabled",
+        "`enabled` with `budget_tokens`, below `max_tokens`; `adaptive`; `disabled`. Without it, thinking is "
+        "disabled. `display` `omitted` leaves the block empty, `summarized` returns the unchanged reasoning",
+        "use enabled, adaptive or disabled",
     ),
-    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tools": works("up to 128 functions with schemas of up to 32 levels"),
     "tool_choice": works("`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use`: at most one call"),
     "output_config": works(
-        "`format`: the answer after the thoughts is JSON of this schema; `effort`: how long "
-        "adaptive thinking may be, see below"
+        "`format`: the answer after the reasoning is JSON of this schema; `effort`: limit of "
+        "adaptive thinking, see below"
     ),
-    "cache_control": works("every prompt's beginning is kept and found again, with and without it"),
-    "speed": hint("there is one speed", "`standard`", "leave it out"),
-    "user_profile_id": hint("tells of the caller"),
-    "workspace_id": hint("tells of the caller"),
-    "mcp_servers": refused("connect to servers of tools yourself, and give their tools as functions"),
+    "cache_control": works("prompts are always cached"),
+    "speed": hint("there is only one speed", "`standard`", "remove it"),
+    "user_profile_id": hint("describes the caller"),
+    "workspace_id": hint("describes the caller"),
+    "mcp_servers": refused("connect to MCP servers in the client, and pass their tools as functions"),
     "context_management": works(
-        "`edits`: old results of tools and thoughts are left out where they say so, and the answer tells what was"
+        "`edits`: clear old tool results and reasoning as requested; the response reports what was cleared"
     ),
 }
 
 MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "max_tokens": works(
-        "required: the longest answer, thinking included; of one that the context ends before, `stop_reason` is "
+        "required: maximum tokens, including reasoning; if the context ends before, `stop_reason` is "
         "`model_context_window_exceeded`"
     ),
     **sampling_notes("anthropic"),
-    "stream": works("events by the API's own names"),
-    "metadata": hint("tells of the caller"),
-    "diagnostics": hint("usage and what was found in the cache are told anyway"),
-    "service_tier": inert("auto or standard_only: there is one tier", "there is one tier; leave this out"),
-    "container": inert("null", "no code is run here"),
+    "stream": works("the API's own events"),
+    "metadata": hint("describes the caller"),
+    "diagnostics": hint("usage and cached tokens are always reported"),
+    "service_tier": inert("auto or standard_only: there is only one tier", "there is only one tier; remove this field"),
+    "container": inert("null", "code execution is not available"),
     "thread": refused(THREAD_ADVICE),
-    "inference_geo": inert("null", "answers are made on the server's own machine; leave this out"),
+    "inference_geo": inert("null", "responses are generated on the server's machine; remove this field"),
 }
 
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
-    "document": refused("the model reads text only; put the document's text into the message"),
-    "search_result": refused("put what was found into the message as text"),
-    "thinking": works("stays in the prompt up to the answer that its calls lead to; left out when somebody asks again"),
-    "redacted_thinking": works("left out of the prompt: nobody can read it"),
+    "document": refused("the model reads text only; insert the document's text into the message"),
+    "search_result": refused("insert the results into the message as text"),
+    "thinking": works("kept in the prompt until its tool calls are answered; left out after the next user message"),
+    "redacted_thinking": works("left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
-    "caller": hint("of a tool_use: the model made the call itself", "`direct`"),
-    "strict": works("of a tool: with `tool_choice` `any` or `tool`, which hold the arguments to their schema"),
+    "caller": hint("of a tool_use: the model made the call", "`direct`"),
+    "strict": works("of a tool: with `tool_choice` `any` or `tool`, which enforce the schema of the arguments"),
     "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
-    "citations": inert("an empty list", "leave citations out"),
-    "input_examples": refused("put examples into the description"),
-    "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool's result names it"),
+    "citations": inert("an empty list", "remove citations"),
+    "input_examples": refused("put examples in the description"),
+    "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool result names it"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
-    "clear_tool_uses_20250919": works(f"results of all but the newest calls become `{CLEARED}`"),
-    "clear_thinking_20251015": works("`keep`: of how many answers the thoughts stay in the prompt, or `all`"),
-    "compact_20260112": hint("nothing is summed up; what does not fit is refused with both numbers"),
-    "eager_input_streaming": hint("arguments that a schema holds come as they are written, others whole", "false"),
+    "clear_tool_uses_20250919": works(f"the the results of all but the newest calls become `{CLEARED}`"),
+    "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
+    "compact_20260112": hint("nothing is summarized; a prompt that does not fit is refused with both numbers"),
+    "eager_input_streaming": hint("arguments with an enforced schema are streamed, others sent as a whole", "false"),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
 """Notes on nested fields."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
@@ -15,13 +15,13 @@ from notso.web.api.shared.api_request import dropped_by_template, ignored_header
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", dependencies=[GUARDED])
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
     keep_volatile = services.shared.settings.keep_volatile
@@ -31,7 +31,7 @@ async def messages(request: Request, services: Services, owner: Owner) -> Respon
     )
 
 
-@router.post("/v1/messages/count_tokens")
+@router.post("/v1/messages/count_tokens", dependencies=[GUARDED])
 async def count_tokens(request: Request, services: Services) -> Response:
     """Count the prompt's tokens."""
     keep_volatile = services.shared.settings.keep_volatile

@@ -90,16 +90,16 @@ class OptionFields(Fields):
     mirostat_eta: Ignored = None
 
 
-_SET_UP = "the server is set up already"
-_OFF = "leave this out; use top_p, top_k or min_p"
+_SET_UP = "the server is already configured"
+_OFF = "remove this field; use top_p, top_k or min_p"
 
 OPTION_NOTES: Notes = {
     **sampling_notes("ollama"),
     "tfs_z": inert("1: off", _OFF),
     "mirostat": inert("0: off", MIROSTAT_ADVICE),
-    "penalize_newline": inert("true: a line's end is a token as any other", "leave this out"),
+    "penalize_newline": inert("true: a newline is penalized like any other token", "remove this field"),
     "num_ctx": hint("the context is the server's (`--context`)"),
-    "num_keep": hint("nothing of a prompt is left out"),
+    "num_keep": hint("prompts are never truncated"),
     "mirostat_tau": hint("mirostat is off"),
     "mirostat_eta": hint("mirostat is off"),
 } | dict.fromkeys(
@@ -226,46 +226,46 @@ class ShowFields(Fields):
 _NO_PICTURES = inert("an empty list", "the model reads text only")
 
 ANSWER_NOTES: Notes = {
-    "model": works("a name that `GET /api/tags` or `GET /v1/models` tells, with or without `:latest`; may be left out"),
-    "stream": works("true if left out: lines of JSON"),
+    "model": works("a name listed by `GET /api/tags` or `GET /v1/models`, with or without `:latest`; optional"),
+    "stream": works("default true: JSON lines"),
     "think": works(
-        "true if left out; `low`, `medium`, `high` think for at most 256, 1,024, 4,096 tokens, `max` without a limit",
+        "default true; `low`, `medium`, `high` think for at most 256, 1,024, 4,096 tokens, `max` without a limit",
         "use true, false, low, medium, high or max",
     ),
-    "format": works('`"json"` or a JSON schema; the answer after the thoughts is held to it'),
+    "format": works('`"json"` or a JSON schema; enforced after the reasoning'),
     "options": works("see below"),
-    "logprobs": works("log probabilities of the tokens, by the model alone, before any filter"),
-    "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
+    "logprobs": works("log probabilities of the tokens, from the model alone, before any filter"),
+    "top_logprobs": works("the 0 to 20 most likely tokens with each one; requires `logprobs`"),
     "keep_alive": works(
-        "how long the model stays loaded after this answer, where an operator asks (from others it is ignored): "
-        "seconds, or `5m`, `1h30m`; 0: it goes when nobody uses it, which a request without messages or prompt may say "
-        "alone; negative: never; left out: as the server has it (`--keep-alive`)",
+        "how long the model stays loaded after this response, for operators (ignored from others): seconds, or `5m`, "
+        "`1h30m`; 0: unload when idle, also without messages or prompt; negative: never; default: the server's "
+        "`--keep-alive`",
     ),
     "truncate": hint("a prompt that does not fit is refused"),
-    "shift": hint("an answer ends where the context does"),
+    "shift": hint("a response ends where the context ends"),
 }
 
 CHAT_NOTES: Notes = ANSWER_NOTES | {
     "messages": works(
-        "up to 2,048, roles system, user, assistant, tool; none loads the model. An assistant's "
-        "message at the end is continued"
+        "up to 2,048, roles system, user, assistant, tool; without messages, the model is loaded. A final "
+        "assistant message is continued"
     ),
-    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tools": works("up to 128 functions with schemas of up to 32 levels"),
 }
 
 GENERATE_NOTES: Notes = ANSWER_NOTES | {
-    "prompt": works("what a person says; none loads the model"),
-    "system": works("what the model is told beforehand; not with `raw`"),
-    "raw": works("true: the prompt is written on as it is; nothing in it is a control token"),
+    "prompt": works("the user's message; without it, the model is loaded"),
+    "system": works("system prompt; not with `raw`"),
+    "raw": works("true: continue the prompt without template or control tokens"),
     "images": _NO_PICTURES,
-    "suffix": inert("an empty text", "the model has no tokens for filling gaps; ask it in a chat"),
+    "suffix": inert("an empty text", "the model was not trained to fill in the middle; use a chat"),
     "template": inert("an empty text", "the model file's own template is used"),
-    "context": works("what an earlier answer's `context` was: the conversation so far", "it must be an answer's own"),
+    "context": works("the `context` of an earlier response: the conversation so far", "it must come from a response"),
 }
 
 SHOW_NOTES: Notes = {
     "model": works("one of its names"),
-    "name": works("the older name of `model`"),
+    "name": works("older name of `model`"),
     "verbose": inert("there is nothing to add"),
 }
 
@@ -273,8 +273,8 @@ WITHIN_ANSWER: Notes = OPTION_NOTES
 """Notes on nested fields of both endpoints."""
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {
-    "thinking": works("of a message: accepted, and left out of the prompt"),
-    "tool_name": inert("of a tool's message: its call says the same"),
+    "thinking": works("of a message: accepted and left out of the prompt"),
+    "tool_name": inert("of a tool message: redundant with its call"),
     "images": refused("the model reads text only"),
 }
 
@@ -304,11 +304,11 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
         return _request(fields, body, ())
     if fields.raw:
         if fields.system:
-            raise invalid("system", "system has no place in a raw prompt: leave out one of the two")
+            raise invalid("system", "system cannot be combined with raw")
         if fields.think:
-            raise invalid("think", "think has no place beside a raw prompt: leave out one of the two")
+            raise invalid("think", "think cannot be combined with raw")
         if fields.format:
-            raise invalid("format", "format has no place beside a raw prompt: leave out one of the two")
+            raise invalid("format", "format cannot be combined with raw")
         return _request(fields, body, prompt)
     earlier = messages_in(fields.context or ())
     if fields.system:
@@ -345,7 +345,7 @@ def messages_in(context: Sequence[int]) -> tuple[Message, ...]:
         if not isinstance(said, list) or not fit or len(said) > MAX_MESSAGES:
             raise ValueError
     except (ValueError, TypeError, ApiError):
-        raise invalid("context", "context must be what an earlier answer of this server gave as its context") from None
+        raise invalid("context", "context must come from an earlier response of this server") from None
     return tuple(Message(role, content) for role, content in said)
 
 
@@ -419,5 +419,5 @@ def _seconds(given: KeepAlive | None) -> float | None:
         if seconds is None:
             raise invalid("keep_alive", "keep_alive must be seconds, or a duration such as 30s, 5m or 1h30m")
     if seconds is not None and not math.isfinite(seconds):
-        raise invalid("keep_alive", "keep_alive must be a number that is finite")
+        raise invalid("keep_alive", "keep_alive must be finite")
     return None if seconds is None else float(seconds)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo
@@ -20,7 +20,7 @@ from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.completion import fingerprint, release
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import chosen_model, read_body
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import LATEST, model_id, names_of, other_models
 from notso.web.engine.models import Installed
 
@@ -46,7 +46,7 @@ def tagged(name: str) -> str:
     return name if ":" in name else name + LATEST
 
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 API_VERSION = "0.13.0"
 """Implemented version of Ollama's API, which clients compare with their minimum."""
@@ -56,21 +56,21 @@ NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
 PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the weights
 
 
-@router.head("/")
+@router.head("/", dependencies=[GUARDED])
 async def heartbeat() -> Response:
     """Check for a server; Ollama's command line sends this first."""
     return Response()
 
 
-@router.get("/api/version")
-@router.head("/api/version")
+@router.get("/api/version", dependencies=[GUARDED])
+@router.head("/api/version", dependencies=[GUARDED])
 async def version() -> Response:
     """Return the implemented version of Ollama's API and the server's own."""
     return JSONResponse({"version": API_VERSION, "notso": release()})
 
 
-@router.get("/api/tags")
-@router.head("/api/tags")
+@router.get("/api/tags", dependencies=[GUARDED])
+@router.head("/api/tags", dependencies=[GUARDED])
 async def tags(services: Services) -> Response:
     """List models, the default first. Empty until the default model is loaded."""
     host, registry = services.shared.engine, services.shared.model_registry
@@ -82,7 +82,7 @@ async def tags(services: Services) -> Response:
     return JSONResponse({"models": listed})
 
 
-@router.get("/api/ps")
+@router.get("/api/ps", dependencies=[GUARDED])
 async def loaded(services: Services) -> Response:
     """List loaded models and when they expire if idle."""
     host, models = services.shared.engine, []
@@ -98,7 +98,7 @@ async def loaded(services: Services) -> Response:
     return JSONResponse({"models": models})
 
 
-@router.post("/api/show")
+@router.post("/api/show", dependencies=[GUARDED])
 async def show(request: Request, services: Services) -> Response:
     """Describe a model by any of its names."""
     fields = await read_body(request, lambda body: read_fields(ShowFields, body, SHOW_NOTES), of_any_type=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.ollama.fields import OllamaRequest, parse_chat, parse_generate
@@ -16,20 +16,20 @@ from notso.web.api.request_fields.fields import unsupported
 from notso.web.api.shared.api_request import ignored_headers
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
-from notso.web.edge.access import caller_of, guarded
+from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.api_error import ApiError
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.post("/api/chat")
+@router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation, in Ollama's format. Disconnecting stops the answer."""
     return await _answer(request, services, owner, "chat", parse_chat)
 
 
-@router.post("/api/generate")
+@router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a prompt, in Ollama's format. Disconnecting stops the answer."""
     return await _answer(request, services, owner, "generate", parse_generate)
@@ -43,7 +43,9 @@ async def _answer(
     parse: Callable[[Mapping[str, Any]], OllamaRequest],
 ) -> Response:
     if CONVERSATION in request.headers:
-        raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: lines of JSON carry no numbers")
+        raise unsupported(
+            CONVERSATION, "X-Conversation-Id is not supported here, because JSON lines have no event numbers"
+        )
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
@@ -76,20 +78,18 @@ async def _answer(
     return response
 
 
-@router.post("/api/embed")
-@router.post("/api/embeddings")
+@router.post("/api/embed", dependencies=[GUARDED])
+@router.post("/api/embeddings", dependencies=[GUARDED])
 async def embed() -> Response:
     """Not supported: SmolLM3 was not trained for embeddings."""
     raise ApiError(400, "not_supported", "this model does not support embeddings: SmolLM3 is a chat model")
 
 
-@router.post("/api/pull")
-@router.post("/api/push")
-@router.post("/api/create")
-@router.post("/api/copy")
-@router.delete("/api/delete")
+@router.post("/api/pull", dependencies=[GUARDED])
+@router.post("/api/push", dependencies=[GUARDED])
+@router.post("/api/create", dependencies=[GUARDED])
+@router.post("/api/copy", dependencies=[GUARDED])
+@router.delete("/api/delete", dependencies=[GUARDED])
 async def manage() -> Response:
     """Not supported: models are managed by the web page and the command line."""
-    raise ApiError(
-        400, "not_supported", "models are not managed by this API: use `notso pull`, or the page about models"
-    )
+    raise ApiError(400, "not_supported", "models are not managed by this API: use `notso pull` or the Models page")

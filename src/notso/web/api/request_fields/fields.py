@@ -194,7 +194,7 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
         case "model_type" | "model_attributes_type" | "dict_type":
             return invalid(shown, f"{shown} must be an object")
     if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
-        return invalid(shown, f"{shown} is empty: there is nothing to answer", "empty_prompt")
+        return invalid(shown, f"{shown} is empty", "empty_prompt")
     said = re.sub(r"^(Input|List|String|Dictionary|Value|Value error, it) should", "it should", fault["msg"])
     return invalid(shown, f"{shown}: {said}")
 
@@ -278,9 +278,7 @@ def refuse_hints(hints: Iterable[GivenHint]) -> None:
     for hint in hints:
         if not hint.tells:
             shown = printable(hint.path)
-            raise unsupported(
-                shown, f"{shown} would be ignored, and this server refuses what it would ignore: leave it out"
-            )
+            raise unsupported(shown, f"{shown} would be ignored, which --strict-fields refuses: remove it")
 
 
 def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
@@ -344,9 +342,9 @@ def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
     """Return the choice of `name`, or of any tool. Raise ApiError (400) if unknown."""
     if not names:
-        raise invalid(param, f"{param} asks for a call, but there are no tools")
+        raise invalid(param, f"{param} requires a tool call, but there are no tools")
     if name is None:
         return "required"
     if name not in names:
-        raise invalid(param, f"{param} names a function that is not among the tools")
+        raise invalid(param, f"{param} is not the name of a tool")
     return ToolName(name)

@@ -56,8 +56,8 @@ Number = int | float
 
 _ORDER = "the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"
 MIROSTAT_ADVICE = (
-    "it steers by how surprising the tokens before were, so a token would depend on more than seed, text and place, "
-    "which an answer here never does; use min_p, typical_p or top_p"
+    "it makes tokens depend on the probabilities of earlier ones, which would break reproducibility; use min_p, "
+    "typical_p or top_p"
 )
 
 
@@ -71,48 +71,46 @@ class AbsentSamplerFields(Fields):
     mirostat_tau: Annotated[Number | None, hint("mirostat is off")] = None
     mirostat_eta: Annotated[Number | None, hint("mirostat is off")] = None
     smoothing_factor: Annotated[Off0 | None, inert("0: off", "use temperature or min_p")] = None
-    guidance_scale: Annotated[Off1 | None, inert("1: off", "say it in the messages")] = None
+    guidance_scale: Annotated[Off1 | None, inert("1: off", "ask for it in the messages")] = None
     length_penalty: Annotated[Off1 | None, inert("1: off", "use max_tokens")] = None
     no_repeat_ngram_size: Annotated[Off0 | None, inert("0: off", "use repeat_penalty or dry_multiplier")] = None
     top_n_sigma: Annotated[Off | None, inert("0 or -1: off", "use top_k, top_p or min_p")] = None
     adaptive_target: Annotated[OffBelow0 | None, inert("-1: off", "use temperature, top_p or min_p")] = None
-    adaptive_decay: Annotated[Number | None, hint("the sampler it belongs to is off")] = None
+    adaptive_decay: Annotated[Number | None, hint("its sampler is off")] = None
     min_keep: Annotated[Off0 | None, inert("0: off", "leave it out")] = None
     n_indent: Annotated[Off0 | None, inert("0: off", "leave it out")] = None
     t_max_predict_ms: Annotated[
-        Off | None, inert("0 or -1: off", "an answer does not depend on the machine's speed; use max_tokens")
+        Off | None, inert("0 or -1: off", "responses must not depend on the machine's speed; use max_tokens")
     ] = None
-    id_slot: Annotated[
-        int | None, hint("what is known of a prompt is found wherever it was computed", "-1", done=(-1,))
-    ] = None
-    n_keep: Annotated[int | None, hint("nothing of a prompt is thrown away", "0", done=(0,))] = None
-    n_discard: Annotated[int | None, hint("nothing of a prompt is thrown away", "0", done=(0,))] = None
-    n_cache_reuse: Annotated[int | None, hint("what is known of a prompt is found by itself", "0", done=(0,))] = None
-    sse_ping_interval: Annotated[Number | None, hint("a comment comes every 15 s")] = None
-    backend_sampling: Annotated[bool | None, hint("there is one sampler", "false", done=(False,))] = None
+    id_slot: Annotated[int | None, hint("the cache is shared by all slots", "-1", done=(-1,))] = None
+    n_keep: Annotated[int | None, hint("prompts are never truncated", "0", done=(0,))] = None
+    n_discard: Annotated[int | None, hint("prompts are never truncated", "0", done=(0,))] = None
+    n_cache_reuse: Annotated[int | None, hint("the cache is automatic", "0", done=(0,))] = None
+    sse_ping_interval: Annotated[Number | None, hint("a comment is sent every 15 s")] = None
+    backend_sampling: Annotated[bool | None, hint("there is only one sampler", "false", done=(False,))] = None
     samplers: Annotated[Any, hint(_ORDER)] = None
     sampler_order: Annotated[Any, hint(_ORDER)] = None
     sampler_priority: Annotated[Any, hint(_ORDER)] = None
     temperature_last: Annotated[bool | None, hint(_ORDER, "false", done=(False,))] = None
-    smoothing_curve: Annotated[Number | None, hint("the sampler it belongs to is off")] = None
+    smoothing_curve: Annotated[Number | None, hint("its sampler is off")] = None
     skew: Annotated[Off0 | None, inert("0: off", "use top_p or min_p")] = None
     typical: Annotated[Off1 | None, inert("1: off", "use typical_p")] = None
     epsilon_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
     eta_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
     penalty_alpha: Annotated[Off0 | None, inert("0: off", "use temperature, top_p or min_p")] = None
     encoder_repetition_penalty: Annotated[Off1 | None, inert("1: off", "use repeat_penalty")] = None
-    num_beams: Annotated[Off1 | None, inert("1: off", "there is no beam search; use n")] = None
-    use_beam_search: Annotated[Literal[False] | None, inert("false", "there is no beam search; use n")] = None
-    early_stopping: Annotated[bool | None, hint("there is no beam search", "false", done=(False,))] = None
+    num_beams: Annotated[Off1 | None, inert("1: off", "beam search is not available; use n")] = None
+    use_beam_search: Annotated[Literal[False] | None, inert("false", "beam search is not available; use n")] = None
+    early_stopping: Annotated[bool | None, hint("beam search is not available", "false", done=(False,))] = None
     best_of: Annotated[Off1 | None, inert("1", "use n")] = None
-    skip_special_tokens: Annotated[Literal[True] | None, inert("true", "an answer never shows control tokens")] = None
+    skip_special_tokens: Annotated[Literal[True] | None, inert("true", "control tokens are never returned")] = None
     spaces_between_special_tokens: Annotated[
-        bool | None, hint("an answer never shows control tokens", "true", done=(True,))
+        bool | None, hint("control tokens are never returned", "true", done=(True,))
     ] = None
     include_stop_str_in_output: Annotated[
-        Literal[False] | None, inert("false", "the event or field `stop` tells which stop string came")
+        Literal[False] | None, inert("false", "the event or field `stop` reports the stop string")
     ] = None
-    add_bos_token: Annotated[bool | None, hint("the model has no token that begins a text")] = None
+    add_bos_token: Annotated[bool | None, hint("the model has no begin-of-text token")] = None
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
     truncation_length: Annotated[int | None, hint("the context is the server's (`--context`)")] = None
     truncate_prompt_tokens: Annotated[int | None, hint("a prompt that is too long is refused")] = None
@@ -226,20 +224,20 @@ class SamplingFields(AbsentSamplerFields):
 
 
 SAMPLING_NOTES: Notes = {
-    "model": works("one of the names that `GET /v1/models` tells; may be left out"),
+    "model": works("a name listed by `GET /v1/models`; optional"),
     **sampling_notes("openai"),
-    "n": works("choices, up to as many as the server writes at a time; with a seed, choice i has seed + i"),
+    "n": works("number of choices, at most the server's concurrent responses; with a seed, choice i has seed + i"),
     "stream": works("events with chunks"),
-    "stream_options": works("`include_usage` sends a last chunk with the counts"),
-    "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
-    "timings_per_token": works("chunks carry `timings` of what was written so far"),
-    "cache_prompt": works("false reads the whole prompt anew"),
-    "logits_processors": works("up to 8 names of what plugins give, which change the logits in this order"),
-    "user": hint("tells of the caller"),
+    "stream_options": works("`include_usage` adds a final chunk with token counts"),
+    "return_progress": works("chunks with `prompt_progress` during prefill"),
+    "timings_per_token": works("chunks contain `timings` so far"),
+    "cache_prompt": works("false processes the whole prompt again"),
+    "logits_processors": works("up to 8 names of plugins' logits processors, applied in this order"),
+    "user": hint("describes the caller"),
     **ABSENT_NOTES,
     "n_predict": works("llama.cpp's name of `max_tokens`"),
-    "max_new_tokens": works("another name of `max_tokens`"),
-    "do_sample": works("false takes the likeliest token"),
+    "max_new_tokens": works("alias of `max_tokens`"),
+    "do_sample": works("false is greedy"),
 }
 
 WITHIN_SAMPLING: Notes = {
@@ -286,7 +284,7 @@ def either(fields: BaseModel, *names: str) -> Any:
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
-            raise invalid(name, f"{given[0][0]} and {name} mean the same: give one of them")
+            raise invalid(name, f"{given[0][0]} and {name} are aliases: use only one")
     return given[0][1] if given else None
 
 
@@ -346,19 +344,19 @@ class GrammarFields(SamplingFields):
 
 
 GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
-    "grammar": works("GBNF (llama.cpp's notation), or Lark's where no rule has `::=`; the answer follows it"),
+    "grammar": works("GBNF (llama.cpp's notation), or Lark's if no rule contains `::=`"),
     "json_schema": works("llama.cpp's: a JSON schema, see structured-output.md"),
-    "regex": works("a regular expression that the whole answer matches"),
-    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, of which the answer is one"),
+    "regex": works("a regular expression that must match the whole answer"),
+    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, one of which is the answer"),
     "guided_json": works("vLLM's name of `json_schema`"),
     "guided_regex": works("vLLM's name of `regex`"),
     "guided_choice": works("vLLM's name of `choice`"),
     "guided_grammar": works("vLLM's name of `grammar`"),
     "structured_outputs": works("vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
-    "guided_decoding_backend": refused("leave it out: there is one"),
-    "grammar_lazy": refused("leave it out: a grammar holds from the answer's first token"),
-    "grammar_triggers": refused("leave it out: a grammar holds from the answer's first token"),
-    "structural_tag": refused("give tools with strict: true"),
+    "guided_decoding_backend": refused("remove it: there is only one"),
+    "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
+    "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),
+    "structural_tag": refused("use tools with strict: true"),
 }
 """Includes the sampling notes."""
 
@@ -387,9 +385,7 @@ def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> 
         }
     found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
     if len(found) > 1:
-        raise invalid(
-            found[1][1], f"{found[0][1]} and {found[1][1]} both say what the answer must be: give one of them"
-        )
+        raise invalid(found[1][1], f"{found[0][1]} and {found[1][1]} both constrain the answer: use only one")
     return found[0] if found else (None, "response_format")
 
 

@@ -36,7 +36,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         check_shape(body, LIMITS)
         value = _DECODER.decode(body.decode("utf-8"))
     except JsonShapeError as error:
-        raise _refusal(f"the body is {error}" if "nested" in str(error) else f"the body holds {error}") from None
+        raise _refusal(f"the body is {error}" if "nested" in str(error) else f"the body has {error}") from None
     except UnicodeDecodeError:
         raise _refusal("the body is not UTF-8 text") from None
     except json.JSONDecodeError as error:
@@ -60,7 +60,7 @@ def _as_utf8(body: bytes) -> bytes:
 
 def _check_texts(value: object) -> None:
     if isinstance(value, str) and _UNFIT.search(value):
-        raise ApiError(400, "invalid_text", "a text in the body holds a NUL or half a surrogate pair")
+        raise ApiError(400, "invalid_text", "a text in the body contains a NUL or a lone surrogate")
     if isinstance(value, dict):
         for key, item in value.items():
             _check_texts(key)
@@ -73,7 +73,7 @@ def _check_texts(value: object) -> None:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise _refusal("an object gives the same key twice")
+        raise _refusal("an object has a duplicate key")
     return members
 
 

@@ -47,19 +47,19 @@ async def referenced_items(
     for index, id in references:
         param = f"input.{index}.id"
         if ids.index(id) != len(found):
-            raise invalid(param, f"{param} names an item for the second time")
+            raise invalid(param, f"{param} refers to an item twice")
         named = _ITEM_ID.fullmatch(id)
         response_id = f"resp_{named[1]}" if named else ""
         if response_id and response_id not in responses:
             if len(responses) == MAX_REFERENCED_RESPONSES:
-                raise invalid(param, f"input names items of more than {MAX_REFERENCED_RESPONSES} responses")
+                raise invalid(param, f"input refers to items of more than {MAX_REFERENCED_RESPONSES} responses")
             responses[response_id] = _by_id(await stored(response_id))
         item = responses.get(response_id, {}).get(id)
         if item is None:
-            raise ApiError(404, "not_found", "no item of that id is stored; with store: false none is", param=param)
+            raise ApiError(404, "not_found", "no item with that id is stored (with store: false, none is)", param=param)
         size += len(as_json(item))
         if size > MAX_REFERENCED_CHARACTERS:
-            raise invalid(param, f"the items that input names hold more than {MAX_REFERENCED_CHARACTERS:,} characters")
+            raise invalid(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")
         found[id] = item
     return found
 

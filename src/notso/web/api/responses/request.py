@@ -94,7 +94,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     typed = _typed(body, stored or {})
     fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
     if fields.background and fields.store is False:
-        raise invalid("background", "background needs store: what nobody reads must be kept")
+        raise invalid("background", "background requires store")
     effort = fields.reasoning.effort if fields.reasoning else None
     sampling = parameters_in(fields, "responses")
     params = checked_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
@@ -221,7 +221,7 @@ def _functions(fields: ResponseFields) -> Functions:
             check_depth(f"tools.{index}{f'.tools.{at}' if within else ''}.parameters", function.parameters)
             functions[known_as(function.name, within.name if within else None)] = function, within
     if len(functions) > MAX_TOOLS:
-        raise invalid("tools", f"tools holds more than {MAX_TOOLS} functions")
+        raise invalid("tools", f"tools has more than {MAX_TOOLS} functions")
     return functions
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
@@ -20,24 +20,24 @@ from notso.web.api.shared.api_request import dropped_by_template, ignored_header
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 from notso.web.store.protocol import StoredResponse
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 Parse = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest]
 
 
-@router.post("/responses")
-@router.post("/v1/responses")
+@router.post("/responses", dependencies=[GUARDED])
+@router.post("/v1/responses", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Answer, optionally continuing a stored response. The answer is stored unless `store` is false. With `background`,
     return at once; the response is polled by id."""
     asked = await _read(request, services, owner, parse_response_request)
     if asked.keep and services.shared.store.read_only:
-        raise ApiError(503, "storage_failed", "the database is damaged and only read; send store: false")
+        raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
@@ -57,7 +57,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     )
 
 
-@router.post("/v1/responses/input_tokens")
+@router.post("/v1/responses/input_tokens", dependencies=[GUARDED])
 async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
     """Count the prompt's tokens."""
     asked = await _read(request, services, owner, parse_input_token_request)

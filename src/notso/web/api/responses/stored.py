@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
@@ -18,11 +18,11 @@ from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, num
 from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import EventStream, Owner, known, sse_events
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 HINTS = ("include", "include[]", "include_obfuscation")
 """Ignored for stored responses, which always contain what was included originally."""
@@ -30,7 +30,7 @@ HINTS = ("include", "include[]", "include_obfuscation")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """Return a stored response, or a background response so far. With `stream`, stream its events after
     `starting_after`."""
@@ -39,7 +39,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if streams not in ("true", "false"):
         raise invalid("stream", "stream must be true or false")
     if start is not None and (streams == "false" or not _NUMBER.fullmatch(start)):
-        raise invalid("starting_after", "starting_after must be the number of an event, with stream: true")
+        raise invalid("starting_after", "starting_after must be an event number, and requires stream: true")
     running = _running(services, owner, response_id)
     if streams == "true":
         if running is None:
@@ -48,7 +48,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
             await found_response(services, owner, response_id, "response_id")
-            raise unsupported("stream", "the events of this response are not kept; ask without stream")
+            raise unsupported("stream", "the events of this response are not kept; use stream: false")
         services.reread_streams.opened(owner)
         again = running.serializer.again()
         events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
@@ -63,7 +63,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     return await large_response(lambda: stored.body, headers)
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items", dependencies=[GUARDED])
 async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """List the input items of a response, latest first, without those of the response it continues."""
     query, headers = _query(request, services, ("limit", "order", "after"))
@@ -76,7 +76,7 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
     return await large_response(lambda: listed, headers)
 
 
-@router.post("/v1/responses/{response_id}/cancel")
+@router.post("/v1/responses/{response_id}/cancel", dependencies=[GUARDED])
 async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
     """Stop a background response, keeping its text. No effect after its end."""
     running = _running(services, owner, response_id)
@@ -90,11 +90,11 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
         return await large_response(lambda: body)
     stored = await found_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
-        raise ApiError(400, "invalid_value", "only a response in the background can be cancelled", param="response_id")
+        raise ApiError(400, "invalid_value", "only a background response can be cancelled", param="response_id")
     return await large_response(lambda: stored.body)
 
 
-@router.delete("/v1/responses/{response_id}")
+@router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
     """Delete a stored response and its cached prompt. Responses that continue it stay."""
     running = _running(services, owner, response_id)
@@ -124,7 +124,7 @@ async def found_response(services: ApiServices, owner: str, id: str, param: str)
     """Return a response by id. Raise ApiError (404) naming `param` if unknown."""
     found = await stored_response(services, owner, id)
     if found is None:
-        raise ApiError(404, "not_found", "no response of that id is stored", param=param)
+        raise ApiError(404, "not_found", "no response with that id is stored", param=param)
     return found
 
 
@@ -146,7 +146,7 @@ def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> t
     """Return the query and the header of ignored names. Raise ApiError (400) for unknown ones."""
     for name in request.query_params:
         if name not in names and name not in HINTS:
-            raise unsupported(printable(name), "this is not known here; leave it out")
+            raise unsupported(printable(name), "unknown field; remove it")
     hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
     if services.shared.settings.strict_fields:
         refuse_hints(GivenHint(name, name, False) for name in hints)

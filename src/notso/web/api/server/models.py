@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo
 from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import chosen_model
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import (
     ModelChoice,
@@ -29,14 +29,14 @@ from notso.web.engine.model_names import (
 from notso.web.engine.models import Installed
 from notso.web.engine.served_model import ServedModel
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 ANTHROPIC_VERSION = "anthropic-version"
 ANTHROPIC_LIMIT = 20
 ANTHROPIC_MOST = 1000
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", dependencies=[GUARDED])
 async def list_models(request: Request, services: Services) -> Response:
     """List models and adapters, the default model first. Empty until that is loaded.
 
@@ -48,14 +48,14 @@ async def list_models(request: Request, services: Services) -> Response:
     return JSONResponse({"object": "list", "data": entries})
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", dependencies=[GUARDED])
 async def show_model(request: Request, services: Services, name: str) -> Response:
     """Describe a model by any of its names."""
     choice = await chosen_model(services, name)
     for listed, entry in await _entries(services):
         if listed == choice:
             return JSONResponse(_anthropic_entry(entry) if ANTHROPIC_VERSION in request.headers else entry)
-    raise ApiError(404, "model_not_found", "that model is not here any more", param="model")
+    raise ApiError(404, "model_not_found", "that model is no longer installed", param="model")
 
 
 def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, cast
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -15,17 +15,17 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.server.compatibility import ADDRESSES
 from notso.web.api.shared.completion import release
-from notso.web.edge.access import guarded, public
+from notso.web.edge.access import GUARDED, public
 from notso.web.edge.api_error import OLLAMA_PREFIX
 from notso.web.edge.errors import is_api_path
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 PUBLIC = ("/health", "/ping", "/livez", "/metrics", "/openapi.json")
 SCHEMAS = "#/components/schemas/"
 
 
-@router.get("/openapi.json")
+@router.get("/openapi.json", dependencies=[GUARDED])
 async def openapi(request: Request) -> Response:
     """Return this document."""
     return JSONResponse(await asyncio.to_thread(document, request.app))

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
@@ -16,14 +16,14 @@ from notso.web.api.shared.completion import release
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
-from notso.web.edge.access import guarded, operator_only, public
+from notso.web.edge.access import GUARDED, PUBLIC, operator_only
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.get("/props")
+@router.get("/props", dependencies=[GUARDED])
 async def props(services: Services) -> Response:
     """Return the model, its context length and the default parameters."""
     info = _info(services)
@@ -54,7 +54,7 @@ async def props(services: Services) -> Response:
     )
 
 
-@router.get("/slots")
+@router.get("/slots", dependencies=[GUARDED])
 async def slots(services: Services) -> Response:
     """List slots and whether each is processing. No content is exposed."""
     info, stats = _info(services), services.shared.engine.stats()
@@ -70,18 +70,18 @@ def _info(services: Services) -> ModelInfo:
     require_serving(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None and failure:
-        raise ApiError(503, "model_failed", f"no model can answer: {failure}", retry_after_seconds=60)
+        raise ApiError(503, "model_failed", f"no model is available: {failure}", retry_after_seconds=60)
     if info is None:
         raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
     return info
 
 
-health_router = APIRouter(dependencies=[Depends(public)])
+health_router = APIRouter()
 
 
-@health_router.get("/health")
-@health_router.head("/health")
-@health_router.get("/v1/health")
+@health_router.get("/health", dependencies=[PUBLIC])
+@health_router.head("/health", dependencies=[PUBLIC])
+@health_router.get("/v1/health", dependencies=[PUBLIC])
 async def health(services: Services) -> JSONResponse:
     """Return 200 if a request would be answered, loading a model if needed. Return 503 during the first load or a model
     switch, after its failure, without a database connection, and while stopping."""
@@ -98,27 +98,27 @@ async def health(services: Services) -> JSONResponse:
     return JSONResponse({"status": "ok", **about, **missing})
 
 
-@health_router.get("/livez")
-@health_router.head("/livez")
+@health_router.get("/livez", dependencies=[PUBLIC])
+@health_router.head("/livez", dependencies=[PUBLIC])
 async def livez() -> JSONResponse:
     """Return 200 while the process responds. Waits for nothing."""
     return JSONResponse({"status": "alive"})
 
 
-@health_router.get("/ping")
-@health_router.post("/ping")
+@health_router.get("/ping", dependencies=[PUBLIC])
+@health_router.post("/ping", dependencies=[PUBLIC])
 async def ping(services: Services) -> JSONResponse:
     """Return what /health returns, on SageMaker's and vLLM's endpoint."""
     return await health(services)
 
 
-@router.get("/version")
+@router.get("/version", dependencies=[GUARDED])
 async def version() -> Response:
     """Return the server's version, on vLLM's endpoint."""
     return JSONResponse({"version": release()})
 
 
-@router.get("/load")
+@router.get("/load", dependencies=[GUARDED])
 async def load(services: Services) -> Response:
     """Return the number of requests being processed or waiting, on vLLM's endpoint."""
     stats = services.shared.engine.stats()
@@ -138,24 +138,24 @@ _CHAT = "SmolLM3 is a chat model"
 _refused = partial(ApiError, 400, "not_supported")
 
 
-@router.post("/v1/embeddings")
-@router.post("/embeddings")
+@router.post("/v1/embeddings", dependencies=[GUARDED])
+@router.post("/embeddings", dependencies=[GUARDED])
 async def embeddings() -> Response:
     """Not supported: SmolLM3 was not trained for embeddings."""
-    raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
+    raise _refused(f"{_CHAT}: it was not trained for embeddings")
 
 
-@router.post("/v1/rerank")
-@router.post("/rerank")
-@router.post("/v1/reranking")
-@router.post("/reranking")
+@router.post("/v1/rerank", dependencies=[GUARDED])
+@router.post("/rerank", dependencies=[GUARDED])
+@router.post("/v1/reranking", dependencies=[GUARDED])
+@router.post("/reranking", dependencies=[GUARDED])
 async def rerank() -> Response:
     """Not supported: SmolLM3 was not trained for ranking."""
-    raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
+    raise _refused(f"{_CHAT}: it was not trained for ranking; use a chat completion")
 
 
-@router.post("/v1/infill")
-@router.post("/infill")
+@router.post("/v1/infill", dependencies=[GUARDED])
+@router.post("/infill", dependencies=[GUARDED])
 async def infill() -> Response:
     """Not supported: the vocabulary has no infill tokens."""
-    raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")
+    raise _refused(f"{_CHAT}: it was not trained to fill in the middle; use a chat completion")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
@@ -16,9 +16,9 @@ from notso.web.api.shared.api_request import dropped_by_template, ignored_header
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, serving, with_prompt
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 F = TypeVar("F", bound=Fields)
 
 MAX_TOKENS = 1 << 18
@@ -45,21 +45,18 @@ class TokenizeFields(Fields):
 
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
-    "prompt": works("the text, as vLLM's clients call it; the answer then has `count` and `max_model_len`, too"),
-    "parse_special": works(
-        "true: the spelling of a control token is that token, else it is plain text; left out: true with `prompt`, as "
-        "vLLM does it"
-    ),
-    "with_pieces": works("true: each token with its text"),
-    "add_special_tokens": works("the model's tokenizer adds none"),
-    "add_special": works("the vocabulary has no token that begins every text, so none is added"),
-    "model": works("the model that reads the text; the default one if left out"),
-    "messages": works("in place of a text, as vLLM has it: a conversation, whose prompt is told with `count`"),
-    "tools": works("beside `messages`, as in a chat completion"),
-    "add_generation_prompt": works("beside `messages`, as in a chat completion"),
-    "continue_final_message": works("beside `messages`, as in a chat completion"),
-    "chat_template_kwargs": works("beside `messages`, as in a chat completion"),
-    "return_token_strs": works("true: the answer has `token_strs`, the text of each token"),
+    "prompt": works("the text, by vLLM's name; the response then has `count` and `max_model_len`, too"),
+    "parse_special": works("true: recognize control tokens in the text; default: true with `prompt`, as in vLLM"),
+    "with_pieces": works("true: return each token with its text"),
+    "add_special_tokens": works("the tokenizer adds none"),
+    "add_special": works("the model has no begin-of-text token"),
+    "model": works("the model; default: the default model"),
+    "messages": works("instead of a text, as in vLLM: a conversation, whose prompt is returned with `count`"),
+    "tools": works("with `messages`, as in a chat completion"),
+    "add_generation_prompt": works("with `messages`, as in a chat completion"),
+    "continue_final_message": works("with `messages`, as in a chat completion"),
+    "chat_template_kwargs": works("with `messages`, as in a chat completion"),
+    "return_token_strs": works("true: return `token_strs`, the text of each token"),
 }
 _OF_CHATS = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -73,7 +70,7 @@ class DetokenizeFields(Fields):
 DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", dependencies=[GUARDED])
 async def tokenize(request: Request, services: Services) -> Response:
     """Return token ids of a text, or of the prompt of `messages`. Control tokens are parsed with `parse_special`, and
     by default in a `prompt`."""
@@ -106,15 +103,15 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
     asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
     if not given:
-        raise invalid("content", "content must be a text; or give prompt or messages, where content is not there")
+        raise invalid("content", "content must be text; or give prompt or messages, where content is not there")
     if len(given) > 1:
-        raise invalid("content", f"only one of {' and '.join(given)} can be given")
+        raise invalid("content", f"only one of {' and '.join(given)} is allowed")
     if asked.messages is None:
         return asked, None
     return asked, parse_chat_request({name: body[name] for name in _OF_CHATS if name in body})
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", dependencies=[GUARDED])
 async def tokenizer_info(services: Services) -> Response:
     """Return control tokens and context length, as vLLM's clients need for remote tokenization."""
     async with serving(services) as model:
@@ -128,7 +125,7 @@ async def tokenizer_info(services: Services) -> Response:
         )
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
     """Return the text of token ids, control tokens spelled out, in llama-server's `content` and vLLM's `prompt`."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
@@ -145,8 +142,8 @@ async def detokenize(request: Request, services: Services) -> Response:
             raise invalid("tokens", str(error)) from None
 
 
-@router.post("/chat/completions/input_tokens")
-@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens", dependencies=[GUARDED])
+@router.post("/v1/chat/completions/input_tokens", dependencies=[GUARDED])
 async def input_tokens(request: Request, services: Services) -> Response:
     """Count the prompt tokens of a chat completion."""
     asked = await read_body(request, parse_chat_request)
@@ -162,12 +159,12 @@ async def input_tokens(request: Request, services: Services) -> Response:
         return await _off_loop(request, work)
 
 
-@router.post("/apply-template")
+@router.post("/apply-template", dependencies=[GUARDED])
 async def apply_template(request: Request, services: Services) -> Response:
     """Render the prompt of a chat completion and count its tokens."""
     asked = await read_body(request, parse_chat_request)
     if asked.options.continue_last:
-        raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
+        raise invalid("messages", "the template cannot continue a response: remove the last assistant message")
     async with serving(services, asked.model) as model:
         engine = model.engine
         dropped = dropped_by_template(model.info, asked, strict=services.shared.settings.strict_fields)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from notso.smollm3 import (
     Message,
     ModelInfo,
-    Priority,
     RequestOptions,
     SamplingParams,
     ToolName,
@@ -46,9 +45,6 @@ class ApiRequest:
         """Prompt and parameters of each choice, grouped by prompt."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 
-    def options_for(self, owner: str, priority: Priority = "api", *, conversation: str | None = None) -> RequestOptions:
-        return replace(self.options, owner=owner, priority=priority, conversation=conversation)
-
 
 IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
@@ -64,8 +60,8 @@ def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> 
             roles, has_tools = [each.role for each in messages], bool(asked.options.tools)
             found |= dict.fromkeys(dropped_parts(info.template_drops, roles, messages[0].content, has_tools))
     if found and strict:
-        said = f"the model's chat template would leave out {next(iter(found))}"
-        said += ", and this server refuses what it would ignore"
+        said = f"the model's chat template would omit {next(iter(found))}"
+        said += ", which --strict-fields refuses"
         raise ApiError(400, "unsupported_value", said, param="messages")
     return list(found)
 

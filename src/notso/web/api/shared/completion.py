@@ -32,9 +32,9 @@ def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
     for token in tokens:
         # A prompt's first token has no probability; the API has null there.
         is_first = math.isnan(token.logprob)
-        top = {_spelt(other): _finite(other.logprob) for other in token.top}
+        top = {_spelt(other): max(other.logprob, IMPOSSIBLE) for other in token.top}
         listed["tokens"].append(_spelt(token))
-        listed["token_logprobs"].append(None if is_first else _finite(token.logprob))
+        listed["token_logprobs"].append(None if is_first else max(token.logprob, IMPOSSIBLE))
         listed["top_logprobs"].append(None if is_first else top)
         # A token that starts within a character has that character's offset.
         listed["text_offset"].append(offset - (not _begins(token.bytes[:1])))
@@ -61,11 +61,7 @@ def _spelt(token: TokenLogprob) -> str:
 
 def entry_of(token: TokenLogprob) -> dict[str, Any]:
     """Return a token's entry without alternatives."""
-    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.bytes)}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, IMPOSSIBLE)
+    return {"token": token.text, "logprob": max(token.logprob, IMPOSSIBLE), "bytes": list(token.bytes)}
 
 
 OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"

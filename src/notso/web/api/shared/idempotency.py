@@ -242,7 +242,9 @@ async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
         if found.finished:
             break
         if not await found.log.wait(len(log.sse_events), SILENT_SECONDS) and await found.is_abandoned():
-            raise ApiError(503, "shutting_down", "the server that wrote this answer is gone", retry_after_seconds=1)
+            raise ApiError(
+                503, "shutting_down", "the server that generated this response is gone", retry_after_seconds=1
+            )
     if found.log.body:
         log.finish(found.log.body)
 

@@ -189,7 +189,7 @@ def claim_name(owner: str, conversation: str) -> str:
 
 
 def _gone() -> ApiError:
-    return ApiError(503, "shutting_down", "the server that wrote this answer is gone", retry_after_seconds=5)
+    return ApiError(503, "shutting_down", "the server that generated this response is gone", retry_after_seconds=5)
 
 
 RESUMABLE_SECONDS = 300.0
@@ -252,14 +252,14 @@ class ResumableStreams:
         there, key = self.find(owner, conversation), (owner, conversation)
         busy = self._claimed.get(key) or (there.running.name if there is not None and not there.finished else "")
         if busy:
-            raise ApiError(409, "generation_in_progress", f"an answer is being written: {busy}")
+            raise ApiError(409, "generation_in_progress", f"a response is already being generated: {busy}")
         open_ones = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
         if there is None and open_ones >= MAX_RESUMABLE:
-            raise ApiError(429, "rate_limited", "too many conversations are being answered", retry_after_seconds=5)
+            raise ApiError(429, "rate_limited", "too many conversations are active", retry_after_seconds=5)
         self._claimed[key] = name
         try:
             if elsewhere := await self._exchange.claim(claim_name(*key), name):
-                raise ApiError(409, "generation_in_progress", f"an answer is being written: {elsewhere}")
+                raise ApiError(409, "generation_in_progress", f"a response is already being generated: {elsewhere}")
             try:
                 yield
             except BaseException:

@@ -126,5 +126,5 @@ async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int,
             yield None
         for event in events:
             if event.finish_reason == "cancelled" and not running.stopped_by_asker:
-                raise ApiError(503, "shutting_down", "the engine stopped on the way", retry_after_seconds=5)
+                raise ApiError(503, "shutting_down", "the engine stopped during the response", retry_after_seconds=5)
             yield number, event

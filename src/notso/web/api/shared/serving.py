@@ -114,7 +114,7 @@ async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice
     if choice is None:
         info, adapters = host.default.info, adapters_of(host.default)
         names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
-        said = f"no model is called that here; GET /v1/models lists what there is, first: {', '.join(names)}"
+        said = f"there is no such model; GET /v1/models lists the available ones, first: {', '.join(names)}"
         raise ApiError(404, "model_not_found", said, param="model")
     served = host.model(choice.model)
     if registry is not None and registry.check is not None and served.info is None and served.path is not None:
@@ -149,14 +149,14 @@ async def _loaded(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
 
 
 def _failed(why: str) -> ApiError:
-    return ApiError(503, "model_failed", f"no model can answer: {why}", retry_after_seconds=60)
+    return ApiError(503, "model_failed", f"no model is available: {why}", retry_after_seconds=60)
 
 
 def _unusable(error: Exception) -> ApiError:
     if isinstance(error, NotsoError):
         return ApiError(400, "model_not_supported", str(error), param="model")
     if isinstance(error, OSError):
-        return ApiError(400, "model_not_supported", f"that file cannot be read: {error.strerror}", param="model")
+        return ApiError(400, "model_not_supported", f"the file cannot be read: {error.strerror}", param="model")
     return known(error)
 
 
@@ -203,13 +203,15 @@ async def _response(
         if asked.background:
             if conversation is not None:
                 raise ApiError(
-                    400, "invalid_value", "X-Conversation-Id has no use in the background", param=CONVERSATION
+                    400, "invalid_value", "X-Conversation-Id cannot be combined with background", param=CONVERSATION
                 )
             conversation = serializer.id
         cached_of = secrets.token_hex(16) if asked.fresh else owner
         priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-        options = asked.options_for(cached_of, priority, conversation=serializer.id if asked.keep else None)
-        options = replace(options, adapter=choice.adapter)
+        kept_as = serializer.id if asked.keep else None
+        options = replace(
+            asked.options, owner=cached_of, priority=priority, conversation=kept_as, adapter=choice.adapter
+        )
 
         ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
 
@@ -310,7 +312,7 @@ async def _unless_gone(request: Request, running: RunningRequest, serializer: Se
     try:
         await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not writing.done():
-            raise ApiError(499, "client_left", "the client left")
+            raise ApiError(499, "client_left", "the client disconnected")
         return writing.result()
     finally:
         for task in (writing, leaving):

@@ -196,14 +196,14 @@ def _own(source: _Chat) -> ImportedChat:
     new_ids: dict[str, str] = {}
     for message in source.messages:
         if message.id in new_ids:
-            raise Problem(400, words["import_invalid"].format(place="messages", reason="an id comes twice"))
+            raise Problem(400, words["import_invalid"].format(place="messages", reason="a duplicate id"))
         if message.parent_id is not None and message.parent_id not in new_ids:
             raise Problem(400, words["import_invalid"].format(place="messages", reason="a parent is missing"))
         new_ids[message.id] = new_id()
     try:
         day = date.fromisoformat(source.prompt_date)
     except ValueError:
-        raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="no such day")) from None
+        raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="invalid date")) from None
     wanted = {k: v for k, v in shown_values(source.settings).items() if v}
     wanted.pop("tools", None)  # tools are enabled by the user only, never by a file
     settings, problems = changed({}, wanted)
@@ -282,7 +282,7 @@ def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
     for number, each in enumerate(source.messages):
         if isinstance(each, _Result):
             if each.tool_call_id not in unanswered:
-                place, reason = f"messages.{number}.tool_call_id", "no call of that id waits for a result"
+                place, reason = f"messages.{number}.tool_call_id", "no call with that id is waiting for a result"
                 raise Problem(400, words["import_invalid"].format(place=place, reason=reason))
             uses = list(messages[-1].tool_uses)
             at = unanswered.pop(each.tool_call_id)
@@ -326,7 +326,7 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
         for call in said.tool_calls or ()
     ]
     if len(answer.tool_uses) + len(calls) > MAX_TOOL_USES:
-        reason = f"an answer of more than {MAX_TOOL_USES} calls"
+        reason = f"a response with more than {MAX_TOOL_USES} calls"
         raise Problem(400, words["import_invalid"].format(place="messages", reason=reason))
     return replace(
         answer,
@@ -351,7 +351,7 @@ def _parse(body: bytes) -> Any:
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        reason = "a key stands twice, or a number is none or too long"
+        reason = "a key is duplicated, or a number is invalid or too long"
         if isinstance(error, json.JSONDecodeError):
             reason = f"at character {error.pos}"
         elif isinstance(error, RecursionError):
@@ -366,7 +366,7 @@ def _parse(body: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("a duplicate key")
     return found
 
 
@@ -393,5 +393,5 @@ def _checked(model: type[M], data: Any) -> M:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))[:100]
         no_role = first["type"].startswith("union_tag")
-        reason = "a role is system, developer, user, assistant or tool" if no_role else first["msg"]
+        reason = "a role must be system, developer, user, assistant or tool" if no_role else first["msg"]
         raise Problem(400, words["import_invalid"].format(place=place, reason=reason)) from None

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.views import Owner, find_chat, tab_of, to_page
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 PAGE_CHATS = 200
 MOST_CHOSEN = 2000
 ACTIONS = ("archive", "unarchive", "delete")
 
 
-@router.get("/archive")
+@router.get("/archive", dependencies=[GUARDED])
 async def show_all(request: Request, services: Services, owner: Owner, page: str = "") -> Response:
     return await _page(request, services, owner, page)
 
 
-@router.post("/archive")
+@router.post("/archive", dependencies=[GUARDED])
 async def change_many(request: Request, services: Services, owner: Owner) -> Response:
     """Archive, unarchive or delete the selected chats."""
     fields = await read_form(request, most=MOST_CHOSEN)
@@ -54,7 +54,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     return await _page(request, services, owner, fields.get("page", ""), toast=toast)
 
 
-@router.post("/undo")
+@router.post("/undo", dependencies=[GUARDED])
 async def undo_many(request: Request, services: Services, owner: Owner) -> Response:
     fields = await read_form(request, most=MOST_CHOSEN)
     restored = [await services.shared.store.restore(owner, trash_id) for trash_id in fields if trash_id != "key"]
@@ -65,7 +65,7 @@ async def undo_many(request: Request, services: Services, owner: Owner) -> Respo
     return to_page(request, "/archive")
 
 
-@router.post("/chats/{chat_id}/archive")
+@router.post("/chats/{chat_id}/archive", dependencies=[GUARDED])
 async def archive(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Archive a chat; search still finds it."""
     chat = await find_chat(services, owner, chat_id)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
@@ -33,7 +33,7 @@ from notso.web.chat.views import (
     to_page,
     turns_view,
 )
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import loaded_engine
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
@@ -41,7 +41,7 @@ from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 MAX_HITS = 40
 MAX_QUERY_CHARACTERS = 200
@@ -49,7 +49,7 @@ _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 """Markdown marks, removed because a search hit is shown as plain text."""
 
 
-@router.get("/chats")
+@router.get("/chats", dependencies=[GUARDED])
 async def list_chats(
     request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
 ) -> Response:
@@ -61,7 +61,7 @@ async def list_chats(
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=chat, part=True)
 
 
-@router.get("/search")
+@router.get("/search", dependencies=[GUARDED])
 async def search(request: Request, services: Services, owner: Owner, q: str = "") -> Response:
     query = q[:MAX_QUERY_CHARACTERS]
     found = await services.shared.store.search(owner, query, MAX_HITS)
@@ -79,7 +79,7 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
     return await services.pages.respond(request, template, hits=hits, query=query)
 
 
-@router.get("/chats/{chat_id}/turns")
+@router.get("/chats/{chat_id}/turns", dependencies=[GUARDED])
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Show a chat's messages after another tab changed or deleted them."""
     revision = services.feed.revision
@@ -99,7 +99,7 @@ async def show_turns(request: Request, services: Services, owner: Owner, chat_id
     raise Problem(404, words["error_unknown_chat"])
 
 
-@router.post("/chats/{chat_id}/title")
+@router.post("/chats/{chat_id}/title", dependencies=[GUARDED])
 async def rename(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     chat = await find_chat(services, owner, chat_id)
     title = " ".join((await read_form(request)).get("title", "").split())
@@ -110,7 +110,7 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
     return RedirectResponse(f"/chats/{chat.id}", 303)
 
 
-@router.post("/chats/{chat_id}/pin")
+@router.post("/chats/{chat_id}/pin", dependencies=[GUARDED])
 async def pin(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     chat = await find_chat(services, owner, chat_id)
     pinned = (await read_form(request)).get("pinned") == "on"
@@ -119,7 +119,7 @@ async def pin(request: Request, services: Services, owner: Owner, chat_id: str) 
     return back(request, f"/chats/{chat.id}")
 
 
-@router.post("/chats/{chat_id}/keep")
+@router.post("/chats/{chat_id}/keep", dependencies=[GUARDED])
 async def keep(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Make a temporary chat permanent."""
     chat = await find_chat(services, owner, chat_id)
@@ -129,7 +129,7 @@ async def keep(request: Request, services: Services, owner: Owner, chat_id: str)
     return to_page(request, f"/chats/{chat.id}")
 
 
-@router.post("/chats/{chat_id}/delete")
+@router.post("/chats/{chat_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Move a chat to the trash, restorable for a moment."""
     chat = await find_chat(services, owner, chat_id)
@@ -148,19 +148,19 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
 
 
-@router.post("/chats/{chat_id}/clear")
+@router.post("/chats/{chat_id}/clear", dependencies=[GUARDED])
 async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Delete the messages and keep the settings."""
     return await _empty(request, services, owner, chat_id, reset=False)
 
 
-@router.post("/chats/{chat_id}/reset")
+@router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
 async def reset(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Delete the messages and reset the settings."""
     return await _empty(request, services, owner, chat_id, reset=True)
 
 
-@router.post("/undo/{trash_id}")
+@router.post("/undo/{trash_id}", dependencies=[GUARDED])
 async def undo(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
     await read_form(request)
     chat_id = await services.shared.store.restore(owner, trash_id) if is_generation_id(trash_id) else None
@@ -170,7 +170,7 @@ async def undo(request: Request, services: Services, owner: Owner, trash_id: str
     return to_page(request, f"/chats/{chat_id}")
 
 
-@router.post("/chats/{chat_id}/summarize")
+@router.post("/chats/{chat_id}/summarize", dependencies=[GUARDED])
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Add a summary that replaces earlier messages in prompts."""
     fields = await read_form(request)
@@ -181,7 +181,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     return await turns_view(request, services, owner, replace(shown, revision=view.revision))
 
 
-@router.get("/chats/{chat_id}/suggestions")
+@router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Return follow-up questions, or 204."""
     # The chat may have been deleted or continued since the page asked: 204, not an error.

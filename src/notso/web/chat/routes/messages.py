@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_branch, read_shown, read_turn
@@ -25,19 +25,19 @@ from notso.web.chat.views import (
     turn_view,
     turns_view,
 )
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import Attachment, TurnAccepted
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(prefix="/chats/{chat_id}/messages/{message_id}", dependencies=[Depends(guarded)])
+router = APIRouter(prefix="/chats/{chat_id}/messages/{message_id}")
 
 Part = Literal["answer", "reasoning", "all", "note"]
 
 
-@router.get("")
+@router.get("", dependencies=[GUARDED])
 async def show_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str, after: str = ""
 ) -> Response:
@@ -51,7 +51,7 @@ async def show_message(
     return await turn_view(request, services, owner, view, [shown], finished=not shown.message.active, after=after)
 
 
-@router.get("/text")
+@router.get("/text", dependencies=[GUARDED])
 async def text(services: Services, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
     """Return a message's source; `note`: why it failed."""
     message = await find_message(services, owner, chat_id, message_id)
@@ -61,7 +61,7 @@ async def text(services: Services, owner: Owner, chat_id: str, message_id: str, 
     return PlainTextResponse(texts[part])
 
 
-@router.get("/edit")
+@router.get("/edit", dependencies=[GUARDED])
 async def edit_form(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
@@ -69,7 +69,7 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
     return await services.pages.respond(request, template, chat=chat, message=message, key=new_id())
 
 
-@router.post("/edit")
+@router.post("/edit", dependencies=[GUARDED])
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Ask an edited question again, or replace an answer's text."""
     fields = await read_form(request)
@@ -91,7 +91,7 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     return await turns_view(request, services, owner, announce(request, services, owner, shown))
 
 
-@router.post("/regenerate")
+@router.post("/regenerate", dependencies=[GUARDED])
 async def regenerate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
@@ -100,7 +100,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
     return await _with_turn(request, services, owner, view, accepted)
 
 
-@router.post("/continue")
+@router.post("/continue", dependencies=[GUARDED])
 async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
@@ -119,7 +119,7 @@ async def continue_message(
     return await _with_turn(request, services, owner, view, accepted)
 
 
-@router.post("/choose")
+@router.post("/choose", dependencies=[GUARDED])
 async def choose(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
@@ -128,7 +128,7 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
     return await turns_view(request, services, owner, announce(request, services, owner, view))
 
 
-@router.post("/branch")
+@router.post("/branch", dependencies=[GUARDED])
 async def branch(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Copy the messages down to this one into a new chat."""
     await read_form(request)
@@ -144,7 +144,7 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
     return to_page(request, f"/chats/{chat.id}")
 
 
-@router.post("/unsummarize")
+@router.post("/unsummarize", dependencies=[GUARDED])
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Remove a summary, so that the model reads everything again."""
     fields = await read_form(request)

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import official_files
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.edge.access import guarded, operator_only
+from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import adapter_files
 from notso.web.engine.change_over import change_over
@@ -23,15 +23,15 @@ from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.get("/models")
+@router.get("/models", dependencies=[GUARDED])
 async def models_page(request: Request, services: Services) -> Response:
     return await services.pages.respond(request, "models.html", **await _context(services))
 
 
-@router.get("/models/download")
+@router.get("/models/download", dependencies=[GUARDED])
 async def show_download(request: Request, services: Services) -> Response:
     """Show the part of the page that is polled while a model loads."""
     if not is_fragment(request):

@@ -37,7 +37,7 @@ from notso.web.chat.views import (
     to_page,
     turn_view,
 )
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.edge.open_streams import CountedStream
 from notso.web.store.protocol import MOST_SHOWN, Chat, Shown, StoredMessage
@@ -49,10 +49,10 @@ from notso.web.values.ids import is_generation_id, is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.get("/")
+@router.get("/", dependencies=[GUARDED])
 async def home(
     request: Request, services: Services, owner: Owner, undo: str = "", start: str = "", temporary: str = ""
 ) -> Response:
@@ -61,7 +61,7 @@ async def home(
     return await chat_page(request, services, owner, None, draft=draft, temporary=temporary == "on", toast=toast)
 
 
-@router.post("/chats")
+@router.post("/chats", dependencies=[GUARDED])
 async def begin_chat(request: Request, services: Services, owner: Owner) -> Response:
     fields = await read_form(request)
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
@@ -78,7 +78,7 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     return to_page(request, f"/chats/{accepted.user_message.chat_id}")
 
 
-@router.get("/chats/{chat_id}")
+@router.get("/chats/{chat_id}", dependencies=[GUARDED])
 async def show_chat(
     request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = "", all: str = ""
 ) -> Response:
@@ -89,7 +89,7 @@ async def show_chat(
     return await chat_page(request, services, owner, view, toast=toast)
 
 
-@router.get("/chats/{chat_id}/earlier")
+@router.get("/chats/{chat_id}/earlier", dependencies=[GUARDED])
 async def show_earlier(request: Request, services: Services, owner: Owner, chat_id: str, before: str = "") -> Response:
     view = await read_above(services, owner, chat_id, before)
     if not is_fragment(request):
@@ -105,7 +105,7 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
     )
 
 
-@router.post("/chats/{chat_id}/messages")
+@router.post("/chats/{chat_id}/messages", dependencies=[GUARDED])
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Store a turn and return both of its messages."""
     fields = await read_form(request)
@@ -121,7 +121,7 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
     return await turn_view(request, services, owner, shown, shown.path, finished=False)
 
 
-@router.post("/chats/{chat_id}/thinking")
+@router.post("/chats/{chat_id}/thinking", dependencies=[GUARDED])
 async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Set thinking and its budget for the next message."""
     chat = await find_chat(services, owner, chat_id)
@@ -129,7 +129,7 @@ async def set_thinking(request: Request, services: Services, owner: Owner, chat_
     return back(request, f"/chats/{chat.id}")
 
 
-@router.post("/generations/{generation_id}/stop")
+@router.post("/generations/{generation_id}/stop", dependencies=[GUARDED])
 async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Stop an answer and keep its text."""
     message = await find_generation(services, owner, generation_id)
@@ -138,7 +138,7 @@ async def stop(request: Request, services: Services, owner: Owner, generation_id
     return back(request, f"/chats/{message.chat_id}")
 
 
-@router.post("/generations/{generation_id}/answer-now")
+@router.post("/generations/{generation_id}/answer-now", dependencies=[GUARDED])
 async def answer_now(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """End the thinking of a running answer."""
     message = await find_generation(services, owner, generation_id)
@@ -165,7 +165,7 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
     return message, finished_log(message, *html)
 
 
-@router.get("/generations/{generation_id}/events")
+@router.get("/generations/{generation_id}/events", dependencies=[GUARDED])
 async def events(
     target: Annotated[tuple[StoredMessage, TurnLog], Depends(attached)],
     services: Services,
@@ -187,7 +187,7 @@ async def events(
     return CountedStream(services.turn_streams, owner, events)
 
 
-@router.get("/feed")
+@router.get("/feed", dependencies=[GUARDED])
 async def feed(
     services: Services,
     owner: Owner,
@@ -204,7 +204,7 @@ async def feed(
     return CountedStream(services.page_streams, owner, events)
 
 
-@router.get("/status")
+@router.get("/status", dependencies=[GUARDED])
 async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
     """Show badge and banner, polled while a model loads or answers run."""
     view = await read_shown_if_any(services, owner, chat)
@@ -215,7 +215,7 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
     return await services.pages.respond(request, "_status.html", **context, where=where)
 
 
-@router.get("/status/details")
+@router.get("/status/details", dependencies=[GUARDED])
 async def status_details(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
     path = await _path_if_any(services, owner, chat)
     context = status_context(services) | details_context(services, path)

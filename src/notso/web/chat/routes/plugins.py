@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.plugins.errors import PluginError, PluginRefusalError
@@ -14,13 +14,13 @@ from notso.plugins.process import PluginProcess
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner
-from notso.web.edge.access import guarded, operator_only
+from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.values.plugin_call import call_plugin
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 COMMAND_SECONDS = 10.0
 PAGE_SECONDS = 10.0
@@ -42,7 +42,7 @@ async def start_plugin(request: Request, services: Services, name: str) -> Respo
     return RedirectResponse("/settings", 303)
 
 
-@router.post("/plugins/{name}/commands/{command}")
+@router.post("/plugins/{name}/commands/{command}", dependencies=[GUARDED])
 async def run_command(request: Request, services: Services, name: str, command: str) -> Response:
     argument = (await read_form(request)).get("argument", "")
     process = _find(services, name)
@@ -57,8 +57,8 @@ async def run_command(request: Request, services: Services, name: str, command: 
     return await services.pages.respond(request, "_toast.html", toast=toast)
 
 
-@router.get("/plugins/{name}/pages/{path:path}")
-@router.post("/plugins/{name}/pages/{path:path}")
+@router.get("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
+@router.post("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
 async def show_page(request: Request, services: Services, owner: Owner, name: str, path: str) -> Response:
     """Serve a plugin's page under a stricter policy."""
     form = await read_form(request) if request.method == "POST" else {}

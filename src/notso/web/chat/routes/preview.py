@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from html import escape
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import HTMLResponse
 
 from notso.web.chat.services import Services
 from notso.web.chat.views import Owner
 from notso.web.confined_child import ConfinedWorkError
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.rendering.html_preview import preview_html
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
@@ -31,7 +31,7 @@ _CALM = (  # effects so slow to draw that they freeze the page around the frame
 )
 
 
-@router.post("/preview")
+@router.post("/preview", dependencies=[GUARDED])
 async def show_preview(request: Request, services: Services, owner: Owner) -> Response:
     """Render the text, or why it was refused."""
     text = (await read_form(request)).get("text", "")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import cast
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.views import Owner
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import PromptKind, SavedPrompt
 from notso.web.values.problems import Problem
 from notso.web.values.slash_commands import commands_of
 from notso.web.values.wording import number, words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 MAX_PROMPTS = 200
 MAX_PROMPT_CHARACTERS = 20_000
@@ -25,12 +25,12 @@ KINDS = ("message", "instructions")
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
 
 
-@router.get("/prompts")
+@router.get("/prompts", dependencies=[GUARDED])
 async def show_prompts(request: Request, services: Services, owner: Owner) -> Response:
     return await _page(request, services, owner)
 
 
-@router.post("/prompts")
+@router.post("/prompts", dependencies=[GUARDED])
 async def save_prompt(request: Request, services: Services, owner: Owner) -> Response:
     """Add, replace or rename (`was`) a prompt."""
     fields = await read_form(request)
@@ -54,7 +54,7 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
     return RedirectResponse("/prompts", 303)
 
 
-@router.post("/prompts/{name}/delete")
+@router.post("/prompts/{name}/delete", dependencies=[GUARDED])
 async def delete_prompt(request: Request, services: Services, owner: Owner, name: str) -> Response:
     await read_form(request)
     if not await services.shared.store.delete_prompt(owner, name):

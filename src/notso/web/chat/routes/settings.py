@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from datetime import date
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
@@ -17,7 +17,7 @@ from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
@@ -30,19 +30,19 @@ from notso.web.turns.prompt import text_size
 from notso.web.values.problems import Problem
 from notso.web.values.wording import LANGUAGES, words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 YEAR_SECONDS = 365 * 24 * 3600
 
 
-@router.get("/settings")
-@router.get("/chats/{chat_id}/settings")
+@router.get("/settings", dependencies=[GUARDED])
+@router.get("/chats/{chat_id}/settings", dependencies=[GUARDED])
 async def show_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     return await _show(request, services, owner, chat)
 
 
-@router.post("/settings")
-@router.post("/chats/{chat_id}/settings")
+@router.post("/settings", dependencies=[GUARDED])
+@router.post("/chats/{chat_id}/settings", dependencies=[GUARDED])
 async def change_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """Change settings: missing and invalid fields stay, empty ones are reset."""
     form = await read_form(request)
@@ -68,12 +68,12 @@ async def change_settings(request: Request, services: Services, owner: Owner, ch
     return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
-@router.post("/estimate")
+@router.post("/estimate", dependencies=[GUARDED])
 async def estimate_new(request: Request, services: Services, owner: Owner) -> Response:
     return await _estimate(request, services, owner, await read_form(request), None)
 
 
-@router.post("/chats/{chat_id}/estimate")
+@router.post("/chats/{chat_id}/estimate", dependencies=[GUARDED])
 async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Estimate context usage and prefill time with the draft."""
     fields = await read_form(request)
@@ -88,7 +88,7 @@ async def estimate(request: Request, services: Services, owner: Owner, chat_id: 
     return await _estimate(request, services, owner, fields, view)
 
 
-@router.post("/language")
+@router.post("/language", dependencies=[GUARDED])
 async def choose_language(request: Request) -> Response:
     """Set the language of this browser; empty: the browser's own."""
     chosen = (await read_form(request)).get("language", "")

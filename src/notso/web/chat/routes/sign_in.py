@@ -5,18 +5,18 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services
-from notso.web.edge.access import NOBODY, Caller, KeyRing, caller_of, cookie_name, guarded, public
+from notso.web.edge.access import GUARDED, NOBODY, PUBLIC, Caller, KeyRing, caller_of, cookie_name
 from notso.web.edge.forms import read_form
 from notso.web.values.errors import SignInError
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(public)])
-sessions = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
+sessions = APIRouter()
 
 FLOW_COOKIE = "notso_flow"
 FLOW_SECONDS = 600
@@ -34,26 +34,26 @@ class Provider(Protocol):
         """Verify the callback."""
 
 
-@router.get("/login")
+@router.get("/login", dependencies=[PUBLIC])
 async def login_page(request: Request, services: Services) -> Response:
     return await _ask(request, services)
 
 
-@router.post("/login")
+@router.post("/login", dependencies=[PUBLIC])
 async def login(request: Request, services: Services) -> Response:
     """Exchange the key for an HttpOnly session cookie."""
     ring: KeyRing = request.app.state.key_ring
     key = (await read_form(request)).get("api_key", "")
     caller = await ring.caller_with(key)
     if caller is None and not ring.open:
-        await _audit(request, services, NOBODY, "showed a wrong key")
+        await _audit(request, services, NOBODY, "used a wrong key")
         return await _ask(request, services, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
     await _begin_session(request, services, response, caller, secure=_is_secure(request))
     return response
 
 
-@router.get("/login/oidc")
+@router.get("/login/oidc", dependencies=[PUBLIC])
 async def go_to_provider(request: Request, services: Services) -> Response:
     """Redirect to the provider, with a cookie identifying the browser."""
     provider = _provider(request)
@@ -67,7 +67,7 @@ async def go_to_provider(request: Request, services: Services) -> Response:
     return response
 
 
-@router.get("/login/oidc/callback")
+@router.get("/login/oidc/callback", dependencies=[PUBLIC])
 async def come_back(request: Request, services: Services) -> Response:
     """Complete the provider's sign-in."""
     query, provider = request.query_params, _provider(request)
@@ -89,7 +89,7 @@ async def come_back(request: Request, services: Services) -> Response:
     return response
 
 
-@sessions.post("/logout")
+@sessions.post("/logout", dependencies=[GUARDED])
 async def logout(request: Request, services: Services) -> Response:
     """End the session everywhere its cookie was copied to."""
     ring: KeyRing = request.app.state.key_ring

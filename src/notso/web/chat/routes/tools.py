@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import cast
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import allowed_in, settings_of, with_tools
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
-from notso.web.edge.access import guarded
+from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
@@ -24,16 +24,16 @@ from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 
-@router.get("/generations/{generation_id}/permission")
+@router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])
 async def show_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Show a pending permission request or tool's question."""
     return await _permission(request, services, await find_generation(services, owner, generation_id))
 
 
-@router.post("/generations/{generation_id}/permission")
+@router.post("/generations/{generation_id}/permission", dependencies=[GUARDED])
 async def give_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Answer a permission request; late answers change nothing."""
     message = await find_generation(services, owner, generation_id)
@@ -50,7 +50,7 @@ async def give_permission(request: Request, services: Services, owner: Owner, ge
     return await _permission(request, services, message)
 
 
-@router.post("/generations/{generation_id}/question")
+@router.post("/generations/{generation_id}/question", dependencies=[GUARDED])
 async def answer_question(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Answer a tool server's question, or decline."""
     message = await find_generation(services, owner, generation_id)
@@ -63,15 +63,15 @@ async def answer_question(request: Request, services: Services, owner: Owner, ge
     return await _permission(request, services, message)
 
 
-@router.get("/tools")
-@router.get("/chats/{chat_id}/tools")
+@router.get("/tools", dependencies=[GUARDED])
+@router.get("/chats/{chat_id}/tools", dependencies=[GUARDED])
 async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """Show the available tools with their prompt cost."""
     return await _show(request, services, owner, chat)
 
 
-@router.post("/tools")
-@router.post("/chats/{chat_id}/tools")
+@router.post("/tools", dependencies=[GUARDED])
+@router.post("/chats/{chat_id}/tools", dependencies=[GUARDED])
 async def choose_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     fields = await read_form(request)
     await services.toolbox.ready()

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 from starlette.responses import FileResponse, RedirectResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -32,7 +32,7 @@ from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, tab_of
-from notso.web.edge.access import audited, guarded, operator_only
+from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
@@ -42,14 +42,14 @@ from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
-router = APIRouter(dependencies=[Depends(guarded)])
+router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
 GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
 STYLES = ("surfaces.css", "text.css", "messages.css")
 
 
-@router.get("/chats/{chat_id}/export/{kind}")
+@router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
 async def export_chat(request: Request, services: Services, owner: Owner, chat_id: str, kind: Kind) -> Response:
     """Export the shown branch as Markdown or HTML, or everything as JSON."""
     chat = await find_chat(services, owner, chat_id)

@@ -46,7 +46,7 @@ MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
 """Idle connections are reused within this time, as servers close idle ones."""
-NOT_UNDERSTOOD = "says what is not understood: use the same release for both"
+NOT_UNDERSTOOD = "sent an invalid message: use the same release for both"
 FAILURES = (OSError, http.client.HTTPException)
 
 
@@ -103,7 +103,7 @@ class EngineLink:
         self._closed = False
         self._tried = False
         self.is_up = False
-        self.trouble = f"{self.name} was not asked yet"
+        self.trouble = f"{self.name} has not been connected yet"
         self.about = About()
         self.stats = EngineStats()
 
@@ -116,7 +116,7 @@ class EngineLink:
         self._closed = True
         self._steering.put(None)
         self._break_calls()
-        self._end_all(f"{self.name} is not followed any more")
+        self._end_all(f"the connection to {self.name} was closed")
         with self._changed:
             self._changed.notify_all()
 
@@ -136,7 +136,7 @@ class EngineLink:
 
     @property
     def _why(self) -> str:
-        return "it is stopping" if self.about.state == "stopping" else self.about.failure or "it has ended"
+        return "it is stopping" if self.about.state == "stopping" else self.about.failure or "it has exited"
 
     # ---- answers
 
@@ -180,7 +180,7 @@ class EngineLink:
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
             except EngineError as error:  # the next stream request repeats pending stops
-                logger.debug("not told to the engine: %s", error)
+                logger.debug("not sent to the engine: %s", error)
             finally:
                 self._steering.task_done()
 
@@ -205,7 +205,7 @@ class EngineLink:
             self._spare.append((connection, time.monotonic()))
         except FAILURES as error:
             connection.close()
-            raise EngineError(f"{self.name} does not answer: {_reason(error)}") from None
+            raise EngineError(f"{self.name} does not respond: {_reason(error)}") from None
         except BaseException:
             connection.close()
             raise
@@ -229,7 +229,7 @@ class EngineLink:
         while data := response.read1(READ_BYTES):
             told += data
             if len(told) > MAX_ANSWER_BYTES:
-                raise EngineError(f"{self.name} says more than is read")
+                raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
         response.close()  # read1 does not: the next answer on this connection would be refused
@@ -249,7 +249,7 @@ class EngineLink:
         try:
             return self._connect(CALL_SECONDS), True
         except FAILURES as error:
-            raise EngineError(f"{self.name} does not answer: {_reason(error)}") from None
+            raise EngineError(f"{self.name} does not respond: {_reason(error)}") from None
 
     def _connect(self, silence_s: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -276,9 +276,9 @@ class EngineLink:
         if response.status == 200:
             return
         why = {
-            401: "takes another key: NOTSO_ENGINE_KEY must be the same for both",
-            404: "computes for no other server in this way: start it with --engine-api, and the same release for both",
-            421: f"is not known by that name: start it with --allow-host {self._parts.hostname}",
+            401: "requires another key: NOTSO_ENGINE_KEY must be the same for both",
+            404: "has no engine API: start it with --engine-api, and use the same release for both",
+            421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
         raise (RefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")
 
@@ -293,13 +293,13 @@ class EngineLink:
                     self._take(line)
                     broken = 0.0
             except FAILURES as error:
-                trouble = f"{self.name} does not answer: {_reason(error)}"
+                trouble = f"{self.name} does not respond: {_reason(error)}"
             except RefusedError as error:
                 trouble, is_final = str(error), True
             except EngineError as error:
                 trouble = str(error)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                logger.warning("what %s says is not understood: %s: %.200s", self.name, type(error).__name__, error)
+                logger.warning("invalid message from %s: %s: %.200s", self.name, type(error).__name__, error)
                 trouble, is_final = f"{self.name} {NOT_UNDERSTOOD}", True
             broken = broken or time.monotonic()
             if not self._closed:
@@ -336,7 +336,7 @@ class EngineLink:
                     yield _object(line)
                 searched = len(buffered)
                 if searched > MAX_LINE_BYTES:
-                    raise ValueError("a line without end")
+                    raise ValueError("a line is too long")
         finally:
             connection.close()
             self._in_use.discard(connection)
@@ -386,7 +386,7 @@ class EngineLink:
     def _end_unknown(self, known: set[int]) -> None:
         for number, entry in list(self._open.items()):
             if entry.begun and number not in known and self._open.pop(number, None) is not None:
-                _end(entry, f"{self.name} was started anew, and what it was writing is gone")
+                _end(entry, f"{self.name} was restarted, and its running responses are lost")
 
     def _end_all(self, why: str) -> None:
         for number in list(self._open):
@@ -413,7 +413,7 @@ def checked_numbers(value: T) -> T:
     for field_ in fields(value):
         number = getattr(value, field_.name)
         if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too
-            raise ValueError(f"{field_.name} is no count")
+            raise ValueError(f"{field_.name} is not a count")
     return value
 
 
@@ -427,7 +427,7 @@ def _checked(event: Event) -> Event:
     if event.progress is not None:
         checked_numbers(event.progress)
     if not 0 <= event.place < MAX_NUMBER or not 0 <= event.dropped_messages < MAX_NUMBER:
-        raise ValueError("a place or a count that is none")
+        raise ValueError("an invalid position or count")
     calls = [call for call in (event.tool_call, event.begun_call) if call is not None]
     for text in (event.text, event.stop or "", *(part for call in calls for part in (call.id, call.name))):
         text.encode()  # raises for a lone surrogate

@@ -85,10 +85,10 @@ class RemoteAdapters:
 
     def add(self, source: AdapterSource) -> AdapterInfo:
         """Raise InvalidRequestError: paths are local to the engine."""
-        raise InvalidRequestError("adapters are loaded at the engine, not at its front ends", param="adapter")
+        raise InvalidRequestError("adapters must be loaded at the engine, not at a front end", param="adapter")
 
     def remove(self, name: str) -> None:
-        raise InvalidRequestError("adapters are removed at the engine, not at its front ends", param="adapter")
+        raise InvalidRequestError("adapters must be unloaded at the engine, not at a front end", param="adapter")
 
 
 class RemoteEngine:
@@ -192,7 +192,7 @@ class RemoteEngine:
         try:
             return check(types.unpack_result(told))
         except ValueError:
-            raise EngineError(f"{self._link.name} gave what is no result of {name}") from None
+            raise EngineError(f"{self._link.name} returned an invalid result of {name}") from None
 
 
 def _count(told: int) -> int:

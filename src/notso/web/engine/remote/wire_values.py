@@ -62,7 +62,7 @@ def packed(value: Any) -> Any:
         return [packed(each) for each in value]
     if isinstance(value, Date):
         return value.isoformat()
-    raise InvalidRequestError(f"a {type(value).__name__} cannot be sent to an engine elsewhere")
+    raise InvalidRequestError(f"a {type(value).__name__} cannot be sent to a remote engine")
 
 
 def unpacked(hint: Any, given: Any) -> Any:
@@ -108,7 +108,7 @@ class MethodTypes:
 
     def unpack(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:
-            raise ValueError("no arguments of this method")
+            raise ValueError("invalid arguments of this method")
         return {name: unpacked(self._hints[name], each) for name, each in given.items()}
 
     def unpack_result(self, given: Any) -> Any:
@@ -169,7 +169,7 @@ def _plain(*kinds: type) -> Unpack:
 def _literal(values: frozenset[Any]) -> Unpack:
     def unpack(given: Any) -> Any:
         if not isinstance(given, str) or given not in values:
-            raise ValueError("a word that is not known")
+            raise ValueError("an unknown value")
         return given
 
     return unpack

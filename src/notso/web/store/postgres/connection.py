@@ -41,8 +41,8 @@ HANG_SECONDS = 1.5  # without an answer to a heartbeat by then, database or netw
 MOST_SECONDS = 35.0  # of work on a connection; statement_timeout is 30 s
 MIGRATION_LOCK = 0x6E6F74736F  # arbitrary, but the same in every release
 
-AWAY = "the database of conversations does not answer just now: nothing was lost, please try again"
-FAILED = "the conversations cannot be read or written just now"
+AWAY = "the database is not responding: nothing was lost, please try again"
+FAILED = "conversations cannot be read or written at the moment"
 
 _SETTINGS = (
     f"SET search_path = {SCHEMA}",
@@ -213,7 +213,7 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
     try:
         return Connection.connect(url, **_defaults_for(url), autocommit=True)
     except psycopg.OperationalError as error:
-        raise StorageError(f"the database of conversations cannot be reached: {_reason(error)}") from error
+        raise StorageError(f"the database cannot be reached: {_reason(error)}") from error
 
 
 def _break(connection: Connection[Any]) -> None:
@@ -267,7 +267,7 @@ def migrate(connection: Connection[Any]) -> None:
             connection.execute(f"UPDATE {SCHEMA}.schema_version SET version = %s".encode(), (version,))
     if version > SCHEMA_VERSION:
         raise DataDirectoryNewerError(
-            "the conversations were written by a newer notso: please upgrade; nothing was changed"
+            "the conversations were written by a newer version of notso: please upgrade; nothing was changed"
         )
 
 
@@ -285,13 +285,13 @@ def storage_errors() -> Iterator[None]:
 def _storage_error(error: psycopg.Error) -> StorageError:
     match error:
         case errors.DiskFull() | errors.OutOfMemory():
-            return StorageFullError("the disk of the database is full: free some space, nothing was lost")
+            return StorageFullError("the database's disk is full: free some space; nothing was lost")
         case errors.DataCorrupted() | errors.IndexCorrupted():
-            return StorageDamagedError("the database of conversations is damaged: put a backup in its place")
+            return StorageDamagedError("the database is damaged: restore a backup")
         case errors.ReadOnlySqlTransaction():
-            return StorageError("the database of conversations is a standby, which only reads: ask its primary")
+            return StorageError("the database is a read-only standby: use its primary")
         case errors.InsufficientPrivilege():
-            return StorageError("the database of conversations does not let this user do that")
+            return StorageError("the database user lacks the required permission")
         case psycopg.OperationalError():  # PoolTimeout is one
             return StorageError(AWAY)
         case _:
@@ -317,10 +317,10 @@ def refuse_transaction_pooling(url: str) -> None:
 def check(connection: Connection[Any]) -> None:
     """Raise StorageError for an old server or an encoding other than UTF-8."""
     if connection.info.server_version < OLDEST_VERSION:
-        raise StorageError("the database of conversations needs PostgreSQL 13 or newer")
+        raise StorageError("the database requires PostgreSQL 13 or newer")
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
-        raise StorageError(f"the database of conversations must be encoded as UTF8, and is {encoding}")
+        raise StorageError(f"the database must have the encoding UTF8, not {encoding}")
 
 
 def _version(connection: Connection[Any]) -> int:
@@ -351,7 +351,7 @@ def _defaults_for(url: str) -> dict[str, Any]:
     try:
         said = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        raise StorageError("the address of the database cannot be read: postgresql://USER@HOST/NAME") from error
+        raise StorageError("invalid database URL; the form is postgresql://USER@HOST/NAME") from error
     # Only what the address does not set itself.
     return {name: value for name, value in _DEFAULTS.items() if name not in said}
 

@@ -78,7 +78,7 @@ class PostgresStore(SQLStore):
 
     async def refuse_company(self) -> None:
         if await self._lease_thread.run(lambda: self._connections.look(PostgresDatabase.others)):
-            raise DataDirectoryBusyError("a server is using the database of conversations: stop it first")
+            raise DataDirectoryBusyError("a server is using the database: stop it first")
         await self.heartbeat(frozenset())
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:

@@ -80,7 +80,7 @@ class Database(ABC):
 
     @abstractmethod
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        """Interrupt the chat's unfinished answer if its process is gone."""
+        """Interrupt the chat's unfinished answer if its process exited."""
 
     @abstractmethod
     def holds(self, message_id: str) -> bool:

@@ -38,10 +38,11 @@ from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
-_TOO_SLOW = "storing the chats took so long that it was undone: please try again"
+_TOO_SLOW = "storing the chats took too long and was rolled back: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
@@ -49,8 +50,30 @@ _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND si
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
+MOST_KEPT = 1000  # responses of an owner
 
-P = ParamSpec("P")
+
+def save_response(db: Database, owner: str, response: StoredResponse) -> None:
+    db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response.id, owner))
+    db.execute(
+        "INSERT INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            response.id,
+            owner,
+            response.previous_id,
+            "".join(json_steps(response.body, allow_nan=True)),
+            json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
+            response.created_ms,
+            "".join(json_steps(response.input, allow_nan=True)),
+        ),
+    )
+    db.execute(
+        # By order of arrival: after the clock was set back, the newest could go by time.
+        "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
+        " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
+        (owner, owner, MOST_KEPT),
+    )
 
 
 def _writing(
@@ -281,6 +304,7 @@ class SQLStore(ABC):
     trash_messages = _writing(tree_writes.trash_messages)
     restore = _writing(tree_writes.restore)
     keep_html = _writing(tree_writes.keep_html)
+    save_response = _writing(save_response)
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
         names = [name for name in CHAT_FIELDS if name in changes]
@@ -357,11 +381,8 @@ class SQLStore(ABC):
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
-    async def save_message(self, assistant_message: StoredMessage) -> None:
-        await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
-
-    async def save_response(self, owner: str, response: StoredResponse) -> None:
-        await self.write(lambda db: save_response(db, owner, response), owner)
+    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message), owner)
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
@@ -379,7 +400,7 @@ class SQLStore(ABC):
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
                 raise StorageFullError(
-                    f"there is no room for more of your chats here ({most:,} characters): delete some, and try again"
+                    f"your chats have reached the limit of {most:,} characters: delete some and try again"
                 )
             return result
 
@@ -428,32 +449,6 @@ def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Cha
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:
     return dict(json.loads(row["settings"])) if row is not None else {}
-
-
-MOST_KEPT = 1000
-
-
-def save_response(db: Database, owner: str, response: StoredResponse) -> None:
-    db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response.id, owner))
-    db.execute(
-        "INSERT INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (
-            response.id,
-            owner,
-            response.previous_id,
-            "".join(json_steps(response.body, allow_nan=True)),
-            json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
-            response.created_ms,
-            "".join(json_steps(response.input, allow_nan=True)),
-        ),
-    )
-    db.execute(
-        # By order of arrival: after the clock was set back, the newest could go by time.
-        "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
-        " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
-        (owner, owner, MOST_KEPT),
-    )
 
 
 def response_of(row: Any) -> StoredResponse:

@@ -77,12 +77,12 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 _WHAT = "access.db, which holds keys, usage and the audit log,"
-_ADVICE = "put a copy of it in its place, or move it away to go on without its keys; the conversations are another file"
-_DAMAGED = f"{_WHAT} is damaged; it was left as it is: {_ADVICE}"
-_EMPTY = f"{_WHAT} is empty, so that no key would count: {_ADVICE}"
-_GONE = f"{_WHAT} has gone: put it back, or start the server anew to go on without its keys"
-_BUSY = f"another program holds {_WHAT} and nothing can be looked up there: wait for it, or end it"
-_FAILED = f"{_WHAT} cannot be read or written just now"
+_ADVICE = "restore a copy of it, or move it away to continue without its keys; conversations are in another file"
+_DAMAGED = f"{_WHAT} is damaged and was left unchanged: {_ADVICE}"
+_EMPTY = f"{_WHAT} is empty, so no key would be valid: {_ADVICE}"
+_GONE = f"{_WHAT} is missing: restore it, or restart the server to continue without its keys"
+_BUSY = f"{_WHAT} is locked by another program: wait for it or stop it"
+_FAILED = f"{_WHAT} cannot be read or written at the moment"
 
 READ_MS = 1000  # a read waits so long for a write, which takes milliseconds
 SHORT_MS = 50  # after a timeout, queued reads must not wait as long one after the other

@@ -28,8 +28,8 @@ logger = logging.getLogger("notso.web.store")
 BUSY_MS = 5000  # how long one connection waits for the other
 
 DAMAGED = (
-    "the database of conversations is damaged; it was left as it is: put a backup in its place, or move away all files"
-    " whose names begin with notso.db to begin anew, or choose another data directory"
+    "the database of conversations is damaged and was left unchanged: restore a backup, or move away all files"
+    " whose names begin with notso.db to start with an empty database, or choose another data directory"
 )
 
 
@@ -118,8 +118,8 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 @contextlib.contextmanager
 def storage_errors(
     damaged: str = DAMAGED,
-    failed: str = "the conversations cannot be read or written just now",
-    busy: str = "another program holds the database of conversations: try again in a moment",
+    failed: str = "conversations cannot be read or written at the moment",
+    busy: str = "the database is locked by another program: try again in a moment",
 ) -> Iterator[None]:
     """Translate sqlite3.Error and OSError into StorageError, without paths or SQL."""
     try:
@@ -128,7 +128,7 @@ def storage_errors(
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
         if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the WAL index
-            raise StorageFullError("the disk is full: free some space, nothing was lost") from error
+            raise StorageFullError("the disk is full: free some space; nothing was lost") from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(damaged) from error
         raise StorageError(busy if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else failed) from error
@@ -141,7 +141,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA_VERSION:
         raise DataDirectoryNewerError(
-            "the conversations were written by a newer notso: please upgrade; nothing was changed"
+            "the conversations were written by a newer version of notso: please upgrade; nothing was changed"
         )
     pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
     pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0"] + (["fullfsync=ON"] if sys.platform == "darwin" else [])

@@ -90,8 +90,8 @@ def _sync_directory(directory: Path) -> None:
 logger = logging.getLogger("notso.web.store")
 
 LOST = (
-    "the database of conversations lacks what was kept last; it was left as it is: stop the server, then put a backup"
-    " in its place, or remove notso.db-commits to go on with what is there"
+    "the database of conversations lacks the latest commits and was left unchanged: stop the server, then restore a"
+    " backup, or remove notso.db-commits to continue with the data that is left"
 )
 
 
@@ -103,19 +103,19 @@ def damage_of(path: Path) -> Damage:
     with storage_errors():
         acknowledged = commits_acknowledged(path)
     if _is_empty(path):
-        return _report("gone" if acknowledged else "", "is gone, and something was kept in it")
+        return _report("gone" if acknowledged else "", "is missing, although it had content")
     reader = open_reader(path)
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
             if version == 0:
-                return _report("gone" if acknowledged else "", "is empty, and something was kept in it")
+                return _report("gone" if acknowledged else "", "is empty, although it had content")
             if version > SCHEMA_VERSION:
                 return ""  # `open_writer` raises the error
             inside = commits_in(reader)  # None: a backup, or written by a release without the counter
             damage: Damage = ""
             if acknowledged is not None and inside is not None and inside < acknowledged:
-                damage = _report("behind", f"holds {inside} commits of {acknowledged}")
+                damage = _report("behind", f"has {inside} of {acknowledged} commits")
             elif _is_open(reader) and not _is_sound(reader):
                 damage = _report("unsound", "failed its check")
             if damage:
@@ -141,7 +141,7 @@ def move_strange_log(path: Path) -> None:
         # SQLite would delete it, or write its pages over a backup that replaced the database.
         log.rename(kept := _dated(log))
         path.with_name(path.name + "-shm").unlink(missing_ok=True)
-    logger.warning("a log that does not belong to the database is kept as %s", kept.name)
+    logger.warning("a log that does not belong to the database was saved as %s", kept.name)
 
 
 def roll_back(path: Path) -> None:
@@ -178,7 +178,7 @@ def keep_copy(path: Path) -> None:
             if not _is_empty(file):
                 with storage_errors():
                     shutil.copy2(file, kept := _dated(file))
-                logger.warning("a copy is kept as %s", kept.name)
+                logger.warning("a copy was saved as %s", kept.name)
 
 
 def _was_started_anew(path: Path) -> bool:
@@ -203,7 +203,7 @@ def _dated(file: Path) -> Path:
 
 def _report(damage: Damage, what: str) -> Damage:
     if damage:
-        logger.error("the database %s: it is open for reading only", what)
+        logger.error("the database %s: it is opened read-only", what)
     return damage
 
 

@@ -191,7 +191,7 @@ class SQLiteStore(SQLStore):
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
         if self._writer is None:
-            raise StorageError("the conversations cannot be read or written just now")
+            raise StorageError("conversations cannot be read or written at the moment")
         return self._writer
 
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
@@ -275,7 +275,7 @@ def back_up(folder: Path, target: Path) -> None:
         lock = DirectoryLock(folder)
     except DataDirectoryBusyError:
         raise DataDirectoryBusyError(
-            "a server is using this data directory: ask it, with `notso backup --from` and its address"
+            "a server is using this data directory: use `notso backup --from` with its address"
         ) from None
     try:
         move_strange_log(path)

@@ -1,4 +1,4 @@
-"""Scripted engine for tests of the pages and for working on them."""
+"""Scripted engine for tests of the pages and APIs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from notso.smollm3 import ContextLengthError, EngineError
@@ -30,6 +31,8 @@ from notso.web.engine.port import (
 )
 from notso.web.values.errors import NotsoError
 
+IMPORTABLE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+"""Code that lets another Python import this module."""
 DEFAULT_REASONING = "The user greets me. I should answer politely and say what I am."
 DEFAULT_ANSWER = "Hello! I say what my **script** says."
 TEMPLATE_TOKENS = 20
@@ -144,13 +147,13 @@ class ScriptedAdapters:
 
     def add(self, source: AdapterSource) -> AdapterInfo:
         if source.name in self.infos:
-            raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
+            raise InvalidRequestError(f"adapter {source.name} is already loaded", param="adapter")
         self.infos[source.name] = AdapterInfo(source.name, source.path, source.scale, 8, 1 << 20, 7)
         return self.infos[source.name]
 
     def remove(self, name: str) -> None:
         if self.infos.pop(name, None) is None:
-            raise InvalidRequestError("that adapter is not loaded", param="adapter")
+            raise InvalidRequestError("the adapter is not loaded", param="adapter")
 
 
 class ScriptedEngine:
@@ -240,7 +243,7 @@ class ScriptedEngine:
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         if not messages or messages[-1].role != "user":
-            raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
+            raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
         self.drafts.append(_request(messages, params, options))
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:

@@ -1,0 +1,261 @@
+// Products of packed K-quants (packed_weights.h): sixteen rows of the weight are the lanes, and batch rows are
+// broadcast, four bytes at a time, by the product itself. Nothing has to be brought in order and no sum is reduced.
+//
+// B's values may lie some bits up in their bytes. Where no sum outgrows a word, which magnitudes tell, both meet their
+// scales in one vpdpwssd; else each as a dword. Both give the same integers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/x86/slab_source.h"
+
+namespace qtensor {
+namespace {
+
+// One block of a batch row, and what its sums begin with and how large they may get.
+struct alignas(64) SlabBatchBlock {
+  int8_t q[256];
+  int32_t start[16];  // -32 times the sums of sixteen: Q6_K
+  int16_t sums32[8];
+  float d;
+  int32_t largest16, largest32;  // sums of magnitudes: of 16 values, and of those of one sign of 32
+};
+static_assert(sizeof(SlabBatchBlock) == 384);
+
+void pack_slab_batch_row(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* packed) {
+  const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
+  for (int64_t b = 0; b < blocks; b++, x++) {
+    auto& to = reinterpret_cast<SlabBatchBlock*>(packed)[b * m];
+    __m512i most16 = zero, most32 = zero;
+    for (int c = 0; c < 4; c++) {
+      const __m512i v = _mm512_load_si512(x->q + 64 * c);
+      _mm512_store_si512(to.q + 64 * c, v);
+      const auto of_16 = [](__m512i fours) {
+        fours = _mm512_add_epi32(fours, _mm512_shuffle_epi32(fours, _MM_PERM_BADC));
+        return _mm512_add_epi32(fours, _mm512_shuffle_epi32(fours, _MM_PERM_CDAB));
+      };
+      const auto of_32 = [](__m512i sixteens) {
+        return _mm512_add_epi32(sixteens, _mm512_shuffle_i32x4(sixteens, sixteens, 0xb1));
+      };
+      const __m512i size = of_16(_mm512_dpbusd_epi32(zero, _mm512_abs_epi8(v), ones));
+      const __m512i sum = of_16(_mm512_dpbusd_epi32(zero, ones, v));
+      most16 = _mm512_max_epi32(most16, size);
+      most32 = _mm512_max_epi32(most32, _mm512_add_epi32(of_32(size), _mm512_abs_epi32(of_32(sum))));
+    }
+    const __m512i sums = _mm512_cvtepi16_epi32(_mm256_load_si256((const __m256i*)x->sums16));
+    _mm512_store_si512(to.start, _mm512_mullo_epi32(sums, _mm512_set1_epi32(-32)));
+    __builtin_memcpy(to.sums32, x->sums32, sizeof to.sums32);
+    to.d = x->d;
+    to.largest16 = _mm512_reduce_max_epi32(most16);
+    to.largest32 = _mm512_reduce_max_epi32(most32) / 2;
+  }
+}
+
+QTENSOR_INLINE __m512i dword_to_all(const void* from) {
+  int value;
+  __builtin_memcpy(&value, from, 4);
+  return _mm512_set1_epi32(value);
+}
+
+QTENSOR_INLINE __m512i line(Lines w, int u) { return _mm512_loadu_si512(w.at + kLineBytes * u); }
+
+struct SlabHeader {
+  __m512i scale[8], min[4];  // [pair]: two words for each row
+  __m512 d, dmin;
+};
+struct SlabWithMins : PairsWithMins {
+  static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest32; }
+
+  QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
+    const __m512i d = line(w, 0), scales = line(w, 1), mins = line(w, 2),
+                  rest = line(w, 3);  // lower nibbles of the last four of each
+    const __m512i six = _mm512_set1_epi8(63), four = _mm512_set1_epi8(15), up = _mm512_set1_epi8(48);
+    const auto joined = [&](__m512i low, __m512i high) __attribute__((always_inline)) {
+      return _mm512_ternarylogic_epi32(_mm512_and_si512(low, four), _mm512_srli_epi16(high, 2), up, 0xf8);
+    };
+    // The first two bytes of each dword as words, and the others.
+    const auto split = [](__m512i bytes, __m512i* to) __attribute__((always_inline)) {
+      to[0] = _mm512_shuffle_epi8(
+          bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1)));
+      to[1] = _mm512_shuffle_epi8(
+          bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1)));
+    };
+    split(_mm512_and_si512(scales, six), h.scale);
+    split(joined(rest, scales), h.scale + 2);
+    split(_mm512_and_si512(mins, six), h.min);
+    split(joined(_mm512_srli_epi16(rest, 4), mins), h.min + 2);
+    h.d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(d));
+    h.dmin = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(d, 16)));
+  }
+};
+
+template <class Block>
+struct SlabPairs;  // `shift`: how far B's values lie up; `largest`: the largest magnitude of a value in a sum
+template <>
+struct SlabPairs<BlockQ4_K> : SlabWithMins {
+  static constexpr int shift = 4, largest = 15;
+  QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
+    const __m512i v = line(w, Packing<BlockQ4_K>::values(pair, four));
+    a = _mm512_and_si512(v, _mm512_set1_epi8(15));
+    b = _mm512_and_si512(v, _mm512_set1_epi8(char(0xf0)));
+  }
+};
+template <>
+struct SlabPairs<BlockQ5_K> : SlabWithMins {
+  static constexpr int shift = 3, largest = 31;
+  QTENSOR_INLINE static __m512i moved(__m512i v, int from, int to) {
+    return from < to ? _mm512_slli_epi16(v, to - from) : from > to ? _mm512_srli_epi16(v, from - to) : v;
+  }
+  QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
+    using P = Packing<BlockQ5_K>;
+    const __m512i v = line(w, P::values(pair, four)), fifth = line(w, P::fifth_bits(four));
+    a = _mm512_ternarylogic_epi32(_mm512_and_si512(v, _mm512_set1_epi8(15)), moved(fifth, 2 * pair, 4),
+                                  _mm512_set1_epi8(16), 0xf8);
+    b = _mm512_ternarylogic_epi32(_mm512_and_si512(_mm512_srli_epi16(v, 1), _mm512_set1_epi8(0x78)),
+                                  moved(fifth, 2 * pair + 1, 7), _mm512_set1_epi8(char(0x80)), 0xf8);
+  }
+};
+template <>
+struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
+  static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
+  static constexpr bool has_min = false;
+  static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
+  static constexpr int b(int pair, int four) { return a(pair, four) + 64; }
+  static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest16; }
+
+  QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
+#pragma GCC unroll 2
+    for (int n = 0; n < 2; n++) {  // A's scales are the bytes of one dword, B's of the next
+      const __m512i a = line(w, 2 * n), b = line(w, 2 * n + 1);
+      const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
+      const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
+      h.scale[4 * n] = _mm512_srai_epi16(_mm512_slli_epi16(low, 8), 8);
+      h.scale[4 * n + 1] = _mm512_srai_epi16(low, 8);
+      h.scale[4 * n + 2] = _mm512_srai_epi16(_mm512_slli_epi16(high, 8), 8);
+      h.scale[4 * n + 3] = _mm512_srai_epi16(high, 8);
+    }
+    h.d = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)w.halves));
+  }
+  QTENSOR_INLINE static void values(Lines w, int pair, int i, __m512i& a, __m512i& b) {
+    using P = Packing<BlockQ6_K>;
+    const int n = pair / 4, second = pair / 2 % 2, at = 4 * (pair % 2) + i;
+    const __m512i v = line(w, P::values(n, second, at)), upper = line(w, P::upper_bits(n, at));
+    const __m512i four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(48);
+    a = _mm512_ternarylogic_epi32(_mm512_and_si512(v, four), _mm512_slli_epi16(upper, second ? 2 : 4), two, 0xf8);
+    b = _mm512_ternarylogic_epi32(_mm512_and_si512(_mm512_srli_epi16(v, 4), four),
+                                  second ? _mm512_srli_epi16(upper, 2) : upper, two, 0xf8);
+  }
+};
+
+// Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
+constexpr int kMostAtOnce = 4, kMostAsking = 512;
+
+struct SlabPass {
+  Lines lines[2];
+  SlabHeader header[2];
+  KeptValues kept[2];
+  const uint8_t* later;  // memory to ask for, so many lines of 64 bytes with each pair
+  int64_t asked;
+  int64_t m;
+};
+
+// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [half][m][16 rows].
+// FITS: no sum outgrows a word.
+template <class Block, int M, bool FITS, Source SOURCE>
+QTENSOR_INLINE void slab_block(SlabPass& t, const SlabBatchBlock* x, float* acc) {
+  using P = SlabPairs<Block>;
+  const __m512i zero = _mm512_setzero_si512();
+  __m512i total[2][M];
+#pragma GCC unroll 8
+  for (int j = 0; j < M; j++) total[0][j] = total[1][j] = zero;
+#pragma GCC unroll 8
+  for (int pair = 0; pair < P::pairs; pair++) {
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
+    __m512i sum_a[2][M], sum_b[2][M];
+#pragma GCC unroll 8
+    for (int j = 0; j < M; j++) {
+      sum_a[0][j] = sum_a[1][j] = P::has_min ? zero : dword_to_all(x[j].start + P::a(pair, 0) / 16);
+      sum_b[0][j] = sum_b[1][j] = P::has_min ? zero : dword_to_all(x[j].start + P::b(pair, 0) / 16);
+    }
+#pragma GCC unroll 8
+    for (int four = 0; four < P::fours; four++) {
+      __m512i a[2], b[2];
+#pragma GCC unroll 2
+      for (int g = 0; g < 2; g++) {
+        uint8_t (*const two)[64] = t.kept[g].q + 2 * (pair * P::fours + four);
+        if (SOURCE == Source::kept) {
+          a[g] = _mm512_load_si512(two[0]);
+          b[g] = _mm512_load_si512(two[1]);
+        } else {
+          P::values(t.lines[g], pair, four, a[g], b[g]);
+        }
+        if (SOURCE == Source::unpacked_and_kept) {
+          _mm512_store_si512(two[0], a[g]);
+          _mm512_store_si512(two[1], b[g]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int j = 0; j < M; j++) {
+        const __m512i x_a = dword_to_all(x[j].q + P::a(pair, four));
+        sum_a[0][j] = _mm512_dpbusd_epi32(sum_a[0][j], a[0], x_a);
+        sum_a[1][j] = _mm512_dpbusd_epi32(sum_a[1][j], a[1], x_a);
+        const __m512i x_b = dword_to_all(x[j].q + P::b(pair, four));
+        sum_b[0][j] = _mm512_dpbusd_epi32(sum_b[0][j], b[0], x_b);
+        sum_b[1][j] = _mm512_dpbusd_epi32(sum_b[1][j], b[1], x_b);
+      }
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < 2; g++)
+#pragma GCC unroll 8
+      for (int j = 0; j < M; j++) {
+        const __m512i scale = t.header[g].scale[pair], sa = sum_a[g][j], sb = sum_b[g][j];
+        if (FITS) {
+          const __m512i words = _mm512_mask_blend_epi16(0xaaaaaaaa, sa, _mm512_slli_epi32(sb, 16 - P::shift));
+          total[g][j] = _mm512_dpwssd_epi32(total[g][j], words, scale);
+        } else {
+          const __m512i scale_a = _mm512_srai_epi32(_mm512_slli_epi32(scale, 16), 16);
+          const __m512i scale_b = _mm512_srai_epi32(scale, 16);
+          total[g][j] = _mm512_add_epi32(total[g][j], _mm512_mullo_epi32(sa, scale_a));
+          total[g][j] = _mm512_add_epi32(total[g][j], _mm512_mullo_epi32(_mm512_srai_epi32(sb, P::shift), scale_b));
+        }
+      }
+  }
+#pragma GCC unroll 2
+  for (int g = 0; g < 2; g++)
+#pragma GCC unroll 8
+    for (int j = 0; j < M; j++) {
+      __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(total[g][j]), t.header[g].d);
+      if constexpr (P::has_min) {
+        __m512i mins = zero;
+#pragma GCC unroll 4
+        for (int pair = 0; pair < 4; pair++)
+          mins = _mm512_dpwssd_epi32(mins, t.header[g].min[pair], dword_to_all(x[j].sums32 + 2 * pair));
+        f = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), t.header[g].dmin, f);
+      }
+      float* const to = acc + 16 * (t.m * g + j);
+      _mm512_store_ps(to, _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
+    }
+}
+// A function of its own: inlined into its caller, gcc 12 keeps sums in memory.
+template <class Block, Source SOURCE, int M>
+__attribute__((noinline)) void slab_pass(SlabPass& t, const SlabBatchBlock* x, float* acc) {
+  using P = SlabPairs<Block>;
+  int32_t largest = 0;
+#pragma GCC unroll 8
+  for (int j = 0; j < M; j++) {
+    const int32_t own = P::largest_sum(x[j]);
+    largest = largest > own ? largest : own;
+  }
+  if (__builtin_expect(largest * P::largest <= 32767, 1))
+    slab_block<Block, M, true, SOURCE>(t, x, acc);
+  else
+    slab_block<Block, M, false, SOURCE>(t, x, acc);
+}
+
+}  // namespace
+}  // namespace qtensor

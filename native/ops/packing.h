@@ -1,0 +1,21 @@
+// Weights packed in slabs (packed_weights.h), and their rows as they were.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/dequantise.h"
+
+namespace qtensor {
+
+// Whether there is a packed layout of a format, and kernels for it in the family in force.
+bool is_packed(Format format);
+// Bytes of a slab with so many of its rows.
+int64_t slab_bytes(Format format, int64_t k, int64_t rows);
+// Bytes from the first slab of a weight to its end.
+int64_t packed_bytes(const Weight& packed);
+// Packs `rows`, a weight as in the file, into slabs that begin slab_stride bytes after one another.
+void pack_weight(const Weight& rows, uint8_t* to, int64_t slab_stride);
+// One row of a packed weight, as it was.
+void unpack_row(const Weight& packed, int64_t row, uint8_t* to);
+
+}  // namespace qtensor

@@ -1,1 +1,0 @@
-"""Stand-ins for tests and for work on the page."""
