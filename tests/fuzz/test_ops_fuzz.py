@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from twins import PACKED, packed_twin
 
 from notso.qtensor import _native
 from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.formats import FORMATS
+from notso.qtensor.formats import FORMATS, FORMATS_BY_NAME
 from notso.qtensor.reference import blocks, kv_cache, kv_layout, random_blocks
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
@@ -29,9 +30,9 @@ ONE_SEED = os.environ.get("FUZZ_SEED")
 TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
 CANARY = 0x5A
 CONTROL = {
-    "Program", "attention_variant", "available_kernels", "cpu_features", "end_on_bus_errors", "kernels",
-    "known_kernels", "multiply_bytes", "set_thread_count", "thread_count", "use_attention", "use_kernels",
-    "work_shares",
+    "Program", "attention_variant", "available_kernels", "cpu_features", "end_on_bus_errors", "is_packed", "kernels",
+    "known_kernels", "multiply_bytes", "packed_bytes", "set_thread_count", "thread_count", "use_attention",
+    "use_kernels", "work_shares",
 }  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -60,6 +61,15 @@ def weight(rng: Rng, rows: int) -> tuple[Array, int, int]:
     k = size(rng, 3, 256) if format.block_values > 1 or rng.random() < 0.5 else size(rng, 70)
     data = random_blocks.random_blocks(format, rows * k // format.block_values, rng, 0.1).reshape(-1)
     return data, format.ggml_type, k
+
+
+def packed(rng: Rng, data: Array, number: int, rows: int, k: int) -> tuple[Array, int]:
+    """-> the weight in rows, or in slabs with the bytes from one to the next; of those no result is expected here
+    (tests/qtensor/test_packing.py compares them)."""
+    if FORMATS[number].name not in PACKED or rng.random() < 0.5:
+        return data, 0
+    twin = packed_twin(tensor({}, data, number, rows, k), 64 * size(rng, 3))
+    return twin.data, twin.slab_stride
 
 
 def tensor(call: Call, data: Array, number: int, rows: int, k: int) -> QTensor:
@@ -110,17 +120,21 @@ def pool_of(format: ops.KVFormat, kv_heads: int, dim: int, data: Array) -> ops.K
 def embed_rows(rng: Rng) -> Call:
     rows, count = size(rng, 9), size(rng, 9)
     data, number, k = weight(rng, rows)
+    data, stride = packed(rng, data, number, rows, k)
     return {
         "data": data,
         "format": number,
         "rows": rows,
         "k": k,
+        "slab_stride": stride,
         "ids": ids(rng, count, rows),
         "out": numbers(rng, count, k),
     }
 
 
 def embed_rows_expected(c: Call) -> Call:
+    if c["slab_stride"]:
+        return {}
     return {"out": reference.embedding_rows(tensor(c, c["data"], c["format"], c["rows"], c["k"]), c["ids"])}
 
 
@@ -147,15 +161,19 @@ def matmul(rng: Rng) -> Call:
     first, number, k = weight(rng, rows[0])
     format = FORMATS[number]
     rest = [random_blocks.random_blocks(format, n * k // format.block_values, rng, 0.1).reshape(-1) for n in rows[1:]]
+    weights = [packed(rng, data, number, n, k) for data, n in zip([first, *rest], rows, strict=True)]
     x = numbers(rng, size(rng, 24), k)
     outs = [numbers(rng, len(x), n) for n in rows]
     norm = rng.uniform(0.5, 2, k).astype(np.float32) if rng.random() < 0.5 else None
     fused = {"norm": norm, "eps": 1e-5, "combine": combine}
-    return {"x": x, "data": [first, *rest], "formats": [number] * len(rows), "outs": outs, **fused}
+    of_weights = {"data": [data for data, _ in weights], "slab_strides": [stride for _, stride in weights]}
+    return {"x": x, **of_weights, "formats": [number] * len(rows), "outs": outs, **fused}
 
 
 def matmul_expected(c: Call) -> Call:
     """Alone as numpy has it; with a norm or combined, what the single operations give, whose bits it must have."""
+    if any(c["slab_strides"]):
+        return {}
     x = c["x"]
     if c["norm"] is not None:
         x = np.empty_like(x)
@@ -260,6 +278,15 @@ def rope_table_expected(c: Call) -> Call:
     return {"cosine": np.cos(angles) * c["factor"], "sine": np.sin(angles) * c["factor"]}
 
 
+def pack_weight(rng: Rng) -> Call:
+    format = FORMATS_BY_NAME[PACKED[int(rng.integers(len(PACKED)))]]
+    rows, k = size(rng, 150), size(rng, 3, 256)
+    data = random_blocks.random_blocks(format, rows * k // 256, rng, 0.1).reshape(-1)
+    stride = _native.packed_bytes(format.ggml_type, 64, k, 1 << 30) + 64 * int(rng.integers(3))
+    out = np.zeros(_native.packed_bytes(format.ggml_type, rows, k, stride), np.uint8)
+    return {"data": data, "format": format.ggml_type, "rows": rows, "k": k, "slab_stride": stride, "out": out}
+
+
 def dequantise(rng: Rng) -> Call:
     rows = size(rng, 9)
     data, number, k = weight(rng, rows)
@@ -283,6 +310,7 @@ OPERATIONS: dict[str, tuple[Callable[[Rng], Call], Callable[[Call], Call]]] = {
     ),
     "read_memory": (lambda r: {"data": r.integers(0, 256, size(r, 3000)).astype(np.uint8)}, lambda c: {}),
     "rope_table": (rope_table, rope_table_expected),
+    "pack_weight": (pack_weight, lambda c: {}),
     "dequantise": (
         dequantise,
         lambda c: {"out": blocks.dequantise(FORMATS[c["format"]], c["data"].reshape(len(c["out"]), -1))},

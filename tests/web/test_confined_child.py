@@ -33,7 +33,7 @@ def test_it_answers_one_request() -> None:
     ],
 )
 def test_what_goes_over_a_limit_or_fails_has_no_answer(work: str) -> None:
-    with pytest.raises(ConfinedWorkError, match="went over 1 s of CPU time or 512 MiB"):
+    with pytest.raises(ConfinedWorkError, match="exceeded 1 s of CPU time or 512 MiB"):
         run(work, imports="os, re")
 
 

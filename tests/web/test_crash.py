@@ -15,12 +15,15 @@ from typing import TypeVar
 
 import httpx
 import pytest
+from scripted_engine import IMPORTABLE
 
 from notso.web.values.ids import new_id
 
 T = TypeVar("T")
 
-SERVER = """
+SERVER = (
+    f"{IMPORTABLE}\n"
+    """
 import sys
 from pathlib import Path
 from scripted_engine import ScriptedEngine, say
@@ -36,6 +39,7 @@ def script(messages, thinking):
 settings = Settings(port=0, data_dir=Path(sys.argv[1]))
 serve(lambda: ScriptedEngine(script, pace_seconds=0.01), settings, on_ready=lambda url: print(url, flush=True))
 """
+)
 
 
 class Served:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from scripted_engine import ScriptedEngine
+from scripted_engine import IMPORTABLE, ScriptedEngine
 
 from notso.web.server import ChatServer, address_of, listen, serve
 from notso.web.store.sqlite.connection import DirectoryLock
@@ -26,7 +26,9 @@ from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, S
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 
-PROGRAM = """
+PROGRAM = (
+    f"{IMPORTABLE}\n"
+    """
 import sys
 import time
 from pathlib import Path
@@ -49,6 +51,7 @@ settings = Settings(port=0, data_dir=directory, drain_seconds=float(sys.argv[2])
 serve(lambda: ScriptedEngine(script, pace_seconds=0.02), settings, on_ready=lambda url: print(url, flush=True))
 print("saved", flush=True)
 """
+)
 
 
 class Process:

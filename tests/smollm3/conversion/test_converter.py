@@ -190,6 +190,6 @@ def test_other_refusals(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="rows of 96 values are not a multiple of Q"):
         convert(odd, tmp_path / "made.gguf", "Q4_K_M")
     (folder / "model.safetensors").write_bytes(b"\x00" * 7)
-    with pytest.raises(SafetensorsError, match=r"model.safetensors: it is too short"):
+    with pytest.raises(SafetensorsError, match=r"model.safetensors: the file is too short"):
         convert(folder, tmp_path / "made.gguf", "F16")
     assert not list(tmp_path.glob("*.gguf*"))

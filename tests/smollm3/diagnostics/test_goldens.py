@@ -133,7 +133,7 @@ def test_the_released_set_is_whole_and_of_no_other_model(tmp_path: Path) -> None
     given = json.loads(RELEASED.read_text())
     assert given["shape"] == {"layers": 36, "hidden_size": 2048, "vocab_size": 128256}
     assert [sorted(each) for each in given["cases"]] == [["ids", "logits", "means"], ["continuation", "text"]]
-    with pytest.raises(InvalidRequestError, match="of another model: layers 36, and not 8"):
+    with pytest.raises(InvalidRequestError, match="belong to another model: layers is 36, not 8"):
         check_goldens(written(tmp_path / "random.gguf"))
 
 
@@ -149,8 +149,8 @@ def test_equal_values_fail_the_check(tmp_path: Path) -> None:
     [
         ("[]", "an object|JSON object"),
         ("{", "not JSON"),
-        ("{}", "of which shape"),
-        (json.dumps({"shape": SHAPE}), "no case says"),
+        ("{}", "must have the shape of their model"),
+        (json.dumps({"shape": SHAPE}), "no case has anything to compare"),
         (json.dumps({"shape": SHAPE, "cases": 3}), "must be a list"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "text": "a"}]}), "either ids or text"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [99999]}]}), "ids of this vocabulary"),

@@ -146,7 +146,7 @@ def test_a_tokenizer_json_can_be_used(tmp_path: Path, words: dict[str, Any]) -> 
 
 def test_the_demo_model_is_the_default(tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synth, "DEMO_FILE", tmp_path / "demo.gguf")
-    with pytest.raises(InvalidRequestError, match="no demo model"):
+    with pytest.raises(InvalidRequestError, match="demo model is missing"):
         write_synthetic(tmp_path / "a.gguf", **SMALL)
     write_synthetic(tmp_path / "demo.gguf", **SMALL, tokenizer=words, template="the demo's")
     write_synthetic(tmp_path / "a.gguf", **SMALL)

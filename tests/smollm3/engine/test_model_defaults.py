@@ -45,7 +45,7 @@ def test_the_keys_of_a_file_are_parameters(given: dict[str, Any], found: dict[st
 def test_what_cannot_be_used_is_logged_and_left_out(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = sampling_defaults({"general.sampling.temp": value, "general.sampling.top_p": 0.5})
-    assert found == {"top_p": 0.5} and "general.sampling.temp cannot be used" in caplog.text
+    assert found == {"top_p": 0.5} and "general.sampling.temp is ignored" in caplog.text
 
 
 def test_a_default_of_the_file_counts_where_a_request_says_nothing() -> None:

@@ -75,9 +75,9 @@ def test_which_texts_are_of_a_grammar(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("", "no rule root"),
-        ("root ::= nothing", "no rule nothing"),
-        ('root ::= "a"\nroot ::= "b"', "line 2: root is defined twice"),
+        ("", "rule root is not defined"),
+        ("root ::= nothing", "rule nothing is not defined"),
+        ('root ::= "a"\nroot ::= "b"', "line 2: rule root is defined twice"),
         ("root = 1", "line 1: '=' is not allowed here"),
         ('root "a"', "::= is missing"),
         ('root ::= ("a"', r"\) is missing"),
@@ -88,9 +88,9 @@ def test_which_texts_are_of_a_grammar(
         ('root ::= "\\ud800"', "is not a character"),
         ("root ::= [^]", "the set is empty"),
         ("root ::= <[5]>", "is not allowed here"),
-        ('root ::= root "a"', "no text follows it"),
+        ('root ::= root "a"', "matches no text"),
         ("root ::= " + "(" * (MAX_NESTED + 1) + '"a"' + ")" * (MAX_NESTED + 1), "nested deeper"),
-        ('root ::= ("a"{1000}){1000}', "refused|cannot follow"),
+        ('root ::= ("a"{1000}){1000}', "refused|can no longer follow"),
         ("root ::= " + "(" * 20 + '"a"' + (")" + "?" * 60) * 20, "nested"),  # deeper than the interpreter may recurse
     ],
 )
@@ -165,5 +165,5 @@ def test_one_of_several_texts(grammars: Grammars, small_tokenizer: Tokenizer) ->
         assert is_of(grammars, small_tokenizer, "choice", json.dumps(choices), text)
     assert not is_of(grammars, small_tokenizer, "choice", json.dumps(choices), "yes,")
     for wrong in ("[]", '["a", 1]', '{"a": 1}', "yes", '[""]'):
-        with pytest.raises(InvalidRequestError, match="list of texts"):
+        with pytest.raises(InvalidRequestError, match="list of nonempty texts"):
             answer_part(Grammar("choice", wrong))

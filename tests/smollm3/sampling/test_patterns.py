@@ -260,11 +260,11 @@ def test_a_pattern_is_read_as_ecmascript_reads_it(pattern: str, texts: list[str]
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        (r"\p{L}(?=b)", "a lookahead beside a Unicode property"),
+        (r"\p{L}(?=b)", "a lookahead together with a Unicode property"),
         (r"^(?=a)b", "matches no text"),
         ("(?<!a)b", "a lookbehind"),
-        (r"\b\p{L}", "a word boundary beside a Unicode property"),
-        ("(?!a{9000})(?:a{9000}|b)*(?=a{90}b)", "in more ways than are supported"),
+        (r"\b\p{L}", "a word boundary together with a Unicode property"),
+        ("(?!a{9000})(?:a{9000}|b)*(?=a{90}b)", "more lookarounds than are supported"),
         (r"(a)\1", "a backreference"),
         (r"(?<n>a)\k<n>", "a backreference"),
         ("a{1000000}", "repetitions"),

@@ -314,7 +314,7 @@ def test_none_keeps_the_tools_in_the_prompt_and_calls_none(demo_engine: Engine) 
 
 def test_a_vocabulary_without_calls_can_be_asked_for_none(demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_engine.tokenizer, "tool_call_open_id", None)
-    with pytest.raises(InvalidRequestError, match="no token that begins a call") as refused:
+    with pytest.raises(InvalidRequestError, match="no token that begins a tool call") as refused:
         demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, tool_choice="required"))
     assert refused.value.param == "tool_choice"
 

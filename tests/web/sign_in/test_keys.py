@@ -55,7 +55,7 @@ def test_a_name_that_is_none_or_taken_is_refused(book: KeyBook) -> None:
     for name in ("ann", "", " x", "a\nb", "x" * 65):
         with pytest.raises(SettingsError):
             book.add(name)
-    with pytest.raises(SettingsError, match="no key of bob counts"):
+    with pytest.raises(SettingsError, match="no active key named bob"):
         book.revoke("bob")
     assert is_name("ann's laptop") and [key.name for key in book.all()] == ["ann"]
 
