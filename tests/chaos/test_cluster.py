@@ -210,7 +210,7 @@ def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
     faults = sum(count for status, count in crowd.statuses.items() if status >= 500)
     for number in range(len(NAMES)):
         log = cluster.log(number)
-        wrong += [] if "Valkey cannot be reached" in log and "Valkey is reachable again" in log else [("log", number)]
+        wrong += [] if "Valkey is unreachable" in log and "Valkey is reachable again" in log else [("log", number)]
     print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
     ledger.note(
         "cluster",

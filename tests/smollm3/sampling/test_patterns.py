@@ -29,8 +29,8 @@ console.log(JSON.stringify(rows.map(([pattern, texts]) => {
 })));
 """
 NOT_SUPPORTED = (
-    *("beside a Unicode property", "a lookbehind", "a backreference", "control characters"),
-    *("half a character", "nothing satisfies it", "matches no text", "in more ways"),
+    *("together with a Unicode property", "a lookbehind", "a backreference", "control characters"),
+    *("lone surrogate", "nothing satisfies it", "matches no text", "more lookarounds"),
 )
 """What may be refused of valid patterns, by name."""
 

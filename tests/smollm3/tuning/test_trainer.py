@@ -106,7 +106,7 @@ def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
     folder = out.with_name(f"{out.name}.tuning")
     (folder / "checkpoint-9999").mkdir()  # as if it had been killed while it wrote one
     other = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert other.returncode != 0 and "--restart begins anew" in other.stderr
+    assert other.returncode != 0 and "use --restart to start over" in other.stderr
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
