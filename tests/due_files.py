@@ -48,6 +48,7 @@ PROGRAMS = (
     "c++",
     "chromium",
     "haproxy",
+    "pgbouncer",
     "caddy",
     "psql",
     "redis-server",
