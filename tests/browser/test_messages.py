@@ -211,7 +211,7 @@ def test_tokens_and_speed_stand_under_an_answer(serve: Serve, open_page: Open, d
     page = open_page(serve(demo.load).url)
     begin(page, "Tell me a story")
     numbers = last_answer(page).locator(".numbers")
-    expect(numbers.locator("summary")).to_have_text(re.compile(r"^\d+ tokens, [\d.]+ tokens/s$"))
+    expect(numbers.locator("summary")).to_have_text(re.compile(r"^\d+ tokens, [\d.,]+ tokens/s$"))
     numbers.locator("summary").click()
     expect(numbers).to_have_text(re.compile(r"prompt: \d+ tokens in [\d.]+ s, .*first token after", re.DOTALL))
     ask(page, "Thank you")
