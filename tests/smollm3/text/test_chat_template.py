@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import locale
-import logging
 import random
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
@@ -17,6 +16,7 @@ import jinja2
 import pytest
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, TemplateError
+from notso.smollm3.text import chat_template
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES, MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message, ToolCall
@@ -213,12 +213,14 @@ def test_a_template_that_cannot_show_tools_says_so() -> None:
     assert raised.value.param == "tools"
 
 
-def test_tools_that_system_override_hides_are_logged(template_source: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_tools_that_system_override_hides_are_logged(template_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    # Not caplog: tests before this one may have changed how records propagate.
+    monkeypatch.setattr(chat_template._log, "warning", lambda text, *values: logged.append(text % values))
     template = ChatTemplate(template_source)
     messages = [Message("system", "A cat. /system_override"), Message("user", "hi")]
-    with caplog.at_level(logging.WARNING):
-        assert "get_weather" not in template.render(messages, tools=[WEATHER])
-    assert "/system_override" in caplog.text
+    assert "get_weather" not in template.render(messages, tools=[WEATHER])
+    assert any("/system_override" in each for each in logged)
 
 
 def test_the_date_is_english_whatever_the_locale(template_source: str) -> None:
