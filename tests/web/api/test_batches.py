@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from architecture.test_growth import check_growth
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message
+from notso.web.api.batches import files
+from notso.web.edge.api_error import ApiError
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"
@@ -103,8 +107,35 @@ def test_uploads_that_cannot_be_used_are_refused(start: Start) -> None:
     ]
     for answer, status, param in answers:
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    hostile = b"--b\r\nContent-Disposition: form-data; name=file; filename*=\x00''a\r\n\r\nx\r\n--b--"
+    answer = post("/v1/files", content=hostile, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "file"
     taken = post("/v1/files", files=file, data={"purpose": "batch", "colour": "red"})
     assert taken.status_code == 200 and taken.headers["x-notso-ignored"] == "colour"
+
+
+@pytest.mark.parametrize(
+    ("before", "pump"),
+    [
+        (b'Content-Disposition: form-data; name="file"\r\n\r\n', b"\n"),
+        (b"", b"--b\r\n\r\n\r\n"),
+        (b"", b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n"),
+        (b'Content-Disposition: form-data; name="', b"a"),
+        (b'Content-Disposition: form-data; name="file"; filename=', b"("),
+    ],
+)
+def test_a_hostile_form_is_read_in_linear_time(before: bytes, pump: bytes) -> None:
+    def read(text: str) -> object:
+        with contextlib.suppress(ApiError):
+            files._read_upload("multipart/form-data; boundary=b", text.encode(), 0)
+        return None
+
+    read("--b\r\n" + (before + pump * (7900 // len(pump))).decode() + "\r\n\r\nx\r\n--b--\r\n")  # within a head's limit
+
+    def made(size: int) -> str:
+        return (b"--b\r\n" + before + pump * (size // len(pump))).decode() + "\r\n--b--\r\n"
+
+    check_growth(read, made, (65_536, 262_144, 1 << 20, 1 << 22), budget_s=0.05)
 
 
 def test_files_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

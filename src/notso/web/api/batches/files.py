@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.message import Message
-from email.parser import BytesParser
-from email.policy import HTTP
+from email.parser import HeaderParser
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +26,7 @@ from notso.web.store.records import StoredFile
 router = APIRouter()
 
 MAX_NAME = 255
+MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # of a form
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
 _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -115,18 +115,18 @@ def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
 
 def _read_upload(kind: str, body: bytes, now_ms: int) -> tuple[StoredFile, bytes, list[str]]:
     """Return the file, its bytes and the names of ignored fields. Raise ApiError (400)."""
-    form = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n" + body)
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
     ignored = []
-    parts = form.get_payload() if form.is_multipart() else ()
-    for part in (each for each in parts if isinstance(each, Message)):
-        name = str(part.get_param("name", "", header="content-disposition"))
-        value = _bytes_of(part)
+    for part, value in _parts(kind, body):
+        try:
+            name, filename = str(part.get_param("name", "", header="content-disposition")), part.get_filename("file")
+        except (LookupError, ValueError):  # an encoding that does not exist, or does not fit
+            raise invalid("file", "the headers of a form field cannot be read") from None
         if name == "file":
-            found = _safe_name(part.get_filename() or "file"), value
+            found = _safe_name(filename), value
         elif name in _NAMES:
-            fields[name] = value.decode("utf-8", "replace")[:80]
+            fields[name] = value[:80].decode("utf-8", "replace")
         else:
             ignored.append(name)
     if found is None:
@@ -139,9 +139,21 @@ def _read_upload(kind: str, body: bytes, now_ms: int) -> tuple[StoredFile, bytes
     return StoredFile(new_id("file"), name, "batch", len(value), now_ms, expires_ms), value, ignored
 
 
-def _bytes_of(part: Message) -> bytes:
-    value = part.get_payload(decode=True)
-    return value if isinstance(value, bytes) else b""
+def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
+    """Yield headers and content of each part of a form, in linear time. Raise ApiError (400) for too many.
+
+    `email` reads the headers only: it would read contents line by line, and forms within forms.
+    """
+    form = HeaderParser().parsestr(f"Content-Type: {kind}")
+    boundary = (form.get_boundary() or "").encode("latin-1", "replace")
+    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []
+    if len(pieces) > MAX_PARTS + 2:
+        raise invalid("file", f"the form has more than {MAX_PARTS} fields")
+    for piece in pieces[1:]:
+        head, blank, value = piece.partition(b"\r\n\r\n")
+        if piece.startswith(b"--") or not blank or len(head) > MAX_HEAD_BYTES:
+            return
+        yield HeaderParser().parsestr(head.lstrip().decode("utf-8", "replace")), value
 
 
 def _safe_name(name: str) -> str:
