@@ -13,7 +13,9 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
+from notso.web.edge.access import KeyRing
 from notso.web.store.records import MAX_KEPT_ANSWERS
+from notso.web.values.errors import StorageError
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"
@@ -175,3 +177,14 @@ def test_the_official_client(start: Start) -> None:
     ask: dict[str, Any] = {"model": "scripted", "messages": BODY["messages"], "extra_headers": KEY}
     first, again = (client.chat.completions.create(**ask) for _ in range(2))
     assert first == again and engine.asked == 1
+
+
+def test_keys_that_cannot_be_looked_up_are_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine(Counting()), api_key="a long secret key").ready()
+
+    async def away(*_: object) -> None:
+        raise StorageError("the keys cannot be read")
+
+    monkeypatch.setattr(KeyRing, "caller", away)
+    answer = server.client.post(CHAT, json=BODY, headers=KEY)
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == "the keys cannot be read"

@@ -72,7 +72,10 @@ class KeptAnswers:
         request = Request(scope)
         given = request.headers.getlist(HEADER)
         ring: KeyRing = scope["app"].state.key_ring
-        caller = await ring.caller(request) if given else None
+        try:
+            caller = await ring.caller(request) if given else None
+        except NotsoError:  # the route reports it
+            caller = None
         if caller is None:  # without a key, or refused by the route
             await self._app(scope, receive, send)
             return
