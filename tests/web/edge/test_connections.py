@@ -20,7 +20,7 @@ from notso.web.edge import limits
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.door import Door, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
-from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace, pace_logs
+from notso.web.server import MOST, WINDOW_SECONDS, LogPace, pace_logs
 
 Start = Callable[..., Any]
 
