@@ -228,7 +228,7 @@ class ChatServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-MOST = 20
+MOST_PER_WINDOW = 20
 WINDOW_SECONDS = 60.0
 """Twenty records of a kind per minute suffice for diagnosis; unbounded logs fill the disk."""
 MAX_KINDS = 256
@@ -237,12 +237,11 @@ CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 
 
 class LogPace(logging.Filter):
-    """Passes MOST records of a kind per window; the next window's first record has the number omitted."""
+    """Passes MOST_PER_WINDOW records of a kind per window; the next window's first record has the number omitted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # kind -> window start, count
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> when its window began, how many since
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -251,13 +250,13 @@ class LogPace(logging.Filter):
         now, kind = self._clock(), (record.name, str(record.msg))
         began, count = self._seen.get(kind, (now, 0))
         if now - began >= WINDOW_SECONDS:
-            if count > MOST:
-                record.msg = f"{record.msg} (and {count - MOST} more of this kind)"
+            if count > MOST_PER_WINDOW:
+                record.msg = f"{record.msg} (and {count - MOST_PER_WINDOW} more of this kind)"
             began, count = now, 0
         if kind not in self._seen and len(self._seen) >= MAX_KINDS:
             self._seen.clear()
         self._seen[kind] = began, count + 1
-        return count < MOST
+        return count < MOST_PER_WINDOW
 
 
 def pace_logs() -> None:
