@@ -38,6 +38,7 @@ LIBRARIES = {
         "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
     "cluster": {"starlette", "ray"},  # the other asked for by three modules, and only where somebody uses it
+    "documents": {"pypdfium2", "python_calamine"},  # in the child, for PDF and spreadsheets
     "plugins": {"numpy"},  # in the plugin's own process, for a row of logits
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip

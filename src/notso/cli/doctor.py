@@ -54,8 +54,8 @@ def doctor(
 ) -> None:
     """Check this machine and suggest fixes.
 
-    Checks Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL, plugins, network and
-    versions. Each line is ok, warn or fail; exit code 1 if a check fails.
+    Checks Python, confinement of children, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL,
+    plugins, network and versions. Each line is ok, warn or fail; exit code 1 if a check fails.
     """
     findings = [_answering(server)] if server else examine(port)
     if as_json:
@@ -91,6 +91,7 @@ def examine(port: int) -> list[Finding]:
     """Run all checks; one that raises is reported as failed."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
+        ("confinement", _confinement),
         ("cpu", _cpu),
         ("kernels", _kernels),
         ("gpu", _gpu),
@@ -119,6 +120,22 @@ def _python() -> Iterator[Finding]:
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
     if platform.system() != "Linux":
         yield Finding("warn", "system", f"{platform.system()} is not tested", "use Linux for production")
+
+
+def _confinement() -> Iterator[Finding]:
+    from notso.confinement import lacking
+
+    if missing := lacking():
+        yield Finding(
+            "warn",
+            "confinement",
+            f"this system lacks {' and '.join(missing)}: children that read documents and templates are less confined",
+            "use Linux 6.12 or newer with both enabled; until then PDF files and spreadsheets are not read",
+        )
+    else:
+        yield Finding(
+            "ok", "confinement", "Landlock and seccomp confine the children that read documents and templates"
+        )
 
 
 def _cpu() -> Iterator[Finding]:

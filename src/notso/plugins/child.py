@@ -6,16 +6,15 @@ server's log. The process ends when the server does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from notso.confinement import Rights, confine
 from notso.plugins import loading, wire
 from notso.plugins.offers import is_answer
 from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, SignInRequest
@@ -124,8 +123,7 @@ def main(name: str, end: socket.socket, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel kills the plugin first
+    confine(Rights.FILES_AND_NETWORK)
     try:
         main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:

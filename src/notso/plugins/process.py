@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from notso.confinement import Rights, environment
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
 from notso.plugins.offers import checked_offer, is_answer
@@ -35,7 +36,6 @@ ROW_SECONDS = 2.0  # for a row of logits, during which all answers wait
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
 MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20  # more bytes switch the plugin off; more lines are not logged
-SECRETS = ("DATABASE_URL", "VALKEY_URL")
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
 
@@ -101,7 +101,7 @@ class PluginProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(), memory),
-                env=_environment(),
+                env=environment(Rights.FILES_AND_NETWORK) | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
             on_failure.callback(_end_process, process)
@@ -346,15 +346,6 @@ def _late(what: str, seconds: float) -> str:
 
 def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300].strip()
-
-
-def _environment() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        # The server's settings and secrets are withheld; NOTSO_PLUGIN_* configures plugins.
-        if name not in SECRETS and (not name.startswith("NOTSO_") or name.startswith("NOTSO_PLUGIN_"))
-    } | {"PYTHONUNBUFFERED": "1"}
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

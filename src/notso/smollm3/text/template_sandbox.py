@@ -4,17 +4,16 @@ A template is a program from an untrusted file. It gets jinja2's immutable sandb
 that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs unknown
 templates in a child process with hard limits; `render_here` is for known ones.
 
-This file is also the child's program, started by path: it must not import from this package.
+This file is also the child's program, started by path: of notso it imports what needs the standard library only.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
@@ -25,9 +24,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-CHILD_CPU_SECONDS = 1
-CHILD_WALL_SECONDS = 10
-CHILD_MEMORY_BYTES = 256 * 2**20
+if __name__ == "__main__":  # started by path, with no folder of this package in sys.path
+    sys.path.append(str(Path(__file__).parents[3]))
+
+from notso.confinement import Child, ConfinedWorkError, Limits, Rights, confine
+
+CHILD_LIMITS = Limits(cpu_s=1, memory_bytes=256 * 2**20, wall_s=10, answer_bytes=256 * 2**20)
 CHILD_OUTPUT_CHARACTERS = 2**20
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -102,18 +104,10 @@ def render_here(template: jinja2.Template, variables: Variables, day: date) -> s
 def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str]:
     """Render each set of variables in a child: 1 s CPU, 256 MiB, 1 Mi characters, no files. Raises SandboxFailure."""
     request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
-    # -I: neither environment nor working directory may inject code.
-    command = [sys.executable, "-I", "-X", "utf8", os.path.abspath(__file__)]  # noqa: PTH100 - Path() is slower to load
-    environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     try:
-        done = subprocess.run(
-            command, input=request.encode(), capture_output=True, timeout=CHILD_WALL_SECONDS, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        raise SandboxFailure(f"it took more than {CHILD_WALL_SECONDS} s") from None
-    if done.returncode != 0:
-        raise SandboxFailure(f"it exceeded {CHILD_CPU_SECONDS} s of CPU time or {CHILD_MEMORY_BYTES >> 20} MiB")
-    answer = json.loads(done.stdout)
+        answer = json.loads(Child((str(Path(__file__).resolve()),), request.encode(), CHILD_LIMITS).answer())
+    except ConfinedWorkError as error:
+        raise SandboxFailure(str(error)) from None
     if "failure" in answer:
         raise SandboxFailure(answer["failure"])
     return list(answer["texts"])
@@ -123,7 +117,7 @@ def main() -> None:
     """Entry point of the child."""
     request = json.loads(sys.stdin.buffer.read())
     compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can be opened
-    _limit_this_process()
+    confine(Rights.COMPUTE, CHILD_LIMITS)
     try:
         template = compile_template(request["source"])
         day = datetime.fromisoformat(request["day"])
@@ -131,21 +125,6 @@ def main() -> None:
     except SandboxFailure as failure:
         answer = {"failure": str(failure)}
     sys.stdout.buffer.write(json.dumps(answer).encode())
-
-
-def _limit_this_process() -> None:
-    import resource
-
-    spent = int(sum(os.times()[:2]))
-    limits = {
-        resource.RLIMIT_CPU: spent + CHILD_CPU_SECONDS,
-        resource.RLIMIT_AS: CHILD_MEMORY_BYTES,
-        resource.RLIMIT_NOFILE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for which, limit in limits.items():
-        resource.setrlimit(which, (limit, limit))
 
 
 def _render_capped(template: jinja2.Template, variables: Variables, day: date) -> str:

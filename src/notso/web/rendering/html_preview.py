@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import nh3
 
-from notso.web.confined_child import Limits, confined, serve_one
+from notso.confinement import Limits, confined, serve_one
 
 # Ordinary pages of 256 KiB take about 0.02 s.
 LIMITS = Limits(cpu_s=1, memory_bytes=512 * 2**20, wall_s=10.0, answer_bytes=8 * 2**20)

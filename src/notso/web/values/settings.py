@@ -164,6 +164,9 @@ class Settings:
         name="mcp_allow_http",
         variable="NOTSO_MCP_ALLOW_HTTP",
     )
+    unconfined_documents: bool = _setting(
+        False, help="Read PDF files and spreadsheets on systems without Landlock or seccomp.", after="mcp_allow_http"
+    )
     keep_volatile: bool = _setting(False, help="Keep clients' changing billing lines in prompts.", after="sign_in")
     strict_fields: bool = _setting(
         False, help="Reject requests with unsupported fields.", variable="NOTSO_STRICT_FIELDS"

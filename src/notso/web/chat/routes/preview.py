@@ -10,9 +10,9 @@ from html import escape
 from fastapi import APIRouter, Request, Response
 from starlette.responses import HTMLResponse
 
+from notso.confinement import ConfinedWorkError
 from notso.web.chat.services import Services
 from notso.web.chat.views import Owner
-from notso.web.confined_child import ConfinedWorkError
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.rendering.html_preview import preview_html

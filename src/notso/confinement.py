@@ -1,0 +1,473 @@
+"""Child processes that may do no more than their work needs: the only module that confines them.
+
+Each child states the rights it keeps. Resource limits bound its time and memory everywhere; on Linux it also gets no
+new privileges, is the first to end when memory runs out, and is confined by Landlock and seccomp where the kernel has
+them.
+
+Uses the standard library only: children that start without the rest of notso import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import os
+import re
+import selectors
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+NICE = 10
+_PIECE = 1 << 16
+
+
+class Rights(enum.Enum):
+    """What a child may still do."""
+
+    COMPUTE = "compute on what it was given: no file, network, program, thread or signal"
+    FILES_AND_NETWORK = "use files, programs and the network as its user, without the server's keys and processes"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a child that computes."""
+
+    cpu_s: int  # CPU seconds after the child's imports
+    memory_bytes: int  # address space
+    wall_s: float  # deadline in seconds, then the child is killed
+    answer_bytes: int
+    more_cpu_s: int = 0  # CPU seconds that `Child.grant` may add
+
+
+class ConfinedWorkError(Exception):
+    """The child exceeded a limit, failed, or could not be started. The message is a sentence without its subject."""
+
+
+# In the child
+
+
+def confine(rights: Rights, limits: Limits | None = None) -> None:
+    """Give up all other rights for good. Raises OSError if the kernel has the means but rejects them."""
+    _end_first_out_of_memory()
+    if rights is Rights.COMPUTE and limits is None:
+        raise ValueError("a child that computes has limits")
+    ruleset = _landlock_ruleset(rights)  # before descriptors are limited
+    if limits is not None:
+        _limit(limits)
+    if sys.platform == "linux":
+        _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        if ruleset is not None:
+            try:
+                number = _SYSTEM_CALLS["landlock_restrict_self"][_machine() or 0]
+                _checked(_libc().syscall(ctypes.c_long(number), ctypes.c_int(ruleset), ctypes.c_uint32(0)), "Landlock")
+            finally:
+                os.close(ruleset)
+        if _has_seccomp():
+            _install_filter(system_call_filter(rights, os.uname().machine))
+
+
+def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
+    """Answer the request on stdin, without any right. The child calls this after its imports."""
+    request = sys.stdin.buffer
+    confine(Rights.COMPUTE, limits)
+    answer = work(request.read())
+    if len(answer) > limits.answer_bytes:
+        raise SystemExit(1)
+    sys.stdout.buffer.write(answer)
+
+
+def _limit(limits: Limits) -> None:
+    import resource
+
+    spent = int(sum(os.times()[:2]))
+    cpu = spent + limits.cpu_s
+    bounds = {
+        resource.RLIMIT_CPU: (cpu, cpu + limits.more_cpu_s),
+        resource.RLIMIT_AS: (limits.memory_bytes, limits.memory_bytes),
+        resource.RLIMIT_NOFILE: (0, 0),
+        resource.RLIMIT_FSIZE: (0, 0),
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    if sys.platform == "darwin":  # which does not enforce it, and rejects less than what libraries have mapped
+        del bounds[resource.RLIMIT_AS]
+    for which, bound in bounds.items():
+        resource.setrlimit(which, bound)
+    os.nice(NICE)
+
+
+def _end_first_out_of_memory() -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - Path is slower
+            file.write("1000")
+
+
+# In the parent
+
+
+class Child:
+    """A process that reads one request and writes one answer, without any right. Raises ConfinedWorkError.
+
+    `arguments` are those of Python; the program calls `confine` or `serve_one` with the same limits.
+    """
+
+    def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.wall_s
+        self._granted = 0
+        try:
+            given = read_only_file(request)
+            try:
+                # -I: neither environment nor working directory may inject code.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-X", "utf8", *arguments],
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment(Rights.COMPUTE),
+                    start_new_session=True,  # no signals from the terminal's keyboard
+                )
+            finally:
+                os.close(given)
+        except OSError as error:
+            raise ConfinedWorkError(f"no process can be started: {error.strerror}") from error
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the answer as it arrives, and end the child. Raises ConfinedWorkError."""
+        output = self._process.stdout
+        assert output is not None
+        left = self._limits.answer_bytes
+        try:
+            with selectors.DefaultSelector() as readable:
+                readable.register(output, selectors.EVENT_READ)
+                while True:
+                    if not readable.select(max(0.0, self._deadline - time.monotonic())):
+                        raise ConfinedWorkError(f"it took more than {self._limits.wall_s:g} s")
+                    piece = os.read(output.fileno(), _PIECE)
+                    if not piece:
+                        break
+                    left -= len(piece)
+                    if left < 0:
+                        raise ConfinedWorkError(f"its result is larger than {self._limits.answer_bytes >> 20} MiB")
+                    yield piece
+            try:
+                status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise ConfinedWorkError(f"it took more than {self._limits.wall_s:g} s") from None
+        finally:
+            self.kill()
+            self._process.wait()
+            output.close()
+        if status != 0:
+            cpu_s = self._limits.cpu_s + self._granted
+            raise ConfinedWorkError(
+                f"it failed, or exceeded {cpu_s} s of CPU time or {self._limits.memory_bytes >> 20} MiB"
+            )
+
+    def answer(self) -> bytes:
+        """Return the answer. Raises ConfinedWorkError."""
+        return b"".join(self.pieces())
+
+    def grant(self, seconds: int) -> None:
+        """Permit more time, in all at most `more_cpu_s` of CPU time. Without effect on macOS."""
+        seconds = min(seconds, self._limits.more_cpu_s - self._granted)
+        if seconds <= 0 or sys.platform != "linux":
+            return
+        import resource
+
+        self._granted += seconds
+        self._deadline += seconds
+        with contextlib.suppress(OSError):  # it has ended
+            soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)
+            resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (min(soft + seconds, hard), hard))
+
+    def kill(self) -> None:
+        """End it at once; `pieces` then raises."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+
+async def confined(program: str, request: bytes, limits: Limits) -> bytes:
+    """Run Python source in a child and return its answer. Raises ConfinedWorkError.
+
+    The child is killed at the deadline or on cancellation.
+    """
+    import asyncio  # not at module level: it would dominate the children's startup time
+
+    child = Child(("-c", program), request, limits)
+    answer = asyncio.get_running_loop().run_in_executor(None, child.answer)
+    try:
+        return await asyncio.shield(answer)
+    finally:
+        if not answer.done():
+            child.kill()
+            await asyncio.gather(answer, return_exceptions=True)
+
+
+def environment(rights: Rights, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of this process (or `given`) that a child with these rights may know."""
+    given = os.environ if given is None else given
+    if rights is Rights.COMPUTE:
+        return {name: given[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in given}
+    return {
+        name: value
+        for name, value in given.items()
+        if name.startswith("NOTSO_PLUGIN_") or not (name.startswith("NOTSO_") or _SECRET_NAME.search(name))
+    }
+
+
+_SECRET_NAME = re.compile(
+    r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|PGPASS\w*)(_|$)|^(DATABASE_URL|VALKEY_URL|PGPASSWORD)$",
+    re.IGNORECASE,
+)
+
+
+def read_only_file(data: bytes) -> int:
+    """Return a descriptor of data in memory that can be read but not changed. Raises OSError."""
+    if sys.platform == "linux":
+        written = os.memfd_create("notso")
+        try:
+            with open(written, "wb", closefd=False) as file:
+                file.write(data)
+            return os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(written)
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as named:
+        named.write(data)
+        named.flush()
+        return os.open(named.name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def lacking() -> list[str]:
+    """Return which means of confinement this system lacks: `Landlock`, `seccomp`."""
+    return [
+        name for name, present in (("Landlock", _landlock_version() > 0), ("seccomp", _has_seccomp())) if not present
+    ]
+
+
+# Linux: the kernel's interfaces
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
+_SECCOMP_MODE_FILTER, _SECCOMP_GET_ACTION_AVAIL = 2, 2
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+# include/uapi/linux/landlock.h: rights on files by version, of TCP, and scopes.
+_LANDLOCK_FILES = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
+_LANDLOCK_TCP, _LANDLOCK_TCP_SINCE = 0x3, 4
+_LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2, 6
+
+_MACHINES = {"x86_64": 0, "aarch64": 1}
+_AUDIT_ARCHES = (0xC000003E, 0xC00000B7)  # include/uapi/linux/audit.h
+
+# Numbers on x86-64 and AArch64; None: the machine has no such call.
+_SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
+    "seccomp": (317, 277),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446),
+}
+
+# What computing, allocating and ending need. Descriptors are those that were open before.
+_COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
+    "read": (0, 63),
+    "readv": (19, 65),
+    "pread64": (17, 67),
+    "write": (1, 64),
+    "writev": (20, 66),
+    "close": (3, 57),
+    "fstat": (5, 80),
+    "lseek": (8, 62),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "brk": (12, 214),
+    "futex": (202, 98),
+    "sched_yield": (24, 124),
+    "clock_gettime": (228, 113),
+    "clock_nanosleep": (230, 115),
+    "nanosleep": (35, 101),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "getrandom": (318, 278),
+    "getrusage": (98, 165),
+    "getpid": (39, 172),
+    "gettid": (186, 178),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "sched_getaffinity": (204, 123),
+    "sysinfo": (99, 179),
+    "membarrier": (324, 283),
+    "rseq": (334, 293),
+    "set_robust_list": (273, 99),
+}
+
+# What nothing in this program needs and what would reach other processes, keys, the kernel or devices.
+_FORBIDDEN: Mapping[str, tuple[int | None, int | None]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "move_mount": (429, 429),
+    "open_tree": (428, 428),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "fsconfig": (431, 431),
+    "mount_setattr": (442, 442),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "syslog": (103, 116),
+    "vhangup": (153, 58),
+}
+_WITH_PROTECTION = ("mmap", "mprotect")
+
+# include/uapi/linux/{bpf_common,seccomp,filter}.h
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # refuse: EPERM
+_NUMBER_AT, _ARCH_AT, _PROTECTION_AT = 0, 4, 16 + 8 * 2  # struct seccomp_data: nr, arch, low half of args[2]
+_PROT_EXEC = 4
+_X32_BIT = 0x40000000
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
+    """Return the BPF program for a machine, `x86_64` or `aarch64`."""
+    place = _MACHINES[machine]
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCH_AT),
+        (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[place]),
+        (_RETURN, 0, 0, _KILL),  # another machine's calls have other numbers
+        (_LOAD, 0, 0, _NUMBER_AT),
+    ]
+    if place == 0:
+        program += [(_IF_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, _REFUSE)]
+    if rights is Rights.FILES_AND_NETWORK:
+        for numbers in _FORBIDDEN.values():
+            if (number := numbers[place]) is not None:
+                program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+        return [*program, (_RETURN, 0, 0, _ALLOW)]
+    for name, numbers in _COMPUTING.items():
+        if (number := numbers[place]) is None:
+            continue
+        if name in _WITH_PROTECTION:  # memory that can be executed is what an exploit would ask for
+            program += [
+                (_IF_EQUAL, 0, 4, number),
+                (_LOAD, 0, 0, _PROTECTION_AT),
+                (_IF_ANY_BIT, 0, 1, _PROT_EXEC),
+                (_RETURN, 0, 0, _REFUSE),
+                (_RETURN, 0, 0, _ALLOW),
+            ]
+        else:
+            program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    return [*program, (_RETURN, 0, 0, _REFUSE)]
+
+
+def _install_filter(program: Sequence[Instruction]) -> None:
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    held = ctypes.create_string_buffer(code, len(code))
+    given = Program(len(program), ctypes.addressof(held))
+    _checked(_libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "seccomp")
+
+
+def _landlock_ruleset(rights: Rights) -> int | None:
+    version = _landlock_version()
+    if version < 1:
+        return None
+    if rights is Rights.COMPUTE:
+        files, tcp = _LANDLOCK_FILES[min(version, 5)], _LANDLOCK_TCP
+        scopes = _LANDLOCK_ABSTRACT_SOCKETS | _LANDLOCK_SIGNALS
+    elif version >= _LANDLOCK_SCOPES_SINCE:
+        files, tcp, scopes = 0, 0, _LANDLOCK_SIGNALS
+    else:
+        return None
+    fields = [files]
+    if version >= _LANDLOCK_TCP_SINCE:
+        fields.append(tcp)
+    if version >= _LANDLOCK_SCOPES_SINCE:
+        fields.append(scopes)
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    held = ctypes.create_string_buffer(attributes, len(attributes))
+    number = _SYSTEM_CALLS["landlock_create_ruleset"][_machine() or 0]
+    return _checked(
+        _libc().syscall(
+            ctypes.c_long(number), ctypes.byref(held), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
+        ),
+        "Landlock",
+    )
+
+
+def _landlock_version() -> int:
+    if sys.platform != "linux" or (machine := _machine()) is None:
+        return 0
+    number = _SYSTEM_CALLS["landlock_create_ruleset"][machine]
+    version = _LANDLOCK_CREATE_RULESET_VERSION
+    return int(_libc().syscall(ctypes.c_long(number), None, ctypes.c_size_t(0), ctypes.c_uint32(version)))
+
+
+def _has_seccomp() -> bool:
+    if sys.platform != "linux" or (machine := _machine()) is None:
+        return False
+    action = ctypes.c_uint32(_REFUSE & 0x7FFF0000)
+    number = _SYSTEM_CALLS["seccomp"][machine]
+    wanted = ctypes.c_uint32(_SECCOMP_GET_ACTION_AVAIL)
+    return bool(_libc().syscall(ctypes.c_long(number), wanted, ctypes.c_uint32(0), ctypes.byref(action)) == 0)
+
+
+def _machine() -> int | None:
+    return _MACHINES.get(os.uname().machine) if sys.maxsize > 2**32 else None
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result

@@ -1,0 +1,1 @@
+"""Documents: their text, read in a child process that can do nothing else."""

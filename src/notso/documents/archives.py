@@ -1,0 +1,123 @@
+"""ZIP archives and XML from strangers: everything is checked before it is inflated, and nothing outside is read."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NoReturn
+from xml.parsers import expat
+
+from notso.documents.values import MIB, UnreadableError
+
+MAX_ENTRIES = 2_000
+MAX_INFLATED_BYTES = 256 * MIB
+MAX_RATIO = 200
+FREE_OF_RATIO = MIB  # small members may compress by any ratio
+MAX_DEPTH = 256
+_PIECE = 1 << 16
+_LOCAL_HEADER_BYTES = 30
+
+
+def has_zip_start(file: BinaryIO) -> bool:
+    """Whether the file begins as a ZIP archive."""
+    file.seek(0)
+    return file.read(4) == b"PK\x03\x04"
+
+
+class Archive:
+    """A ZIP archive whose members are within the limits. Raises UnreadableError."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        file.seek(0)
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
+            raise UnreadableError("is damaged: it is no complete archive") from None
+        members = self._zip.infolist()
+        if len(members) > MAX_ENTRIES:
+            raise UnreadableError(f"contains more than {MAX_ENTRIES:,} files")
+        if any(each.flag_bits & 0x1 for each in members):
+            raise UnreadableError("is encrypted")
+        if sum(each.file_size for each in members) > MAX_INFLATED_BYTES:
+            raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB")
+        for each in members:
+            if each.file_size > FREE_OF_RATIO and each.file_size > MAX_RATIO * max(1, each.compress_size):
+                raise UnreadableError(f"is compressed more than {MAX_RATIO} times")
+        end = 0
+        for each in sorted(members, key=lambda member: member.header_offset):
+            if each.header_offset < end:
+                raise UnreadableError("is damaged: its files overlap")
+            end = each.header_offset + _LOCAL_HEADER_BYTES + each.compress_size
+        self._left = MAX_INFLATED_BYTES
+        self.names = {each.filename for each in members}
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Yield a member's bytes. Raises UnreadableError."""
+        try:
+            with self._zip.open(name) as member:
+                while piece := member.read(_PIECE):
+                    self._left -= len(piece)
+                    if self._left < 0:
+                        raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB")
+                    yield piece
+        except KeyError:
+            raise UnreadableError("is damaged: a part is missing") from None
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
+            raise UnreadableError("is damaged: a part cannot be inflated") from None
+
+    def read(self, name: str) -> bytes:
+        """Return a member's bytes. Raises UnreadableError."""
+        return b"".join(self.pieces(name))
+
+
+@dataclass(frozen=True, slots=True)
+class XMLEvent:
+    """A start, an end, or text between two tags. `name` is local, without its namespace."""
+
+    kind: Literal["start", "end", "text"]
+    name: str
+    attributes: dict[str, str]
+
+
+def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
+    """Parse XML without a document type: no entity is declared, nothing is fetched. Raises UnreadableError."""
+    events: list[XMLEvent] = []
+    depth = 0
+
+    def started(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise UnreadableError(f"is nested more than {MAX_DEPTH} levels deep")
+        # An attribute with a namespace wins over one of the same name without: r:id over id.
+        values = {_local(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
+        events.append(XMLEvent("start", _local(name), values))
+
+    def ended(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+        events.append(XMLEvent("end", _local(name), {}))
+
+    def refused(*_: object) -> NoReturn:
+        raise UnreadableError("declares a document type, which is not accepted")
+
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = started, ended
+    parser.CharacterDataHandler = lambda text: events.append(XMLEvent("text", text, {}))
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refused
+    try:
+        for piece in pieces:
+            parser.Parse(piece, False)
+            yield from events
+            events.clear()
+        parser.Parse(b"", True)
+    except (expat.ExpatError, ValueError, LookupError):  # the others: unknown encodings
+        raise UnreadableError("is damaged: its XML is malformed") from None
+    yield from events
+
+
+def _local(name: str) -> str:
+    return name.rpartition(" ")[2]

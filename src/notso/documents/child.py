@@ -1,0 +1,102 @@
+"""The child's program: reads the document on stdin and writes frames to stdout, without any right.
+
+A frame is its length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
+
+- `{"reading": pages}`: the number of pages, before they are read, for the time that they may take;
+- `{"page": text, "more": bool}`: a page, or a part of one with `more`;
+- `{"kind": ..., "title": ..., "warnings": [...]}`: the end of a document;
+- `{"refused": sentence}`: the end otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from notso.confinement import Limits, Rights, confine, lacking
+from notso.documents import kinds
+from notso.documents.values import (
+    MAX_CHARACTERS,
+    MAX_PAGES,
+    MAX_WARNINGS,
+    MIB,
+    UnreadableError,
+    clean,
+    one_line,
+)
+
+CPU_S, CPU_S_A_PAGE = 60, 0.2
+LIMITS = Limits(
+    cpu_s=CPU_S,
+    more_cpu_s=int(CPU_S_A_PAGE * MAX_PAGES),
+    memory_bytes=1024 * MIB,
+    wall_s=180,
+    answer_bytes=5 * MAX_CHARACTERS,
+)
+UNCONFINED = "unconfined"
+FRAME_CHARACTERS = 150_000
+"""Characters of a page in one frame: at most 6 bytes each in JSON, so that frames stay below 1 MiB."""
+
+MAX_FRAME_BYTES = MIB
+_LENGTH = struct.Struct(">I")
+
+
+def main() -> None:
+    """Read the document on stdin. Arguments: the extension of its name, and UNCONFINED or nothing."""
+    lacks = [] if UNCONFINED in sys.argv[2:] else lacking()
+    answer(sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], lacks, lambda: confine(Rights.COMPUTE, LIMITS))
+
+
+def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]) -> None:
+    """Write the frames of a document. `before` is called after the imports, and before anything is parsed."""
+    try:
+        try:
+            container = kinds.container_of(file.read(1024), extension)
+            kinds.prepare(container)
+        except ImportError as error:
+            _write(output, {"missing": str(error.name)})
+            return
+        before()
+        _read(file, container, extension, output, lacks)
+    except UnreadableError as error:
+        _write(output, {"refused": str(error)})
+    except MemoryError:
+        _write(output, {"refused": f"needs more than {LIMITS.memory_bytes // MIB:,} MiB of memory to be read"})
+    except RecursionError:
+        _write(output, {"refused": "is nested too deeply"})
+    except Exception as error:  # a library's parser may raise anything on a damaged file
+        _write(output, {"refused": f"is damaged, or of a variant that cannot be read ({type(error).__name__})"})
+
+
+def _read(file: BinaryIO, container: kinds.Container, extension: str, output: BinaryIO, lacks: list[str]) -> None:
+    warnings: list[str] = []
+    kind, title, pages = kinds.read(
+        file, container, extension, warnings, lambda pages: _write(output, {"reading": pages})
+    )
+    if lacks and kind in kinds.NATIVE:
+        raise UnreadableError(f"is not read, because this system lacks {' and '.join(lacks)} (see notso doctor)")
+    left, visible = MAX_CHARACTERS, False
+    for count, page in enumerate(pages, start=1):
+        if count > MAX_PAGES:
+            raise UnreadableError(f"has more than {MAX_PAGES:,} pages")
+        text = clean(page)
+        left -= len(text)
+        if left < 0:
+            raise UnreadableError(f"has more than {MAX_CHARACTERS:,} characters")
+        visible = visible or (not text.isspace() and bool(text))
+        _write(output, {"reading": count})
+        for start in range(0, len(text) or 1, FRAME_CHARACTERS):
+            end = start + FRAME_CHARACTERS
+            _write(output, {"page": text[start:end], "more": end < len(text)})
+    if not visible:
+        raise UnreadableError("has no text")
+    _write(output, {"kind": kind, "title": one_line(title()), "warnings": warnings[:MAX_WARNINGS]})
+
+
+def _write(output: BinaryIO, frame: dict[str, Any]) -> None:
+    data = json.dumps(frame, ensure_ascii=False).encode("utf-8", "replace")
+    output.write(_LENGTH.pack(len(data)) + data)
+    output.flush()

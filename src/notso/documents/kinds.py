@@ -1,0 +1,168 @@
+"""The kind of a document, by its content first and its name second, and the pages of each kind."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Literal
+
+from notso.documents import office, pdf
+from notso.documents.archives import Archive
+from notso.documents.markup import html_text
+from notso.documents.plain import decoded, email_text
+from notso.documents.tables import delimited, read_spreadsheet
+from notso.documents.values import UnreadableError
+
+Container = Literal["pdf", "zip", "ole", "text"]
+
+CODE = {
+    *("py", "js", "mjs", "ts", "tsx", "jsx", "c", "h", "cc", "cpp", "hpp", "rs", "go", "java", "kt", "swift", "rb"),
+    *("php", "pl", "r", "cs", "m", "sh", "bash", "ps1", "sql", "css", "scss", "lua", "scala", "toml", "yaml", "yml"),
+    *("ini", "cfg"),
+}
+EXTENSIONS = CODE | {
+    *("pdf", "docx", "docm", "pptx", "pptm", "odt", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html", "htm"),
+    *("xhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml", "tex", "rst"),
+}
+"""Extensions of file names that the page offers; other text is read as well."""
+
+NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
+"""Kinds whose parsers are native code, and so need all means of confinement."""
+
+_UNREADABLE_STARTS = {
+    b"\x89PNG": "image",
+    b"\xff\xd8\xff": "image",
+    b"GIF8": "image",
+    b"RIFF": "media file",
+    b"II*\0": "image",
+    b"MM\0*": "image",
+    b"\x1f\x8b": "compressed file",
+    b"BZh": "compressed file",
+    b"\xfd7zXZ": "compressed file",
+    b"7z\xbc\xaf": "compressed file",
+    b"Rar!": "compressed file",
+    b"(\xb5/\xfd": "compressed file",
+    b"\x7fELF": "program",
+    b"MZ": "program",
+    b"\xca\xfe\xba\xbe": "program",
+    b"SQLite format 3": "database",
+    b"OggS": "media file",
+    b"ID3": "media file",
+}
+_OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_ARTICLES = {"image": "an image", "media file": "a media file", "compressed file": "a compressed file"}
+
+_DECODERS = (
+    *("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "cp437", "cp850"),
+    *("cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8-r", "koi8-u", "mac-roman"),
+    *(f"iso8859-{number}" for number in (2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16)),
+    *("shift_jis", "cp932", "euc_jp", "iso2022_jp", "gbk", "gb2312", "gb18030", "big5", "euc_kr", "cp949", "utf-7"),
+    *("quopri", "base64", "ascii", "unicode_escape"),
+)
+
+
+_MESSAGE = b"Subject: =?utf-8?q?a?=\nContent-Type: text/plain\nContent-Transfer-Encoding: base64\n\nYQ=="
+
+
+def container_of(head: bytes, extension: str) -> Container:
+    """Return what a file is by its first 1,024 bytes. Raises UnreadableError for what is certainly no document."""
+    if head.startswith(b"PK\x03\x04"):
+        return "zip"
+    if head.startswith(_OLE_START):
+        return "ole"
+    for start, what in _UNREADABLE_STARTS.items():
+        if head.startswith(start):
+            raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read")
+    # Readers accept a PDF behind other bytes; text that mentions one is no PDF.
+    return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
+
+
+def prepare(container: Container) -> None:
+    """Import what reading will need, while files can still be opened. Raises ImportError without the extra."""
+    for name in _DECODERS:
+        codecs.lookup(name)
+    if container == "pdf":
+        import pypdfium2
+
+        pypdfium2.raw.FPDF_GetLastError()
+        return
+    if container in ("zip", "ole"):
+        import python_calamine  # noqa: F401
+    # Some modules of the library are imported at the first use.
+    email_text(_MESSAGE)
+    html_text("<p>&amp;")
+    delimited("a,b\n1,2\n")
+    "a".encode("idna")
+
+
+def read(
+    file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
+) -> tuple[str, Callable[[], str], Iterator[str]]:
+    """Return kind, title and pages. They are read on use, which raises UnreadableError.
+
+    Warnings are added to `warnings`; `announce` receives the number of pages where it is known in advance.
+    """
+    if container == "pdf":
+        return "PDF", lambda: pdf.pdf_title(file), pdf.read_pdf(file, warnings, announce)
+    if container == "zip":
+        kind = _zip_kind(file, warnings)
+        readers = {"DOCX": office.read_docx, "PPTX": office.read_pptx, "ODT": office.read_odt, "EPUB": office.read_epub}
+        return kind, lambda: office.office_title(file), readers.get(kind, read_spreadsheet)(file)
+    if container == "ole":
+        return "XLS", str, _read_ole(file)
+    file.seek(0)
+    return _read_text(file.read(), extension, warnings)
+
+
+def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
+    archive = Archive(file)
+    if any(name.endswith("vbaProject.bin") for name in archive.names):
+        warnings.append("its macros were not run")
+    declared = b"".join(archive.pieces("mimetype")).strip()[:100] if "mimetype" in archive.names else b""
+    if declared == b"application/epub+zip":
+        return "EPUB"
+    if declared.startswith(b"application/vnd.oasis.opendocument."):
+        for name, kind in ((b"text", "ODT"), (b"spreadsheet", "ODS")):
+            if declared.rpartition(b".")[2].startswith(name):
+                return kind
+        raise UnreadableError("is an OpenDocument file of a kind that cannot be read")
+    for folder, kind in (("word/", "DOCX"), ("ppt/", "PPTX"), ("xl/", "XLSX")):
+        if "[Content_Types].xml" in archive.names and any(name.startswith(folder) for name in archive.names):
+            return kind
+    raise UnreadableError("is an archive; attach the files in it instead")
+
+
+def _read_ole(file: BinaryIO) -> Iterator[str]:
+    file.seek(0)
+    data = file.read()
+    for name, sentence in (
+        ("EncryptedPackage", "is encrypted"),
+        ("WordDocument", "is a Word 97 document; save it as DOCX"),
+        ("PowerPoint Document", "is a PowerPoint 97 presentation; save it as PPTX"),
+        ("__properties_version1.0", "is an Outlook message; save it as EML"),
+    ):
+        if name.encode("utf-16-le") in data:
+            raise UnreadableError(sentence)
+    yield from read_spreadsheet(file)
+
+
+def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:
+    if not data.strip():
+        raise UnreadableError("is empty")
+    text, guessed = decoded(data, declares=extension in ("html", "htm", "xhtml"))
+    start = text.lstrip()[:500].lower()
+    if extension == "eml":
+        subject, message, said = email_text(data)
+        warnings += said
+        return "e-mail", lambda: subject, iter((message,))
+    if guessed:
+        warnings.append(f"its encoding was guessed: {guessed}")
+    if extension in ("html", "htm", "xhtml") or start.startswith(("<!doctype html", "<html")):
+        title, shown = html_text(text)
+        if not shown.strip():
+            raise UnreadableError("shows no text")
+        return "HTML", lambda: title, iter((shown,))
+    if extension in ("csv", "tsv"):
+        return "CSV", str, iter((delimited(text),))
+    kinds = {"md": "Markdown", "markdown": "Markdown", "json": "JSON", "jsonl": "JSON", "xml": "XML", "log": "log"}
+    return kinds.get(extension, "code" if extension in CODE else "text"), str, iter((text,))

@@ -1,0 +1,295 @@
+"""DOCX, PPTX, ODT and EPUB: archives of XML, read as a stream."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+from urllib.parse import unquote
+
+from notso.documents.archives import Archive, XMLEvent, xml_events
+from notso.documents.markup import html_text
+from notso.documents.tables import rows_of
+from notso.documents.values import MAX_PAGES, UnreadableError
+
+MAX_REPEATED = 1_000
+"""How often an ODT repeats a cell or blanks at most: the numbers stand in the file and cost nothing there."""
+
+_HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
+
+
+@dataclass
+class _Page:
+    """Blocks of text, with tables that are still open."""
+
+    blocks: list[str] = field(default_factory=list)
+    paragraph: list[str] = field(default_factory=list)
+    prefix: str = ""
+    tables: list[list[list[list[str]]]] = field(default_factory=list)  # table, row, cell, blocks
+
+    def end_paragraph(self) -> None:
+        text = "".join(self.paragraph).strip()
+        if text:
+            (self.tables[-1][-1][-1] if self._in_cell() else self.blocks).append(self.prefix + text)
+        self.paragraph, self.prefix = [], ""
+
+    def start_table(self) -> None:
+        self.end_paragraph()
+        self.tables.append([])
+
+    def start_row(self) -> None:
+        if self.tables:
+            self.tables[-1].append([])
+
+    def start_cell(self) -> None:
+        if self.tables and self.tables[-1]:
+            self.tables[-1][-1].append([])
+
+    def end_table(self) -> None:
+        self.end_paragraph()
+        if not self.tables:
+            return
+        rows = self.tables.pop()
+        text = "\n".join(rows_of([" ".join(cell) for cell in row] for row in rows))
+        (self.tables[-1][-1][-1] if self._in_cell() else self.blocks).append(text)
+
+    def text(self) -> str:
+        """Return the text so far and forget it; a table that is open goes on."""
+        self.end_paragraph()
+        text, self.blocks = "\n\n".join(self.blocks), []
+        return text
+
+    def _in_cell(self) -> bool:
+        return bool(self.tables and self.tables[-1] and self.tables[-1][-1])
+
+
+def read_docx(file: BinaryIO) -> Iterator[str]:
+    """Yield the pages of a Word document, as its last editor broke them, then the notes."""
+    archive = Archive(file)
+    main = _target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
+    yield from _word_pages(xml_events(archive.pieces(main)))
+    folder = posixpath.dirname(main)
+    for notes in ("footnotes", "endnotes"):
+        if f"{folder}/{notes}.xml" in archive.names:
+            text = "\n\n".join(_word_pages(xml_events(archive.pieces(f"{folder}/{notes}.xml"))))
+            if text:
+                yield f"## {notes.capitalize()}\n\n{text}"
+
+
+def read_pptx(file: BinaryIO) -> Iterator[str]:
+    """Yield the slides of a presentation in their order, each with its notes."""
+    archive = Archive(file)
+    main = _target(archive, "_rels/.rels", "/officeDocument") or "ppt/presentation.xml"
+    targets = _relations(archive, main)
+    order = [
+        value
+        for event in xml_events(archive.pieces(main))
+        if event.kind == "start" and event.name == "sldId" and (value := event.attributes.get("id", ""))
+    ]
+    for place in order:
+        slide = targets.get(place, ("", ""))[1]
+        if not slide:
+            raise UnreadableError("is damaged: a part is missing")
+        text = _slide_text(xml_events(archive.pieces(slide)))
+        for kind, notes in _relations(archive, slide).values():
+            if kind.endswith("/notesSlide"):
+                said = _slide_text(xml_events(archive.pieces(notes)))
+                text += f"\n\nNotes: {said}" if said else ""
+        yield text
+
+
+def read_odt(file: BinaryIO) -> Iterator[str]:
+    """Yield the pages of an OpenDocument text, as its last editor broke them."""
+    archive = Archive(file)
+    _refuse_encrypted_odf(archive)
+    page, silent = _Page(), 0
+    left_out = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles")
+    for event in xml_events(archive.pieces("content.xml")):
+        start = event.kind == "start"
+        if event.kind != "text" and event.name in left_out:
+            silent += 1 if start else -1
+        elif silent:
+            continue
+        elif event.kind == "text":
+            page.paragraph.append(re.sub(r"\s+", " ", event.name))
+        elif event.name in ("p", "h"):
+            page.end_paragraph()
+            if start and event.name == "h":
+                page.prefix = f"{'#' * min(6, _count(event, 'outline-level'))} "
+        elif event.name == "table":
+            (page.start_table if start else page.end_table)()
+        elif event.name == "table-row" and start:
+            page.start_row()
+        elif event.name in ("table-cell", "covered-table-cell"):
+            page.end_paragraph()
+            if start:
+                for _ in range(min(MAX_REPEATED, _count(event, "number-columns-repeated"))):
+                    page.start_cell()
+        elif start and event.name == "s":
+            page.paragraph.append(" " * min(MAX_REPEATED, _count(event, "c")))
+        elif start and event.name in ("tab", "line-break"):
+            page.paragraph.append("\t" if event.name == "tab" else "\n")
+        elif start and event.name == "soft-page-break" and not page.tables:
+            yield page.text()
+    yield page.text()
+
+
+def read_epub(file: BinaryIO) -> Iterator[str]:
+    """Yield the chapters of a book in their order."""
+    archive = Archive(file)
+    if "META-INF/rights.xml" in archive.names:
+        raise UnreadableError("is protected by its seller")
+    package = next(
+        (
+            event.attributes.get("full-path", "")
+            for event in xml_events(archive.pieces("META-INF/container.xml"))
+            if event.kind == "start" and event.name == "rootfile"
+        ),
+        "",
+    )
+    files: dict[str, str] = {}
+    spine: list[str] = []
+    for event in xml_events(archive.pieces(package)):
+        if event.kind == "start" and event.name == "item":
+            files[event.attributes.get("id", "")] = event.attributes.get("href", "")
+        elif event.kind == "start" and event.name == "itemref":
+            spine.append(event.attributes.get("idref", ""))
+    if len(spine) > MAX_PAGES:
+        raise UnreadableError(f"has more than {MAX_PAGES:,} chapters")
+    for each in dict.fromkeys(spine):
+        name = _within(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
+        _, text = html_text(archive.read(name).decode("utf-8", "replace"))
+        if text:
+            yield text
+
+
+def office_title(file: BinaryIO) -> str:
+    """Return the title that the file's properties have, or ''."""
+    archive = Archive(file)
+    for name in ("docProps/core.xml", "meta.xml"):
+        if name in archive.names:
+            inside = False
+            for event in xml_events(archive.pieces(name)):
+                if inside and event.kind == "text":
+                    return event.name
+                inside = event.kind == "start" and event.name == "title"
+    return ""
+
+
+def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
+    page, silent, in_text = _Page(), 0, False
+    for event in events:
+        start = event.kind == "start"
+        if event.kind != "text" and event.name in ("Fallback", "instrText", "del", "moveFrom"):
+            silent += 1 if start else -1
+        elif silent:
+            continue
+        elif event.kind == "text":
+            if in_text:
+                page.paragraph.append(event.name)
+        elif event.name == "t":
+            in_text = start
+        elif event.name == "p":
+            page.end_paragraph()
+        elif event.name == "pStyle" and start:
+            if heading := _HEADING.search(event.attributes.get("val", "")):
+                page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
+        elif event.name == "numPr" and start:
+            page.prefix = page.prefix or "- "
+        elif event.name == "tbl":
+            (page.start_table if start else page.end_table)()
+        elif event.name == "tr" and start:
+            page.start_row()
+        elif event.name == "tc":
+            page.end_paragraph()
+            if start:
+                page.start_cell()
+        elif start and event.name in ("tab", "noBreakHyphen"):
+            # `tab` is also the name of a tab stop, which has a position.
+            if "pos" not in event.attributes:
+                page.paragraph.append("\t" if event.name == "tab" else "-")
+        elif start and event.name in ("br", "lastRenderedPageBreak"):
+            if event.name == "br" and event.attributes.get("type") != "page":
+                page.paragraph.append("\n")
+            elif not page.tables and page.blocks:
+                prefix, paragraph = page.prefix, page.paragraph  # the paragraph goes on, on the next page
+                page.prefix, page.paragraph = "", []
+                if any(each.strip() for each in paragraph):
+                    page.prefix, page.paragraph = prefix, paragraph
+                    prefix = ""
+                yield page.text()
+                page.prefix = prefix
+    yield page.text()
+
+
+def _slide_text(events: Iterator[XMLEvent]) -> str:
+    page, in_text = _Page(), False
+    for event in events:
+        start = event.kind == "start"
+        if event.kind == "text":
+            if in_text:
+                page.paragraph.append(event.name)
+        elif event.name == "t":
+            in_text = start
+        elif event.name == "p" and not start:
+            page.end_paragraph()
+        elif event.name == "br" and start:
+            page.paragraph.append("\n")
+        elif event.name == "ph" and start and event.attributes.get("type") in ("title", "ctrTitle"):
+            page.prefix = "# "
+        elif event.name == "tbl":
+            (page.start_table if start else page.end_table)()
+        elif event.name == "tr" and start:
+            page.start_row()
+        elif event.name == "tc":
+            page.end_paragraph()
+            if start:
+                page.start_cell()
+    return page.text()
+
+
+def _relations(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
+    """Id -> (type, member) of what a part refers to inside the archive."""
+    folder, name = posixpath.split(part)
+    listed = f"{folder}/_rels/{name}.rels"
+    if listed not in archive.names:
+        return {}
+    return {
+        event.attributes.get("Id", ""): (
+            event.attributes.get("Type", ""),
+            _within(folder, event.attributes.get("Target", "")),
+        )
+        for event in xml_events(archive.pieces(listed))
+        if event.kind == "start" and event.name == "Relationship" and event.attributes.get("TargetMode") != "External"
+    }
+
+
+def _target(archive: Archive, listed: str, kind: str) -> str:
+    if listed not in archive.names:
+        return ""
+    for event in xml_events(archive.pieces(listed)):
+        if event.kind == "start" and event.attributes.get("Type", "").endswith(kind):
+            return _within("", event.attributes.get("Target", ""))
+    return ""
+
+
+def _within(folder: str, target: str) -> str:
+    # Names are looked up in the archive only; `..` may not lead above it.
+    joined = posixpath.normpath(posixpath.join(folder, target)) if not target.startswith("/") else target[1:]
+    if joined.startswith(".."):
+        raise UnreadableError("refers to files outside of itself")
+    return joined
+
+
+def _refuse_encrypted_odf(archive: Archive) -> None:
+    if "META-INF/manifest.xml" in archive.names and any(
+        event.name == "encryption-data" for event in xml_events(archive.pieces("META-INF/manifest.xml"))
+    ):
+        raise UnreadableError("is encrypted")
+
+
+def _count(event: XMLEvent, name: str) -> int:
+    value = event.attributes.get(name, "1")
+    return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else MAX_REPEATED

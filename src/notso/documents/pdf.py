@@ -1,0 +1,107 @@
+"""PDF by PDFium: the text of each page."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
+
+from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean
+
+MARGIN_LINES = 2
+"""Lines at the top and the bottom of a page that may be a header or a footer."""
+
+MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
+
+_HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
+_PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
+
+
+def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None]) -> Iterator[str]:
+    """Yield the text of each page, without repeated headers and footers. Raises UnreadableError."""
+    import pypdfium2
+
+    file.seek(0)
+    try:
+        document = pypdfium2.PdfDocument(file.read())
+    except pypdfium2.PdfiumError as error:
+        if error.err_code in (_PASSWORD, _SECURITY):
+            raise UnreadableError("is encrypted") from None
+        raise UnreadableError("is damaged: it is no complete PDF") from None
+    count = len(document)
+    if not count:
+        raise UnreadableError("is damaged: it has no pages")
+    if count > MAX_PAGES:
+        raise UnreadableError(f"has more than {MAX_PAGES:,} pages")
+    announce(count)
+    pages: list[str] = []
+    unread, silent, left = 0, 0, MAX_CHARACTERS
+    for number in range(count):
+        try:
+            page = document[number]
+            text_page = page.get_textpage()
+            characters = text_page.count_chars()
+            left -= max(0, characters)
+            if left < 0:
+                raise UnreadableError(f"has more than {MAX_CHARACTERS:,} characters")
+            text = joined(text_page.get_text_range()) if characters > 0 else ""
+            text_page.close()
+            page.close()
+        except pypdfium2.PdfiumError:
+            text, unread = "", unread + 1
+        silent += not text.strip()
+        pages.append(text)
+    if unread == count:
+        raise UnreadableError("is damaged: none of its pages can be read")
+    if silent == count:
+        raise UnreadableError("has no text: it is probably a scan, and text in images is not recognized")
+    if unread:
+        warnings.append(f"{unread} of {count} pages are damaged and were left out")
+    elif silent:
+        warnings.append(f"{silent} of {count} pages have no text; they may be scanned")
+    yield from without_margins(pages)
+
+
+def pdf_title(file: BinaryIO) -> str:
+    """Return the title that the document's properties have, or ''."""
+    import pypdfium2
+
+    file.seek(0)
+    try:
+        return str(pypdfium2.PdfDocument(file.read()).get_metadata_value("Title"))
+    except (pypdfium2.PdfiumError, UnicodeError):
+        return ""
+
+
+def joined(text: str) -> str:
+    """Return text with words that a line end hyphenates joined again."""
+    return clean(_HYPHEN.sub(r"\1\2", text))
+
+
+def without_margins(pages: Sequence[str]) -> list[str]:
+    """Return pages without the first and last lines that most of them share, page numbers aside."""
+    split = [page.strip("\n").split("\n") for page in pages]
+    seen: Counter[tuple[bool, str]] = Counter()
+    for lines in split:
+        seen.update({(top, _pattern(line)) for top in (True, False) for line in _margin(lines, top)})
+    needed = max(MIN_REPEATED_PAGES, MIN_REPEATED_SHARE * sum(any(map(str.strip, lines)) for lines in split))
+    repeated = {each for each, count in seen.items() if count >= needed}
+    return ["\n".join(_body(lines, repeated) or lines).strip("\n") for lines in split]
+
+
+def _body(lines: Sequence[str], repeated: set[tuple[bool, str]]) -> Sequence[str]:
+    first, last = 0, len(lines)
+    while first < min(MARGIN_LINES, last) and (True, _pattern(lines[first])) in repeated:
+        first += 1
+    while last > max(first, len(lines) - MARGIN_LINES) and (False, _pattern(lines[last - 1])) in repeated:
+        last -= 1
+    return lines[first:last]
+
+
+def _margin(lines: Sequence[str], top: bool) -> Sequence[str]:
+    return lines[:MARGIN_LINES] if top else lines[-MARGIN_LINES:]
+
+
+def _pattern(line: str) -> str:
+    return re.sub(r"\d+", "#", " ".join(line.split()))

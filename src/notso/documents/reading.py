@@ -1,0 +1,133 @@
+"""Reading a document from the server's side: one child for each file, whose frames are not trusted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from typing import Any
+
+from notso.confinement import Child, ConfinedWorkError
+from notso.documents.child import CPU_S_A_PAGE, LIMITS, MAX_FRAME_BYTES, UNCONFINED
+from notso.documents.values import (
+    MAX_CHARACTERS,
+    MAX_FILE_BYTES,
+    MAX_PAGES,
+    MAX_WARNINGS,
+    MIB,
+    Document,
+    UnreadableError,
+    clean,
+    one_line,
+)
+from notso.extras import install_line
+
+PROGRAM = "from notso.documents.child import main; main()"
+PAGE_BREAK = "\n\n"
+MAX_SENTENCE_CHARACTERS = 300
+_EXTENSION = re.compile(r"[a-z0-9]{1,10}")
+
+
+class DocumentReader:
+    """Reads one document. `read` blocks; `stop` may be called from another thread."""
+
+    def __init__(self, data: bytes, name: str, unconfined: bool = False, program: str = PROGRAM) -> None:
+        """Start the child. Raises UnreadableError.
+
+        `unconfined`: read PDF files and spreadsheets although the system lacks a means of confinement.
+        """
+        if not data:
+            raise UnreadableError("is empty")
+        if len(data) > MAX_FILE_BYTES:
+            raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
+        suffix = PurePath(name.replace("\\", "/")).suffix[1:].lower()
+        arguments = ["-c", program, suffix if _EXTENSION.fullmatch(suffix) else "", UNCONFINED if unconfined else ""]
+        try:
+            self._child = Child(arguments, data, LIMITS)
+        except ConfinedWorkError as error:
+            raise UnreadableError(f"could not be read: {error}") from None
+
+    def read(self) -> Document:
+        """Return the document. Raises UnreadableError."""
+        try:
+            return document_of(frames(self._child.pieces()), self._child.grant)
+        except ConfinedWorkError as error:
+            raise UnreadableError(f"could not be read: {error}") from None
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the child."""
+        self._child.kill()
+
+
+def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -> Document:
+    """Return the document that frames make; `grant` receives seconds for its pages. Raises UnreadableError."""
+    texts: list[str] = []
+    pages: list[int] = []
+    at, granted, continued = 0, 0, False
+    for frame in given:
+        match frame:
+            case {"reading": int(count)}:
+                wanted = int(CPU_S_A_PAGE * max(0, min(count, MAX_PAGES)))
+                grant(wanted - granted)
+                granted = max(granted, wanted)
+            case {"page": str(text), "more": bool(more)}:
+                text = clean(text)
+                if not continued:
+                    if pages:
+                        texts.append(PAGE_BREAK)
+                        at += len(PAGE_BREAK)
+                    pages.append(at)
+                texts.append(text)
+                at += len(text)
+                continued = more
+                if at > MAX_CHARACTERS + len(PAGE_BREAK) * MAX_PAGES or len(pages) > MAX_PAGES:
+                    raise UnreadableError("could not be read: its parser went over its limits")
+            case {"refused": str(sentence)}:
+                raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS))
+            case {"missing": str()}:
+                raise UnreadableError(f"needs the extra documents: {install_line('documents')}")
+            case {"kind": str(kind), "title": str(title), "warnings": list(warnings)} if pages:
+                said = tuple(one_line(str(each)) for each in warnings[:MAX_WARNINGS])
+                return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), said)
+            case _:
+                raise UnreadableError("could not be read: its parser sent an invalid result")
+    raise UnreadableError("could not be read: its parser ended early")
+
+
+def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of complete frames. Raises UnreadableError for anything else."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= 4:
+            length = int.from_bytes(held[:4], "big")
+            if length > MAX_FRAME_BYTES:
+                raise UnreadableError("could not be read: its parser sent an invalid result")
+            if len(held) < 4 + length:
+                break
+            try:
+                frame = json.loads(held[4 : 4 + length])
+            except (ValueError, RecursionError):
+                frame = None
+            if not isinstance(frame, dict):
+                raise UnreadableError("could not be read: its parser sent an invalid result")
+            del held[: 4 + length]
+            yield frame
+
+
+async def read_document(data: bytes, name: str, unconfined: bool = False) -> Document:
+    """Return the text of a file; the child ends on cancellation. Raises UnreadableError."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    reader = await loop.run_in_executor(None, lambda: DocumentReader(data, name, unconfined))
+    reading = loop.run_in_executor(None, reader.read)
+    try:
+        return await asyncio.shield(reading)
+    finally:
+        if not reading.done():
+            reader.stop()
+            await asyncio.gather(reading, return_exceptions=True)

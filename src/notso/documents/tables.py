@@ -1,0 +1,101 @@
+"""Tables as rows of Markdown, from delimited text and spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime, time, timedelta
+from typing import Any, BinaryIO
+
+from notso.documents.archives import Archive, has_zip_start
+from notso.documents.values import MAX_CHARACTERS, UnreadableError
+
+HEADER_EVERY = 40
+"""Rows after which the header is repeated, so that it is near every row and in every part of a long table."""
+
+MAX_CELLS = 2_000_000
+_DELIMITERS = ",;\t|"
+_SAMPLE = 1 << 16
+
+
+def rows_of(table: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the Markdown lines of a table whose first row is its header. Raises UnreadableError."""
+    header: list[str] = []
+    written = cells = 0
+    for row in table:
+        texts = [_cell(each) for each in row]
+        while texts and not texts[-1]:
+            texts.pop()
+        cells += len(texts) + 1
+        if cells > MAX_CELLS:
+            raise UnreadableError(f"has more than {MAX_CELLS:,} cells")
+        if not texts:
+            continue
+        line = f"| {' | '.join(texts)} |"
+        if not header:
+            header = [line, f"|{' --- |' * len(texts)}"]
+            yield from header
+            continue
+        if written and written % HEADER_EVERY == 0:
+            yield ""
+            yield from header
+        yield line
+        written += 1
+
+
+def delimited(text: str) -> str:
+    """Return comma-, semicolon- or tab-separated text as a table, unchanged if it is none. Raises UnreadableError."""
+    csv.field_size_limit(1 << 20)
+    sample = text[:_SAMPLE]
+    try:
+        dialect: type[csv.Dialect] = csv.Sniffer().sniff(sample[: sample.rfind("\n") + 1 or _SAMPLE], _DELIMITERS)
+    except csv.Error:
+        dialect = csv.excel
+    try:
+        return "\n".join(rows_of(csv.reader(io.StringIO(text), dialect)))
+    except csv.Error:
+        return text
+
+
+def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
+    """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each a page. Raises UnreadableError."""
+    import python_calamine
+
+    if has_zip_start(file):
+        Archive(file)  # checks sizes before the library inflates anything
+    file.seek(0)
+    try:
+        book = python_calamine.CalamineWorkbook.from_filelike(file)
+        for sheet in book.sheets_metadata:
+            if sheet.visible is not python_calamine.SheetVisibleEnum.Visible:
+                continue
+            if sheet.typ is not python_calamine.SheetTypeEnum.WorkSheet:
+                continue
+            found = book.get_sheet_by_name(sheet.name)
+            rows = found.iter_rows()
+            yield "\n".join([f"## {_cell(sheet.name)}", "", *rows_of([_shown(each) for each in row] for row in rows)])
+    except python_calamine.PasswordError:
+        raise UnreadableError("is encrypted") from None
+    except python_calamine.CalamineError as error:
+        if "password" in str(error).casefold():
+            raise UnreadableError("is encrypted") from None
+        raise UnreadableError("is damaged: its sheets cannot be read") from None
+
+
+def _cell(text: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        raise UnreadableError(f"has more than {MAX_CHARACTERS:,} characters")
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, float):
+        return f"{value:.15g}"  # as spreadsheets show it: 0.1 + 0.2 is 0.3
+    if isinstance(value, datetime):
+        return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "seconds")
+    if isinstance(value, (date, time, timedelta)):
+        return str(value)
+    return str(value)

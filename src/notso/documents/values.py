@@ -1,0 +1,43 @@
+"""A document that was read, why one cannot be, and the limits of both."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MIB = 1 << 20
+MAX_FILE_BYTES = 64 * MIB
+MAX_PAGES = 10_000
+MAX_CHARACTERS = 20_000_000
+MAX_TITLE_CHARACTERS = 200
+MAX_WARNINGS = 20
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+# Marks that reverse or override the direction of text, and invisible tags: they can show another text than is read.
+_DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+
+
+class UnreadableError(Exception):
+    """The document cannot be read; the message is one sentence without a subject, such as `is encrypted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The text of a document: `pages` are the offsets at which its pages begin, the first of them 0."""
+
+    kind: str
+    title: str
+    text: str
+    pages: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def clean(text: str) -> str:
+    """Return text with plain line ends and without control characters and marks that deceive the reader."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
+    return _DECEPTIVE.sub("", _CONTROL.sub("", text))
+
+
+def one_line(text: str, characters: int = MAX_TITLE_CHARACTERS) -> str:
+    """Return text on one line of printable characters, truncated."""
+    return " ".join("".join(each if each.isprintable() else " " for each in clean(text)).split())[:characters]

@@ -1,0 +1,161 @@
+"""What is read of each kind of document: text, pages, tables, titles and warnings."""
+
+from __future__ import annotations
+
+import pytest
+from documents.made import cell, docx, epub, odt, paragraph, pptx, relations, text_pdf, xlsx
+from documents.test_traps import read_here
+
+from notso.documents.pdf import joined, without_margins
+from notso.documents.tables import HEADER_EVERY, rows_of
+from notso.documents.values import UnreadableError
+
+BREAK = "<w:p><w:r><w:br w:type='page'/></w:r></w:p>"
+WORDS = ["heron", "stork", "crane", "egret"]
+GRID = "<w:tbl>{}</w:tbl>"
+
+
+def row(*texts: str) -> str:
+    return "<w:tr>" + "".join(f"<w:tc>{paragraph(text)}</w:tc>" for text in texts) + "</w:tr>"
+
+
+def test_a_word_document_has_headings_lists_tables_and_pages() -> None:
+    listed = "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>first</w:t><w:tab/><w:t>tab</w:t></w:r></w:p>"
+    table = GRID.format(row("Name", "Price") + row("pear | plum", "2"))
+    core = '<c xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Prices\n2025</dc:title></c>'
+    notes = (
+        f'<w:footnotes xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">{paragraph("A note.")}'
+    )
+    document = read_here(
+        docx(
+            paragraph("Report", "Heading1")
+            + paragraph("Parts", "Heading2")
+            + listed
+            + table
+            + BREAK
+            + paragraph("end"),
+            **{"docProps/core.xml": core, "word/footnotes.xml": f"{notes}</w:footnotes>"},
+        ),
+        "a.docx",
+    )
+    assert document.text == (
+        "# Report\n\n## Parts\n\n- first\ttab\n\n| Name | Price |\n| --- | --- |\n| pear \\| plum | 2 |\n\nend\n\n"
+        "## Footnotes\n\nA note."
+    )
+    assert [document.text[at : at + 4] for at in document.pages] == ["# Re", "end\n", "## F"]
+    assert (document.kind, document.title, document.warnings) == ("DOCX", "Prices 2025", ())
+
+
+def test_slides_come_in_their_order_with_notes() -> None:
+    title = '<p:sp><p:nvPr><p:ph type="title"/></p:nvPr><a:p><a:r><a:t>{}</a:t></a:r></a:p></p:sp>'
+    note = '<n xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><a:p><a:t>say this</a:t></a:p></n>'
+    document = read_here(
+        pptx(
+            [title.format("One"), title.format("Two")],
+            **{
+                "ppt/slides/_rels/slide2.xml.rels": relations({"rId1": ("notesSlide", "../notesSlides/n.xml")}),
+                "ppt/notesSlides/n.xml": note,
+            },
+        ),
+        "a.pptx",
+    )
+    assert document.text == "# One\n\n# Two\n\nNotes: say this" and len(document.pages) == 2
+
+
+def test_opendocument_text() -> None:
+    table = (
+        "<table:table><table:table-row><table:table-cell><text:p>A</text:p></table:table-cell><table:table-cell>"
+        "<text:p>B</text:p></table:table-cell></table:table-row><table:table-row><table:table-cell "
+        'table:number-columns-repeated="2"><text:p>1</text:p></table:table-cell></table:table-row></table:table>'
+    )
+    removed = "<text:tracked-changes><text:p>gone</text:p></text:tracked-changes>"
+    document = read_here(
+        odt(f'{removed}<text:h text:outline-level="2">Head</text:h><text:p>a<text:s text:c="2"/>b</text:p>{table}'),
+        "a.odt",
+    )
+    assert document.text.startswith("## Head\n\na  b\n\n| A | B |\n| --- | --- |\n|")
+    assert "gone" not in document.text
+
+
+def test_a_book_has_its_chapters_in_order() -> None:
+    document = read_here(
+        epub({"b.xhtml": "<h1>First</h1><p>a", "a%20b.xhtml": "<p>x"} | {"c": ""}, **{"OPS/a b.xhtml": "<p>second"}),
+        "a.epub",
+    )
+    assert document.text == "# First\n\na\n\nsecond" and len(document.pages) == 2
+
+
+def test_a_spreadsheet_is_a_table_for_each_sheet() -> None:
+    cells = (
+        f'<row r="1">{cell("A1", "Fruit")}{cell("B1", "Price")}</row>'
+        f'<row r="2">{cell("A2", "pear")}<c r="B2"><v>0.30000000000000004</v></c></row>'
+    )
+    document = read_here(xlsx(cells), "a.xlsx")
+    assert document.text == "## Prices\n\n| Fruit | Price |\n| --- | --- |\n| pear | 0.3 |"
+    assert document.kind == "XLSX"
+
+
+def test_a_pdf_has_pages_and_no_repeated_lines() -> None:
+    document = read_here(text_pdf(*([f"Report {n}", word, f"Page {n}"] for n, word in enumerate(WORDS))), "a.pdf")
+    assert document.text == "heron\n\nstork\n\ncrane\n\negret"
+    assert [document.text[at : at + 5] for at in document.pages] == WORDS
+    half = read_here(text_pdf(["some text"], []), "a.pdf")
+    assert half.warnings == ("1 of 2 pages have no text; they may be scanned",)
+
+
+def test_hyphenated_words_are_joined() -> None:
+    assert joined("a hyphen-\r\nated word, hyphen\ufffe\r\nated; Anglo-\r\nSaxon, 1-\r\n2") == (
+        "a hyphenated word, hyphenated; Anglo-\nSaxon, 1-\n2"
+    )
+
+
+def test_margins_are_lines_that_most_pages_share() -> None:
+    assert without_margins(["T 1\na", "T 2\nb", "c"]) == ["T 1\na", "T 2\nb", "c"]
+    assert without_margins(["T\na\nb", "T\nc\nd", "T\ne\nf"]) == ["a\nb", "c\nd", "e\nf"]
+    assert without_margins(["Slide 1", "Slide 2", "Slide 3"]) == ["Slide 1", "Slide 2", "Slide 3"]
+
+
+def test_the_header_of_a_long_table_is_repeated() -> None:
+    lines = list(rows_of([["n"], *([str(n)] for n in range(HEADER_EVERY + 1))]))
+    assert lines.count("| n |") == 2 and lines[-1] == f"| {HEADER_EVERY} |"
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "text"),
+    [
+        (b"a;b\n1,5;2\n", "a.csv", "| a | b |\n| --- | --- |\n| 1,5 | 2 |"),
+        (b'a,b\n"x\ny",2\n', "a.csv", "| a | b |\n| --- | --- |\n| x y | 2 |"),
+        (b"def f():\n\treturn 1\n", "a.py", "def f():\n\treturn 1\n"),
+        ("\ufeffsn\u00f8".encode(), "a.txt", "sn\u00f8"),
+        ("sn\u00f8".encode("utf-16"), "a.txt", "sn\u00f8"),
+        ("sn\u00f8, and more".encode("utf-16-le"), "a.txt", "sn\u00f8, and more"),
+        (b"<ul><li>a<li>b</ul><pre>x\n  y</pre>", "a.html", "- a\n- b\n\nx\n  y"),
+        (b"<meta charset=latin1><p>sn\xf8", "a.htm", "sn\u00f8"),
+        (
+            b"From: A <a@b>\nSubject: =?utf-8?q?s=C3=A9?=\nContent-Type: text/html\n\n<p>hello</p>",
+            *("a.eml", "From: A <a@b>\nSubject: s\u00e9\n\nhello"),
+        ),
+        (b"%PDF-1.7 is how a PDF begins."[1:], "a.txt", "PDF-1.7 is how a PDF begins."),
+    ],
+)
+def test_text(data: bytes, name: str, text: str) -> None:
+    assert read_here(data, name).text == text
+
+
+def test_a_guessed_encoding_is_said() -> None:
+    document = read_here(b"caf\xe9", "a.txt")
+    assert document.text == "caf\u00e9" and document.warnings == ("its encoding was guessed: Windows-1252",)
+
+
+def test_attachments_of_a_message_are_named() -> None:
+    message = (
+        b"Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=b\n\n--b\n\nbody\n--b\n"
+        b"Content-Type: application/pdf\nContent-Disposition: attachment; filename=a.pdf\n\nx\n--b--\n"
+    )
+    document = read_here(message, "a.eml")
+    assert "Attachments: a.pdf" in document.text and document.warnings == ("1 attachments were not read",)
+
+
+def test_without_a_text_there_is_a_sentence() -> None:
+    with pytest.raises(UnreadableError, match="is empty"):
+        read_here(b"", "a.txt")

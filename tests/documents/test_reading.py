@@ -1,0 +1,114 @@
+"""The server's side: frames that are not trusted, and children that end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from typing import Any
+
+import pytest
+from documents.made import text_pdf
+
+from notso.documents import reading
+from notso.documents.reading import DocumentReader, document_of, frames, read_document
+from notso.documents.values import UnreadableError
+
+END = {"kind": "text", "title": "", "warnings": []}
+
+
+def framed(*objects: Any) -> bytes:
+    texts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in objects]
+    return b"".join(struct.pack(">I", len(text)) + text for text in texts)
+
+
+def made(*objects: Any) -> reading.Document:
+    data = framed(*objects)
+    return document_of(frames(iter([data[at : at + 7] for at in range(0, len(data), 7)])), lambda seconds: None)
+
+
+def test_pages_are_joined_and_marked() -> None:
+    document = made({"page": "a", "more": True}, {"page": "b", "more": False}, {"page": "c", "more": False}, END)
+    assert (document.text, document.pages) == ("ab\n\nc", (0, 4))
+
+
+def test_time_is_granted_once_for_each_page() -> None:
+    granted: list[int] = []
+    data = framed({"reading": 100}, {"reading": 50}, {"reading": 10**9}, {"page": "a", "more": False}, END)
+    document_of(frames(iter([data])), granted.append)
+    assert sum(each for each in granted if each > 0) == 2_000
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [b"{"],
+        [b"[]"],
+        [b"[" * 5_000],
+        [{"page": 1, "more": False}],
+        [{"page": "a"}],
+        [END],
+        [{"page": "a", "more": False}],
+        [{"page": "a", "more": False}] * 10_001 + [END],
+        [{"page": "a", "more": False}, {**END, "warnings": "w"}],
+        [{"page": "a" * 1_000_000, "more": True}] * 21,
+    ],
+)
+def test_a_parser_that_was_taken_over_is_not_believed(objects: list[Any]) -> None:
+    with pytest.raises(UnreadableError, match="its parser"):
+        made(*objects)
+
+
+def test_what_it_says_is_one_clean_line() -> None:
+    with pytest.raises(UnreadableError, match=r"^is bad evil$"):
+        made({"refused": "is\nbad\u202e\x00 evil"})
+    assert made({"page": "a\x00\u202eb", "more": False}, {**END, "title": "a\nb"}).text == "ab"
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_arrives() -> None:
+    with pytest.raises(UnreadableError, match="invalid result"):
+        next(frames(iter([struct.pack(">I", (1 << 20) + 1)])))
+
+
+def test_a_file_is_read_in_a_child() -> None:
+    document = asyncio.run(read_document(text_pdf(["The word is heron."]), "../../\u202efdp.PDF"))
+    assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
+
+
+def test_without_confinement_native_parsers_are_refused() -> None:
+    lacking = "from notso.documents import child; child.lacking = lambda: ['seccomp']; child.main()"
+    with pytest.raises(UnreadableError, match=r"this system lacks seccomp \(see notso doctor\)"):
+        DocumentReader(text_pdf(["a"]), "a.pdf", program=lacking).read()
+    assert DocumentReader(text_pdf(["a"]), "a.pdf", unconfined=True, program=lacking).read().text == "a"
+    assert DocumentReader(b"a", "a.txt", program=lacking).read().text == "a"
+
+
+def test_without_the_extra_the_command_is_said() -> None:
+    missing = "import sys; sys.modules['pypdfium2'] = None\nfrom notso.documents.child import main; main()"
+    with pytest.raises(UnreadableError, match=r"needs the extra documents: .*\[documents\]"):
+        DocumentReader(text_pdf(["a"]), "a.pdf", program=missing).read()
+
+
+def test_a_child_ends_with_its_reader() -> None:
+    async def leave() -> None:
+        started = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        class Reader(DocumentReader):
+            def read(self) -> Any:
+                loop.call_soon_threadsafe(started.set)
+                found.append(self)
+                return super().read()
+
+        reading.DocumentReader, before = Reader, reading.DocumentReader  # type: ignore[misc]
+        try:
+            asked = asyncio.create_task(read_document(b"x" * 10_000_000, "a.txt"))
+            await started.wait()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        finally:
+            reading.DocumentReader = before  # type: ignore[misc]
+
+    found: list[Any] = []
+    asyncio.run(leave())
+    assert found[0]._child._process.returncode is not None
