@@ -28,6 +28,7 @@ from notso.web.values.fair_queue import FairQueue
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
+DOCUMENTS_AT_ONCE, MOST_WAITING_DOCUMENTS = 2, 16
 MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget for request bodies holds four
 
 
@@ -54,6 +55,9 @@ class ChatServices:
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
     previews: WorkLine = field(
         default_factory=lambda: WorkLine("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)
+    )
+    documents: WorkLine = field(
+        default_factory=lambda: WorkLine("notso-documents", MOST_WAITING_DOCUMENTS, DOCUMENTS_AT_ONCE)
     )
     importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
 

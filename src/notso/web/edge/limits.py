@@ -21,6 +21,7 @@ from notso.web.edge.security import header_values
 MAX_BODY_BYTES = 1024 * 1024
 LARGER_BODIES = {
     "/import": 16 * 1024 * 1024,
+    "/attachments": 16 * 1024 * 1024,
     "/v1/files": 16 * 1024 * 1024,
     **{f"/engine/v1/{name}": 16 * 1024 * 1024 for name in ("submit", "prepare", "call")},  # whole conversations
 }

@@ -1,6 +1,8 @@
 // Text files become hidden fields of the form: chosen, dropped, or pasted when they are long. Only a script can read them.
+// The server reads documents and text in other encodings; what it returns is attached in the same way.
 {
-  const BYTES = 200_000, FILES = 8, PASTED_CHARACTERS = 2500;
+  const BYTES = 200_000, DOCUMENT_BYTES = 16 * 1024 * 1024, FILES = 8, PASTED_CHARACTERS = 2500;
+  const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|odt|epub|xls[xmb]?|ods|eml|msg)$/;
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const list = document.getElementById("attachments");
@@ -11,7 +13,10 @@
   let [restored, found] = [false, []];
   const keep = () => {
     if (!restored) return;
-    const files = attached().map((chip) => [...chip.querySelectorAll("input")].map((input) => input.value));
+    const files = attached().map((chip) => {
+      const [name, content] = [...chip.querySelectorAll("input")].map((input) => input.value);
+      return [name, content, chip.querySelector(".facts").textContent];
+    });
     try { files.length ? sessionStorage.setItem(kept, JSON.stringify(files)) : sessionStorage.removeItem(kept); }
     catch { /* no room: they stay on the page */ }
   };
@@ -24,13 +29,15 @@
   const refuse = (name, reason) => {
     const note = copyOf("attachment-refused");
     const words = note.querySelector("span");
-    words.textContent = `${name} ${words.dataset[reason]}`;
+    words.textContent = `${name} ${words.dataset[reason] ?? reason}`;
     list.append(note);
   };
-  const attach = (name, content) => {
+  const attach = (name, content, facts = "") => {
     if (attached().length >= FILES) return refuse(name, "tooMany");
     const chip = copyOf("attachment");
     chip.querySelector(".name").textContent = name;
+    chip.querySelector(".facts").textContent = facts;
+    chip.querySelector(".facts").hidden = !facts;
     [name, content].forEach((value, at) => { chip.querySelectorAll("input")[at].value = value; });
     chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
     list.append(chip);
@@ -38,13 +45,30 @@
   };
   form.addEventListener("change", keep); // added, taken away, or sent
   try { found = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { /* a browser that keeps nothing */ }
-  for (const [name, content] of found) attach(name, content);
+  for (const [name, content, facts] of found) attach(name, content, facts);
   restored = true;
-  const forget = () => { for (const note of list.querySelectorAll("p")) note.remove(); };
+  const forget = () => { for (const note of list.querySelectorAll("p:not([data-reading])")) note.remove(); };
+  const readByServer = async (file, extension) => {
+    if (file.size > DOCUMENT_BYTES) return refuse(file.name, "documentTooBig");
+    const note = copyOf("attachment-reading");
+    note.textContent = `${file.name} ${note.dataset.reading}`;
+    list.append(note);
+    try {
+      const headers = { "Content-Type": "application/octet-stream" };
+      const address = `/attachments?extension=${encodeURIComponent(extension.slice(0, 10))}`;
+      const answer = await fetch(address, { method: "POST", headers, body: file });
+      const found = await answer.json();
+      if (!answer.ok) return refuse(file.name, found.problem ?? "offline");
+      attach(file.name, found.text, found.facts);
+      for (const warning of found.warnings) refuse(file.name, `(${warning})`);
+    } catch { refuse(file.name, "offline"); } finally { note.remove(); }
+  };
   text.addEventListener("input", forget);
   const take = async (files) => {
     forget();
-    for (const file of files) {
+    for (const file of [...files]) {
+      const extension = file.name.includes(".") ? file.name.split(".").pop().toLowerCase() : "";
+      if (DOCUMENTS.test(extension)) { await readByServer(file, extension); continue; }
       if (file.size > BYTES) { refuse(file.name, "tooBig"); continue; }
       try {
         const bytes = await file.arrayBuffer();
@@ -53,7 +77,10 @@
         const content = new TextDecoder(encoding, { fatal: true }).decode(bytes);
         if (content.includes("\0")) throw new TypeError();
         attach(file.name, content);
-      } catch { refuse(file.name, "notText"); }
+      } catch {
+        if (/^(image|audio|video)\//.test(file.type)) refuse(file.name, "notText");
+        else await readByServer(file, extension);
+      }
     }
   };
   document.getElementById("files").addEventListener("change", async (event) => {

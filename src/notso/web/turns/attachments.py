@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from notso.web.store.protocol import Attachment
 from notso.web.values.problems import Problem
+from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import number, words
 
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
+MAX_ATTACHMENT_BYTES = 200_000
+"""Of one file's text. The page checks text files itself, the server those that it reads."""
 
 
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
@@ -19,7 +22,7 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
         text = fields.get(f"file-{place}-text", "")
         if not text.strip() and f"file-{place}-name" not in fields:
             continue  # a named file without text is kept: the model sees that it is empty
-        name = " ".join(fields.get(f"file-{place}-name", "").split())[:MAX_NAME_CHARACTERS]
+        name = visible_line(fields.get(f"file-{place}-name", ""), MAX_NAME_CHARACTERS)
         found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n")))
     if f"file-{MAX_ATTACHMENTS + 1}-text" in fields:
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
