@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from browser.conversation import ask, begin, finished, questions, until
 from browser.demo_engine import DemoEngine
+from documents.made import pdf, stream, text_pdf
 from playwright.sync_api import Page, expect
 
 from notso.web.values.wording import words
@@ -127,10 +128,16 @@ def test_text_files_go_along_and_others_are_refused(
     expect(page.locator("#attachments .attached")).to_have_text(["notes.md"])
     expect(page.locator("#attachments")).to_contain_text("picture.png is not a text file (UTF-8). Images")
     expect(page.locator("#attachments")).to_contain_text("big.txt is larger than 200 kB")
+    for name, content in (("paper.pdf", text_pdf(["Its bird is a stork."])), ("scan.pdf", pdf([stream(b"")]))):
+        (tmp_path / name).write_bytes(content)
+    page.locator("#files").set_input_files([tmp_path / "paper.pdf", tmp_path / "scan.pdf"])
+    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "paper.pdfPDF, 20 characters"])
+    expect(page.locator("#attachments")).to_contain_text("scan.pdf has no text: it is probably a scan")
     picture(page)
     begin(page, "What is the word?")
     expect(page.locator("article.user")).to_contain_text("notes.md")
     assert "heron" in demo.prompts[0] and "--- notes.md ---" in demo.prompts[0]
+    assert "--- paper.pdf ---\nIts bird is a stork.\n--- end" in demo.prompts[0]
     expect(page.locator("#attachments")).to_be_empty()
     page.locator("#files").set_input_files(tmp_path / "notes.md")  # alone it is a message too
     expect(page.locator("#attachments .attached")).to_have_count(1)
