@@ -175,15 +175,14 @@ class Child:
     def grant(self, seconds: int) -> None:
         """Permit more time, in all at most `more_cpu_s` of CPU time. Without effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
-        if seconds <= 0 or sys.platform != "linux":
-            return
-        import resource
+        if seconds > 0 and sys.platform == "linux":
+            import resource
 
-        self._granted += seconds
-        self._deadline += seconds
-        with contextlib.suppress(OSError):  # it has ended
-            soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)
-            resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (min(soft + seconds, hard), hard))
+            self._granted += seconds
+            self._deadline += seconds
+            with contextlib.suppress(OSError):  # it has ended
+                soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)
+                resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (min(soft + seconds, hard), hard))
 
     def kill(self) -> None:
         """End it at once; `pieces` then raises."""
@@ -442,7 +441,10 @@ def _landlock_ruleset(rights: Rights) -> int | None:
 
 
 def _landlock_version() -> int:
-    if sys.platform != "linux" or (machine := _machine()) is None:
+    if sys.platform != "linux":
+        return 0
+    machine = _machine()
+    if machine is None:
         return 0
     number = _SYSTEM_CALLS["landlock_create_ruleset"][machine]
     version = _LANDLOCK_CREATE_RULESET_VERSION
@@ -450,7 +452,10 @@ def _landlock_version() -> int:
 
 
 def _has_seccomp() -> bool:
-    if sys.platform != "linux" or (machine := _machine()) is None:
+    if sys.platform != "linux":
+        return False
+    machine = _machine()
+    if machine is None:
         return False
     action = ctypes.c_uint32(_REFUSE & 0x7FFF0000)
     number = _SYSTEM_CALLS["seccomp"][machine]

@@ -32,10 +32,10 @@ async def read_attachment(
         return _problem(422, f"{error}.")
     except Problem as problem:
         return _problem(problem.status, problem.sentence)
-    size = len(document.text.encode())
-    if size > MAX_ATTACHMENT_BYTES:
+    text = document.text
+    if len(text) > MAX_ATTACHMENT_BYTES or len(text.encode()) > MAX_ATTACHMENT_BYTES:
         return _problem(422, words["attach_too_long"].format(characters=number(len(document.text))))
-    return JSONResponse({"text": document.text, "facts": _facts(document), "warnings": list(document.warnings)})
+    return JSONResponse({"text": text, "facts": _facts(document), "warnings": list(document.warnings)})
 
 
 def _facts(document: Document) -> str:
