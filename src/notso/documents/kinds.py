@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Literal
 
@@ -49,6 +50,7 @@ _UNREADABLE_STARTS = {
     b"OggS": "media file",
     b"ID3": "media file",
 }
+_BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ARTICLES = {"image": "an image", "media file": "a media file", "compressed file": "a compressed file"}
 
@@ -71,7 +73,7 @@ def container_of(head: bytes, extension: str) -> Container:
     if head.startswith(_OLE_START):
         return "ole"
     for start, what in _UNREADABLE_STARTS.items():
-        if head.startswith(start):
+        if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # text may begin with MZ
             raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read")
     # Readers accept a PDF behind other bytes; text that mentions one is no PDF.
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
