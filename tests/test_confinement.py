@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from notso import confinement
-from notso.confinement import ConfinedWorkError, Limits, Rights, confined, environment, system_call_filter
+from notso.confinement import Child, ConfinedWorkError, Limits, Rights, environment, system_call_filter
+from notso.web.values.child_work import child_work
 
 LIMITS = Limits(cpu_s=1, memory_bytes=512 << 20, wall_s=60, answer_bytes=1000)
 PROGRAM = "from notso.confinement import Limits, serve_one; import {imports}\nserve_one({work}, {limits!r})"
 
 
 def run(work: str, limits: Limits = LIMITS, imports: str = "os", request: bytes = b"a" * 100_000) -> bytes:
-    return asyncio.run(confined(PROGRAM.format(work=work, limits=limits, imports=imports), request, limits))
+    return Child(("-c", PROGRAM.format(work=work, limits=limits, imports=imports)), request, limits).answer()
 
 
 def test_it_answers_one_request() -> None:
@@ -53,7 +54,8 @@ def test_it_is_killed_at_the_deadline_and_when_nobody_waits() -> None:
         run(work, Limits(1, 512 << 20, 0.01, 1000), "time")
 
     async def leave() -> None:
-        asked = asyncio.create_task(confined(PROGRAM.format(work=work, limits=LIMITS, imports="time"), b"", LIMITS))
+        program = PROGRAM.format(work=work, limits=LIMITS, imports="time")
+        asked = asyncio.create_task(child_work(lambda: Child(("-c", program), b"", LIMITS), Child.answer))
         while not children() - before:
             await asyncio.sleep(0)
         asked.cancel()
@@ -119,7 +121,7 @@ serve_one(lambda asked: json.dumps([tried(act) for act in json.loads(asked)]).en
 @needs_linux
 def test_a_planted_parser_is_stopped_whatever_it_tries() -> None:
     program = PLANTED.replace("{limits!r}", repr(LIMITS))
-    found = json.loads(asyncio.run(confined(program, json.dumps(list(ACTS.values())).encode(), LIMITS)))
+    found = json.loads(Child(("-c", program), json.dumps(list(ACTS.values())).encode(), LIMITS).answer())
     stopped = {errno.EPERM, errno.EACCES, errno.EMFILE}
     assert {name: error for name, error in zip(ACTS, found, strict=True) if error not in stopped} == {}
     assert len(ACTS) == 20

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO, cast
 
 NICE = 10
 _PIECE = 1 << 16
@@ -135,11 +136,11 @@ class Child:
                 os.close(given)
         except OSError as error:
             raise ConfinedWorkError(f"no process can be started: {error.strerror}") from error
+        self._output = cast(IO[bytes], self._process.stdout)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the answer as it arrives, and end the child. Raises ConfinedWorkError."""
-        output = self._process.stdout
-        assert output is not None
+        output = self._output
         left = self._limits.answer_bytes
         try:
             with selectors.DefaultSelector() as readable:
@@ -188,23 +189,7 @@ class Child:
         """End it at once; `pieces` then raises."""
         if self._process.poll() is None:
             self._process.kill()
-
-
-async def confined(program: str, request: bytes, limits: Limits) -> bytes:
-    """Run Python source in a child and return its answer. Raises ConfinedWorkError.
-
-    The child is killed at the deadline or on cancellation.
-    """
-    import asyncio  # not at module level: it would dominate the children's startup time
-
-    child = Child(("-c", program), request, limits)
-    answer = asyncio.get_running_loop().run_in_executor(None, child.answer)
-    try:
-        return await asyncio.shield(answer)
-    finally:
-        if not answer.done():
-            child.kill()
-            await asyncio.gather(answer, return_exceptions=True)
+            self._process.wait()
 
 
 def environment(rights: Rights, given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -132,7 +132,11 @@ def test_libraries_are_declared() -> None:
     extras = project["optional-dependencies"]
     lines = [
         *project["dependencies"],
-        *(line for name in ("mcp", "oidc", "otel", "postgres", "ray", "tune", "valkey") for line in extras[name]),
+        *(
+            line
+            for name in ("documents", "mcp", "oidc", "otel", "postgres", "ray", "tune", "valkey")
+            for line in extras[name]
+        ),
     ]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from documents.made import text_pdf
 
 from notso.documents import reading
-from notso.documents.reading import DocumentReader, document_of, frames, read_document
+from notso.documents.reading import DocumentReader, document_of, frames
 from notso.documents.values import UnreadableError
 
 END = {"kind": "text", "title": "", "warnings": []}
@@ -71,7 +70,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_arrives() -> None:
 
 
 def test_a_file_is_read_in_a_child() -> None:
-    document = asyncio.run(read_document(text_pdf(["The word is heron."]), "../../\u202efdp.PDF"))
+    document = DocumentReader(text_pdf(["The word is heron."]), "../../\u202efdp.PDF").read()
     assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
 
 
@@ -90,25 +89,8 @@ def test_without_the_extra_the_command_is_said() -> None:
 
 
 def test_a_child_ends_with_its_reader() -> None:
-    async def leave() -> None:
-        started = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        class Reader(DocumentReader):
-            def read(self) -> Any:
-                loop.call_soon_threadsafe(started.set)
-                found.append(self)
-                return super().read()
-
-        reading.DocumentReader, before = Reader, reading.DocumentReader  # type: ignore[misc]
-        try:
-            asked = asyncio.create_task(read_document(b"x" * 10_000_000, "a.txt"))
-            await started.wait()
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-        finally:
-            reading.DocumentReader = before  # type: ignore[misc]
-
-    found: list[Any] = []
-    asyncio.run(leave())
-    assert found[0]._child._process.returncode is not None
+    slow = "import time; time.sleep(1000)"
+    reader = DocumentReader(b"x", "a.txt", program=slow)
+    reader.kill()
+    with pytest.raises(UnreadableError, match="could not be read"):
+        reader.read()

@@ -30,7 +30,7 @@ _EXTENSION = re.compile(r"[a-z0-9]{1,10}")
 
 
 class DocumentReader:
-    """Reads one document. `read` blocks; `stop` may be called from another thread."""
+    """Reads one document. `read` blocks; `kill` may be called from another thread."""
 
     def __init__(self, data: bytes, name: str, unconfined: bool = False, program: str = PROGRAM) -> None:
         """Start the child. Raises UnreadableError.
@@ -55,9 +55,9 @@ class DocumentReader:
         except ConfinedWorkError as error:
             raise UnreadableError(f"could not be read: {error}") from None
         finally:
-            self.stop()
+            self.kill()
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         """End the child."""
         self._child.kill()
 
@@ -116,18 +116,3 @@ def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
                 raise UnreadableError("could not be read: its parser sent an invalid result")
             del held[: 4 + length]
             yield frame
-
-
-async def read_document(data: bytes, name: str, unconfined: bool = False) -> Document:
-    """Return the text of a file; the child ends on cancellation. Raises UnreadableError."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    reader = await loop.run_in_executor(None, lambda: DocumentReader(data, name, unconfined))
-    reading = loop.run_in_executor(None, reader.read)
-    try:
-        return await asyncio.shield(reading)
-    finally:
-        if not reading.done():
-            reader.stop()
-            await asyncio.gather(reading, return_exceptions=True)

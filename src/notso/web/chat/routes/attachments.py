@@ -7,12 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse
 
-from notso.documents.reading import read_document
+from notso.documents.reading import DocumentReader
 from notso.documents.values import Document, UnreadableError
 from notso.web.chat.services import Services
 from notso.web.chat.views import Owner
 from notso.web.edge.access import GUARDED
 from notso.web.turns.attachments import MAX_ATTACHMENT_BYTES
+from notso.web.values.child_work import child_work
 from notso.web.values.problems import Problem
 from notso.web.values.wording import number, words
 
@@ -27,7 +28,10 @@ async def read_attachment(
     data = await request.body()
     try:
         async with services.documents.turn(owner):
-            document = await read_document(data, f"document.{extension}", services.shared.settings.unconfined_documents)
+            document = await child_work(
+                lambda: DocumentReader(data, f"document.{extension}", services.shared.settings.unconfined_documents),
+                DocumentReader.read,
+            )
     except UnreadableError as error:
         return _problem(422, f"{error}.")
     except Problem as problem:

@@ -1,0 +1,37 @@
+"""Work of a child process, awaited on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+
+class Killable(Protocol):
+    """A child that can be ended from another thread."""
+
+    def kill(self) -> None: ...
+
+
+C = TypeVar("C", bound=Killable)
+T = TypeVar("T")
+
+
+async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
+    """Start a child and return what `work` gives, both in threads. The child is killed on cancellation."""
+    loop = asyncio.get_running_loop()
+    starting = loop.run_in_executor(None, start)
+    try:
+        child = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        for started in await asyncio.gather(starting, return_exceptions=True):
+            if not isinstance(started, BaseException):
+                started.kill()
+        raise
+    working = loop.run_in_executor(None, work, child)
+    try:
+        return await asyncio.shield(working)
+    finally:
+        if not working.done():
+            child.kill()
+            await asyncio.gather(working, return_exceptions=True)
