@@ -159,9 +159,14 @@ def damaged_archive() -> bytes:
     return bytes(body)
 
 
+def long_chat() -> bytes:
+    return chatgpt_of({str(at): {} for at in range(200_001)})
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "circle": (circle, "they form a circle"),
-    "many nodes": (many_nodes, "more than 50,000 messages"),
+    "many nodes": (many_nodes, "more than 1,000,000 objects"),
+    "long chat": (long_chat, "more than 200,000 messages"),
     "bomb": (bomb, "268,435,456 bytes when unpacked"),
     "encrypted": (encrypted, "damaged or encrypted"),
     "damaged archive": (damaged_archive, "damaged or encrypted"),

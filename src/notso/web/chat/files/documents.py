@@ -21,6 +21,7 @@ from notso.text_file import NotTextError, decode_text, utf8_stream
 
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 100_000  # of an archive
+MAX_OBJECTS = 1_000_000  # of one value; the longest chats have a fifth of that
 CHUNK = 1 << 20
 
 PICTURES = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "heic", "avif", "tif", "tiff"})
@@ -220,6 +221,8 @@ class _JsonText:
         self._text = self._text[self._at :] + piece
         self._at = 0
         self._ended = not piece
+        if self._text.count("{") > MAX_OBJECTS:
+            raise Unreadable("import_too_much", what=f"more than {MAX_OBJECTS:,} objects in one chat")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from notso.web.chat.files.documents import Document, Unreadable, kind_of
 from notso.web.chat.files.message_tree import JSON, Node, tree_of
 
 MAX_MESSAGES = 50_000  # of all chats together
+MAX_NODES = 200_000  # of one chat; ChatGPT has several for a message
 MAX_TEXT = 1_000_000
 MAX_ATTACHMENTS = 16
 MAX_NAME = 200
@@ -91,6 +92,8 @@ class Reader:
 
     def _read(self, read: Callable[[JSON, Reader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
         # A chat of another program that cannot be read is counted: hundreds of others may be in the same file.
+        if _nodes_in(document) > MAX_NODES:
+            raise Unreadable("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
         before = Counter(self.left_out)
         try:
             chat = read(document, self)
@@ -197,6 +200,14 @@ def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
     if isinstance(first, dict) and isinstance(first.get("versions"), list):
         return _lm_studio
     return None
+
+
+def _nodes_in(document: JSON) -> int:
+    chat = document.get("chat")
+    history = chat.get("history") if isinstance(chat, dict) else None
+    history = history if isinstance(history, dict) else {}
+    places = (document.get("mapping"), document.get("chat_messages"), document.get("messages"), history.get("messages"))
+    return max(len(place) if isinstance(place, dict | list) else 0 for place in places)
 
 
 def _chat(
