@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
+from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -52,7 +54,7 @@ IMPORT_TYPES = (
     *("application/json", "application/x-ndjson", "application/jsonl", "application/gzip", "application/zip"),
     *("application/x-zip-compressed", "application/octet-stream"),
 )
-STYLES = ("surfaces.css", "text.css", "messages.css")
+STYLES = ("surfaces.css", "text.css", "messages.css", "print.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
@@ -270,11 +272,17 @@ async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncI
 
 
 async def _as_html(request: Request, services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
+    left = 0  # formulas that stay TeX
+
     async def written(messages: list[StoredMessage]) -> bytes:
+        nonlocal left
         answers = [each for each in messages if each.role == "assistant"]
         html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
         line = [html.get(each.id, each) for each in messages]
-        return await services.pages.html(request, "_export_messages.html", line=line)
+        page = (await services.pages.html(request, "_export_messages.html", line=line)).decode()
+        page, failed = await with_mathml(page)
+        left += failed
+        return page.encode()
 
     css = await asyncio.to_thread(_css)
     page = await services.pages.html(request, "export.html", chat=chat, css=css)
@@ -282,7 +290,8 @@ async def _as_html(request: Request, services: ChatServices, owner: str, chat: C
     async for piece in _pieces(services, owner, chat, written, shown=True):
         yield before + piece
         before = b""
-    yield before + after
+    note = words["export_formulas"].format(count=number(left))
+    yield before + (f'<p class="quiet">{escape(note)}</p>\n'.encode() if left else b"") + after
 
 
 async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
