@@ -1,6 +1,6 @@
-// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one), code can be copied, wrapped, unfolded.
+// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one); code can be copied, wrapped, unfolded.
 {
-  const { katex: address, katexCss } = document.currentScript.dataset;
+  const { nonce, dataset: { katex: address, katexCss } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
   const loadKatex = () => new Promise((resolve) => {
     const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
@@ -8,10 +8,10 @@
   });
   let loading = null;
   const [waiting, SLICE_MS] = [new Set(), 30];
-  const typeset = () => {
+  const typeset = (milliseconds = SLICE_MS) => {
     if (!waiting.size) return;
-    if (!window.katex) { loading ??= loadKatex().then(typeset); return; }
-    const end = performance.now() + SLICE_MS;
+    if (!window.katex) { loading ??= loadKatex().then(() => typeset()); return; }
+    const end = performance.now() + milliseconds;
     for (const formula of waiting) {
       waiting.delete(formula);
       if (formula.dataset.tex) continue;
@@ -29,8 +29,28 @@
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
   const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
-  const look = () => { for (const formula of found()) seen.observe(formula); };
-  addEventListener("beforeprint", () => { for (const formula of found()) waiting.add(formula); typeset(); });
+  // KaTeX is there before it is needed, because printing does not wait. Safari has no idle callbacks.
+  const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
+  const look = () => {
+    const formulas = found();
+    for (const formula of formulas) seen.observe(formula);
+    if (formulas.length) whenIdle(() => { loading ??= loadKatex().then(() => typeset()); });
+  };
+  const readNow = (url) => {
+    const request = new XMLHttpRequest();
+    request.open("GET", url, false);
+    request.send();
+    return request.responseText;
+  };
+  addEventListener("beforeprint", () => {
+    for (const formula of found()) waiting.add(formula);
+    if (waiting.size && !window.katex) {
+      const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
+      try { document.head.append(style, Object.assign(document.createElement("script"), { nonce, textContent: readNow(address) })); }
+      catch { return; } // the server is away: formulas are printed as TeX
+    }
+    typeset(Infinity);
+  });
   new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
   look();
 

@@ -34,7 +34,8 @@ class Chat:
 
     `settings` holds differences from the owner's defaults. `chosen_root` starts the branch last shown (None: the
     newest). `unread`: not opened since its answer ended. `archived` chats are not listed. `temporary` chats are
-    not listed, searched or exported, and are deleted after a time without use.
+    not listed, searched or exported, and are deleted after a time without use. `source` identifies what an imported
+    chat was made of ('': not imported).
     """
 
     id: str
@@ -50,6 +51,7 @@ class Chat:
     unread: bool = False
     archived: bool = False
     temporary: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class StoredMessage:
 
     Questions are always `done`; answers have a generation id that identifies the stream. A `summary` replaces all
     messages above it in prompts. `note` explains a failure to the user. `dropped_messages` older ones did not fit
-    into the prompt. `renderer` is the version that made the HTML (0: none).
+    into the prompt. `renderer` is the version that made the HTML (0: none). `model` is the name of the model that
+    wrote an answer ('': unknown). `source` is the id within the import that adds the message; it is not read back.
     """
 
     id: str
@@ -139,6 +142,8 @@ class StoredMessage:
     attachments: tuple[Attachment, ...] = ()
     dropped_messages: int = 0
     tool_uses: tuple[ToolUse, ...] = ()
+    model: str = ""
+    source: str = ""
 
     @property
     def active(self) -> bool:
@@ -214,6 +219,14 @@ class Heartbeat:
 
     orphans: tuple[Orphan, ...] = ()
     lost: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedBefore:
+    """A chat of an earlier import: the message made of each source, None if it was deleted since."""
+
+    chat_id: str
+    messages: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +474,12 @@ class ChatStore(Protocol):
         Large imports are written in hidden pieces, between which others write; `purge` deletes incomplete
         ones.
         """
+
+    async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+        """Return the chats that were imported from these sources and still exist, by source."""
+
+    async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
+        """Add messages to existing chats; parents precede their children. Written in pieces."""
 
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""

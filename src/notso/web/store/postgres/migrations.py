@@ -237,6 +237,19 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
+    # 8: models of answers; the sources of imported chats and messages, which outlive a deleted message.
+    """
+    ALTER TABLE messages ADD COLUMN model TEXT COLLATE "C" NOT NULL DEFAULT '';
+    ALTER TABLE chats ADD COLUMN source TEXT COLLATE "C" NOT NULL DEFAULT '';
+    CREATE INDEX chats_by_source ON chats (owner, source) WHERE source <> '';
+    CREATE TABLE imported_messages (
+        chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        source TEXT COLLATE "C" NOT NULL,
+        message_id TEXT COLLATE "C" REFERENCES messages (id) ON DELETE SET NULL DEFERRABLE,
+        PRIMARY KEY (chat_id, source)
+    );
+    CREATE INDEX imported_by_message ON imported_messages (message_id);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ from notso.web.store.protocol import (
     Chat,
     ChatList,
     Conversation,
+    ImportedBefore,
     SavedPrompt,
     SearchHit,
     SettingValue,
@@ -40,6 +41,7 @@ from notso.web.values.json_steps import json_steps
 T = TypeVar("T")
 P = ParamSpec("P")
 
+SOURCES_AT_ONCE = 200  # of a query for imported chats
 RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
 _TOO_SLOW = "storing the chats took too long and was rolled back: please try again"
@@ -366,7 +368,10 @@ class SQLStore(ABC):
         await self.add_chats(owner, [(chat, messages)])
 
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
-        pieces = tree_writes.pieces_of(chats)
+        items: Iterator[Chat | StoredMessage] = itertools.chain.from_iterable(
+            (chat, *messages) for chat, messages in chats
+        )
+        pieces = tree_writes.pieces_of(items)
         first, second = next(pieces), next(pieces, None)
         if second is None:
             await self._add(owner, lambda db: tree_writes.add_piece(db, owner, first))
@@ -380,6 +385,17 @@ class SQLStore(ABC):
                 renewed = time.monotonic()
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
+
+    async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+        found: dict[str, ImportedBefore] = {}
+        for at in range(0, len(sources), SOURCES_AT_ONCE):
+            part = sources[at : at + SOURCES_AT_ONCE]
+            found |= await self.look(partial(tree_writes.imported_before, owner=owner, sources=part), owner)
+        return found
+
+    async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
+        for piece in tree_writes.pieces_of(messages):
+            await self._add(owner, partial(tree_writes.add_piece, owner=owner, piece=piece))
 
     async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), owner)

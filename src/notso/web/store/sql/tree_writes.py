@@ -12,6 +12,7 @@ from notso.web.store.protocol import (
     ACTIVE_STATES,
     Chat,
     Conversation,
+    ImportedBefore,
     NewMessage,
     NewTurn,
     StoredMessage,
@@ -184,19 +185,17 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
         )
 
 
-def pieces_of(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> Iterator[Piece]:
-    """Split whole chats into one or more pieces that are each written within about 10 ms."""
+def pieces_of(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
+    """Split chats and messages into one or more pieces that are each written within about 10 ms."""
     piece: Piece = []
     characters = 0
-    for chat, messages in chats:
-        items: Piece = [chat, *messages]
-        for item in items:
-            size = 0 if isinstance(item, Chat) else len(item.content) + len(item.reasoning)
-            if piece and (len(piece) >= PIECE_ROWS or characters + size > PIECE_CHARACTERS):
-                yield piece
-                piece, characters = [], 0
-            piece.append(item)
-            characters += size
+    for item in items:
+        size = 0 if isinstance(item, Chat) else len(item.content) + len(item.reasoning)
+        if piece and (len(piece) >= PIECE_ROWS or characters + size > PIECE_CHARACTERS):
+            yield piece
+            piece, characters = [], 0
+        piece.append(item)
+        characters += size
     yield piece
 
 
@@ -212,6 +211,24 @@ def add_piece(db: Database, owner: str, piece: Piece) -> None:
             if item.active:
                 db.take(owner, item.id)
         db.index_message(owner, item)
+
+
+def imported_before(db: Database, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+    marks = ", ".join("?" * len(sources))
+    chats = db.execute(
+        f"SELECT id, source FROM chats WHERE owner = ? AND source IN ({marks}) AND source <> '' AND trash_id IS NULL"
+        " ORDER BY created_ms DESC, id DESC",
+        (owner, *sources),
+    ).fetchall()
+    found: dict[str, ImportedBefore] = {}
+    for chat in chats:
+        rows = db.execute(
+            "SELECT imported_messages.source, messages.id FROM imported_messages LEFT JOIN messages"
+            " ON messages.id = message_id AND messages.trash_id IS NULL WHERE imported_messages.chat_id = ?",
+            (chat["id"],),
+        )
+        found[chat["source"]] = ImportedBefore(chat["id"], {row["source"]: row["id"] for row in rows.fetchall()})
+    return found
 
 
 def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:

@@ -188,6 +188,19 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
+    # 10: models of answers; the sources of imported chats and messages, which outlive a deleted message.
+    """
+    ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
+    CREATE INDEX chats_by_source ON chats (owner, source) WHERE source <> '';
+    CREATE TABLE imported_messages (
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        source TEXT NOT NULL,
+        message_id TEXT REFERENCES messages (id) ON DELETE SET NULL,
+        PRIMARY KEY (chat_id, source)
+    ) STRICT;
+    CREATE INDEX imported_by_message ON imported_messages (message_id);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
