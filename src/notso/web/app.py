@@ -29,6 +29,7 @@ from notso.web.api.batches import routes as batch_routes
 from notso.web.api.batches.runner import BatchRunner
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import fields as text_completions
+from notso.web.api.embeddings import routes as embeddings
 from notso.web.api.engine import routes as engine_routes
 from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
@@ -280,6 +281,7 @@ def create_app(
         chat_completions.router,
         text_completions.router,
         llama_cpp.router,
+        embeddings.router,
         anthropic_messages.router,
         responses.router,
         stored_responses.router,

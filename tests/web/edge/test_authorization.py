@@ -88,7 +88,9 @@ ENTRIES: dict[str, Entry] = {
     **{f"{verb} /api/{name}": OPEN for verb in ("GET", "HEAD") for name in ("version", "tags")},
     **dict.fromkeys(("DELETE /api/delete", "GET /api/ps", "HEAD /"), OPEN),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{name:path}", "GET /models", "GET /models/download"), OPEN),
-    **dict.fromkeys(("POST /completion", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN),
+    **dict.fromkeys(
+        ("POST /completion", "POST /embedding", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN
+    ),
     **dict.fromkeys(
         ("GET /tokenizer_info", "GET /props", "GET /openapi.json", "GET /slots", "GET /version", "GET /load"), OPEN
     ),

@@ -14,6 +14,7 @@ from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores, token_logprob
+from notso.smollm3.output.mean_pooling import MeanPooling
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.answer_end import answer_end_for
 from notso.smollm3.sampling.dry import NO_BREAKERS
@@ -52,6 +53,7 @@ class InputProcessor:
         prompts: PromptWriter,
         tokenizer: Tokenizer,
         context_tokens: int,
+        hidden_size: int,
         signal: WorkSignal,
         latency: StepLatency | None,
         find_processor: FindProcessor | None = None,
@@ -62,6 +64,7 @@ class InputProcessor:
         self._grammars = Grammars(tokenizer)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
+        self._hidden_size = hidden_size
         # Woken when a reader stops or redirects its answer.
         self._signal = signal
         self._latency = latency
@@ -102,7 +105,7 @@ class InputProcessor:
                 prompt.ids,
                 salt=salt,
                 adapter=adapter,
-                scored=options.prompt_logprobs is not None,
+                scored=options.prompt_logprobs is not None or options.embedding,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
                 owner=options.owner,
@@ -130,6 +133,7 @@ class InputProcessor:
             structured_output=structured_output,
             answer_end=answer_end_for(params, tokenizer.end_ids),
             scores=scores,
+            pooling=MeanPooling(len(prompt.ids), self._hidden_size) if options.embedding else None,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
