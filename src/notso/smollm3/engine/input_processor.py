@@ -22,7 +22,7 @@ from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, logits_processors_for
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
-from notso.smollm3.sampling.structured_output import structured_output_for
+from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import conversation_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import PRIORITIES
@@ -122,6 +122,7 @@ class InputProcessor:
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
+                offered=tool_names(options.tools or ()),
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
             ),
