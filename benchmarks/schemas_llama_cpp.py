@@ -3,7 +3,7 @@
     PYTHON benchmarks/schemas_llama_cpp.py --bench jsonschemabench/data --gguf demo.gguf --seed 17
 
 Runs by a Python with `llama_cpp` and `numpy`; nothing of this project is imported. As in schemas.py, tokens are drawn
-uniformly from the allowed ones. Prints a row for each data set: schemas, those whose grammar was made, answers that ended.
+uniformly from the allowed ones. Prints a row for each data set: schemas, grammars that were made, answers that ended.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class OutputProcessor:
         min_tokens: int = 0,
     ) -> None:
         # goes_on: the prompt holds the beginning of the answer. is_plain: tags are text. calls_are_held: a grammar
-        # guarantees calls, so arguments stream. offered: names of tools that can be called; None: any. min_tokens: stop strings count only after these.
-        # one_call: the answer ends with its first call. is_structured: the answer starts at `begin`. stop_token_ids:
-        # additional end tokens.
+        # guarantees calls, so arguments stream. offered: names of tools that can be called; None: any. min_tokens: stop
+        # strings count only after these. one_call: the answer ends with its first call. is_structured: the answer
+        # starts at `begin`. stop_token_ids: additional end tokens.
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)
         self._min_tokens = min_tokens
