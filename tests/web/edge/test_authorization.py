@@ -92,7 +92,16 @@ ENTRIES: dict[str, Entry] = {
         ("POST /completion", "POST /embedding", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN
     ),
     **dict.fromkeys(
-        ("GET /tokenizer_info", "GET /props", "GET /openapi.json", "GET /slots", "GET /version", "GET /load"), OPEN
+        (
+            "GET /tokenizer_info",
+            "GET /props",
+            "GET /openapi.json",
+            "GET /docs",
+            "GET /slots",
+            "GET /version",
+            "GET /load",
+        ),
+        OPEN,
     ),
     **dict.fromkeys(("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"), OPEN),
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
