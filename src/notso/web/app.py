@@ -29,6 +29,7 @@ from notso.web.api.batches import routes as batch_routes
 from notso.web.api.batches.runner import BatchRunner
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import fields as text_completions
+from notso.web.api.embeddings import routes as embeddings
 from notso.web.api.engine import routes as engine_routes
 from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
@@ -36,7 +37,7 @@ from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, models, openapi, server_facts, tokens
+from notso.web.api.server import adapters, models, openapi, reference, server_facts, tokens
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
@@ -280,6 +281,7 @@ def create_app(
         chat_completions.router,
         text_completions.router,
         llama_cpp.router,
+        embeddings.router,
         anthropic_messages.router,
         responses.router,
         stored_responses.router,
@@ -290,6 +292,7 @@ def create_app(
         tokens.router,
         adapters.router,
         openapi.router,
+        reference.router,
         entry.router,
         sign_in.router,
         sign_in.sessions,
