@@ -103,10 +103,11 @@ again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; what p
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none </dev/null || exit 1; \
 	  printf '%s\n' "$$names" | sed 's/^/flaky: /'
 
-lint: $(VENV)/.dev  ## run ruff, mypy, import contracts and clang-format
+lint: $(VENV)/.dev  ## run ruff, mypy (for Linux and macOS), import contracts and clang-format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	@$(BIN)/lint-imports
 	@$(BIN)/python -c 'from notso.web.values.wording import LANGUAGES, missing; [print(f"{code}.toml lacks", *lacking) \
 	  for code in LANGUAGES if (lacking := missing(code))]'
