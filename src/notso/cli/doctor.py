@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 import shutil
 import socket
 import sqlite3
@@ -116,17 +115,22 @@ def examine(port: int) -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
-    if platform.system() != "Linux":
-        yield Finding("warn", "system", f"{platform.system()} is not tested", "use Linux for production")
+    from notso.system.desktop import system_name
+    from notso.system.processes import unenforced_limits
+
+    yield Finding("ok", "python", f"{sys.version.split()[0]} on {system_name()}")
+    if unlimited := unenforced_limits():
+        message = f"it does not limit {'; '.join(unlimited)}"
+        yield Finding("warn", "system", message, "use Linux for other people's templates, files and plugins")
 
 
 def _cpu() -> Iterator[Finding]:
     from notso.qtensor import kernel_choice
     from notso.smollm3.diagnostics.machine import cpu_name
+    from notso.system.processors import usable_processors
 
     features = ", ".join(kernel_choice.cpu_features()) or "no relevant features"
-    yield Finding("ok", "cpu", f"{cpu_name()}, {len(kernel_choice.usable_cpus())} cores usable; {features}")
+    yield Finding("ok", "cpu", f"{cpu_name()}, {usable_processors()} cores usable; {features}")
 
 
 def _kernels() -> Iterator[Finding]:
@@ -190,15 +194,12 @@ def _memory() -> Iterator[Finding]:
 
 
 def _pages() -> Iterator[Finding]:
-    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    try:
-        setting = huge.read_text()
-        chosen = setting[setting.index("[") + 1 : setting.index("]")]
-    except (OSError, ValueError):
-        chosen = "not offered"
+    from notso.system.pages import HUGE_PAGE_SETTING, huge_page_policy
+
+    chosen = huge_page_policy() or "not offered"
     message = f"{os.sysconf('SC_PAGE_SIZE')} bytes; transparent huge pages: {chosen}"
     if chosen == "never":
-        yield Finding("warn", "pages", message, f"as root: echo madvise > {huge}")
+        yield Finding("warn", "pages", message, f"as root: echo madvise > {HUGE_PAGE_SETTING}")
     else:
         yield Finding("ok", "pages", message)
 
