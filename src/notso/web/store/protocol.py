@@ -231,12 +231,17 @@ class ImportedBefore:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    r"""A match, marked by \\x02 and \\x03 in `snippet`; `message_id` is None for titles."""
+    r"""A match, marked by \\x02 and \\x03 in `snippet`; `message_id` is None for titles.
+
+    `at_ms` is the time of the message, or of the chat's last use. `similar`: other words than those asked for match.
+    """
 
     chat_id: str
     message_id: str | None
     title: str
     snippet: str
+    at_ms: int = 0
+    similar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +411,10 @@ class ChatStore(Protocol):
         """Return the answer of a generation."""
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        """Find titles and messages with all words (the last may be a prefix), best first."""
+        """Find titles and messages with all words (the last may be a prefix): titles first, then the newest.
+
+        If there are none, words that resemble those of the query are looked for.
+        """
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
         """Store a question and its empty answer, and `new_chat`, in one transaction."""

@@ -15,21 +15,22 @@ from psycopg import Connection, Cursor, Pipeline
 from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow
 
-from notso.web.store.postgres.words import query_of, snippet_of, vector_of
-from notso.web.store.protocol import LEASE_SECONDS, Heartbeat, Orphan, SearchHit, StoredMessage
+from notso.web.store.protocol import LEASE_SECONDS, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
+from notso.web.store.sql.search_words import Term, tsquery, vector_of
 
 FORGOTTEN_DAYS = 30  # the disk cache of a process away for longer is left to its operator
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
 _FIND = """
-SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text
+SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text,
+    coalesce(messages.created_ms, chats.updated_ms) AS at_ms
 FROM indexed
 JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
 LEFT JOIN messages ON messages.id = indexed.message_id
 WHERE indexed.words @@ ?::tsquery AND indexed.owner = ? AND messages.trash_id IS NULL
-ORDER BY indexed.message_id IS NOT NULL, ts_rank(indexed.words, ?::tsquery) DESC, indexed.message_id DESC LIMIT ?
+ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
 """
 
 
@@ -115,14 +116,13 @@ class PostgresDatabase(Database):
     def remove_message(self, message_id: str) -> None:
         pass
 
-    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        wanted = query_of(query)
-        if not wanted:
-            return []
-        rows = self.execute(_FIND, (wanted, owner, wanted, limit))
-        return [
-            SearchHit(row["chat_id"], row["message_id"], row["title"], snippet_of(row["text"], query)) for row in rows
-        ]
+    def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
+        return self.execute(_FIND, (tsquery(terms), owner, limit)).fetchall()
+
+    def vocabulary(self, owner: str) -> Iterator[str]:
+        sql = "SELECT word FROM ts_stat(format('SELECT words FROM indexed WHERE owner = %%L', ?::text))"
+        for row in self.execute(sql, (owner,)):
+            yield row["word"]
 
     # ---- leases
 

@@ -250,6 +250,11 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
+    # 9: all texts are indexed anew, by REINDEXES.
+    "SELECT 1",
 )
+
+REINDEXES = frozenset({9})
+"""Versions after whose statements all texts are indexed anew, because their words are made in another way."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

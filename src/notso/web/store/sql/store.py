@@ -34,6 +34,7 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
+from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
@@ -294,7 +295,8 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        return await self.look(lambda db: db.find(owner, query, limit), owner)
+        terms = terms_of(query)
+        return await self.look(lambda db: _found(db, owner, query, terms, limit), owner) if terms else []
 
     add_turn = _adding(tree_writes.add_turn)
     add_message = _adding(tree_writes.add_message)
@@ -427,6 +429,24 @@ class SQLStore(ABC):
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:
+    rows = db.find(owner, terms, limit)
+    similar = None
+    if not rows and (similar := similar_terms(terms, db.vocabulary(owner))):
+        terms, rows = similar, db.find(owner, similar, limit)
+    return [
+        SearchHit(
+            row["chat_id"],
+            row["message_id"],
+            row["title"],
+            snippet_of(row["text"], query, terms),
+            at_ms=row["at_ms"],
+            similar=similar is not None,
+        )
+        for row in rows
+    ]
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:

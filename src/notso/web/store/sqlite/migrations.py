@@ -201,6 +201,16 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
+    # 11: the index holds the words that search_words makes, as PostgreSQL's does; indexed_text() is that function.
+    """
+    DROP TABLE texts;
+    CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
+    CREATE VIRTUAL TABLE vocabulary USING fts5vocab(texts, row);
+    INSERT INTO texts (rowid, body) SELECT number, indexed_text(title) FROM indexed
+        JOIN chats ON chats.id = indexed.chat_id WHERE message_id IS NULL;
+    INSERT INTO texts (rowid, body) SELECT number, indexed_text(content) FROM indexed
+        JOIN messages ON messages.id = indexed.message_id;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
