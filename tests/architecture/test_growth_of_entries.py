@@ -21,7 +21,7 @@ from architecture.test_growth import SMALL_SIZES, Clock, check_growth
 from notso.qtensor import GGUFFile
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.output.stop_strings import StopStrings
+from notso.smollm3.output.lookahead import StopStrings
 from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import answer_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
@@ -45,8 +45,7 @@ from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_markdown
-from notso.web.store.sql.search_words import snippet_of, terms_of, vector_of
-from notso.web.store.sqlite.database import _phrases
+from notso.web.store.sql.search_words import fts5_query, snippet_of, terms_of, vector_of
 from notso.web.tools.calculator import calculate
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.values.commented_json import read_commented_json
@@ -285,7 +284,7 @@ ENTRIES = {
     "search words": Entry(terms_of, 64 * KIB, TEXT),
     "indexed words": Entry(vector_of, 256 * KIB, TEXT),
     "snippet": Entry(lambda text: snippet_of(text, text[:32], terms_of(text[:32])), 256 * KIB, TEXT),
-    "phrases": Entry(lambda text: _phrases(text.split()), 64 * KIB, TEXT),
+    "phrases": Entry(lambda text: fts5_query(terms_of(text)), 64 * KIB, TEXT),
     "calculator": Entry(calculate, 64 * KIB, ("1", "(", "1+", " ", "-", "2**", "1.", "a", "1e1,", "sqrt(")),
     "line of a tool": Entry(lambda text: visible_line(text, 1000), MIB, TEXT),
     "text": Entry(lambda text: decode_text(text.encode()), MIB // 4, (*TEXT, "\r\n", "a\0", "\0", "\ufeff")),
