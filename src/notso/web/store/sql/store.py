@@ -23,6 +23,7 @@ from notso.web.store.protocol import (
     SavedPrompt,
     SearchHit,
     SettingValue,
+    Share,
     Shown,
     ShownChat,
     StoredMessage,
@@ -51,6 +52,7 @@ _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
+_SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
 MOST_KEPT = 1000  # responses of an owner
@@ -306,6 +308,8 @@ class SQLStore(ABC):
     remove_summary = _writing(tree_writes.remove_summary)
     trash_chat = _writing(tree_writes.trash_chat)
     trash_messages = _writing(tree_writes.trash_messages)
+    trash_message = _writing(tree_writes.trash_message)
+    rate_message = _writing(tree_writes.rate_message)
     restore = _writing(tree_writes.restore)
     keep_html = _writing(tree_writes.keep_html)
     save_response = _writing(save_response)
@@ -388,6 +392,26 @@ class SQLStore(ABC):
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
+    async def add_share(self, owner: str, share: Share) -> bool:
+        return await self.write(lambda db: _add_share(db, owner, share), owner)
+
+    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
+        sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
+        return [Share(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
+
+    async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool:
+        sql = "DELETE FROM shares WHERE id = ? AND chat_id = ? AND owner = ?"
+        return await self._change(owner, sql, share_id, chat_id, owner)
+
+    async def shared(self, share_id: str, now_ms: int) -> Share | None:
+        columns = ", ".join(f"shares.{name.strip()}" for name in _SHARE.split(","))
+        sql = (
+            f"SELECT {columns} FROM shares JOIN chats ON chats.id = shares.chat_id AND chats.owner = shares.owner"
+            " WHERE shares.id = ? AND expires_ms > ? AND chats.trash_id IS NULL AND NOT chats.temporary"
+        )
+        rows = await self._read("", sql, share_id, now_ms)
+        return Share(**rows[0]) if rows else None
+
     async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
         found: dict[str, ImportedBefore] = {}
         for at in range(0, len(sources), SOURCES_AT_ONCE):
@@ -429,6 +453,15 @@ class SQLStore(ABC):
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _add_share(db: Database, owner: str, share: Share) -> bool:
+    if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
+        return False
+    db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
+    values = [getattr(share, name.strip()) for name in _SHARE.split(",")]
+    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    return True
 
 
 def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:

@@ -211,6 +211,19 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, indexed_text(content) FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
+    # 12: ratings of answers; links to chats.
+    """
+    ALTER TABLE messages ADD COLUMN rating INTEGER NOT NULL DEFAULT 0 CHECK (rating IN (-1, 0, 1));
+    CREATE TABLE shares (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        message_id TEXT NOT NULL,
+        created_ms INTEGER NOT NULL,
+        expires_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX shares_of_chats ON shares (chat_id);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
