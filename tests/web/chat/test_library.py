@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,15 +28,12 @@ def server(start: Start) -> Any:
     return start(ScriptedEngine(lambda messages, thinking: say("an answer"))).ready()
 
 
-NUMBERS = itertools.count()
-
-
 def imported(server: Any, count: int) -> str:
     """A chat of so many messages, another one each time. Its id."""
     messages = [
         {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
     ]
-    messages[-1]["content"] += f", chat {next(NUMBERS)}"
+    messages[0]["name"] = new_id()  # the same list again would add nothing
     answer = server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     return str(answer.headers["hx-redirect"].removeprefix("/chats/"))
 

@@ -132,6 +132,10 @@ ENTRIES: dict[str, Entry] = {
     "GET /chats/{chat_id}/settings": OWNED,
     "GET /chats/{chat_id}/tools": OWNED,
     "GET /chats/{chat_id}/export/{kind}": OWNED,
+    "GET /chats/{chat_id}/share": OWNED,
+    "POST /chats/{chat_id}/share": _form(days="1"),
+    "POST /chats/{chat_id}/share/{share_id}/delete": Entry(ids={"share_id": "key"}, form={}, own=frozenset({404})),
+    "GET /shared/{secret}": Entry("public", ids={"secret": "key"}),
     "POST /chats/{chat_id}/messages": _form(text="more", key="{new_key}"),
     "POST /chats/{chat_id}/thinking": _form(),
     "POST /chats/{chat_id}/title": _form(title="Renamed"),
@@ -153,6 +157,11 @@ ENTRIES: dict[str, Entry] = {
     "POST /chats/{chat_id}/messages/{message_id}/continue": _form(),
     "POST /chats/{chat_id}/messages/{message_id}/choose": _form(),
     "POST /chats/{chat_id}/messages/{message_id}/branch": _form(),
+    "GET /chats/{chat_id}/messages/{message_id}/again": OWNED,
+    "POST /chats/{chat_id}/messages/{message_id}/rate": _form(mode="up"),
+    "POST /chats/{chat_id}/messages/{message_id}/delete": Entry(
+        ids={"chat_id": "busy_chat"}, form={}, own=frozenset({404})
+    ),
     "POST /chats/{chat_id}/messages/{message_id}/unsummarize": Entry(form={}, own=frozenset({409})),
     "POST /generations/{generation_id}/stop": Entry(ids={"generation_id": "busy_generation"}, form={}),
     "POST /generations/{generation_id}/answer-now": Entry(ids={"generation_id": "busy_generation"}, form={}),

@@ -58,6 +58,11 @@
     if (newState === "closed") document.getElementById("preview-place").replaceChildren();
   });
   const announcer = document.getElementById("announcer");
+  const told = (button) => {
+    button.dataset.done = "";
+    announcer.textContent = announcer.dataset.copied;
+    setTimeout(() => { delete button.dataset.done; }, 1500);
+  };
   const copy = async (button, content) => {
     try { await navigator.clipboard.writeText(content); }
     catch { // no clipboard on an address without encryption: the old way
@@ -67,15 +72,69 @@
       document.execCommand("copy");
       area.remove();
     }
-    button.dataset.done = "";
-    announcer.textContent = announcer.dataset.copied;
-    setTimeout(() => { delete button.dataset.done; }, 1500);
+    told(button);
   };
+  // What is copied has formulas as TeX, once, and none of the page's own buttons.
+  const plainly = (fragment) => {
+    for (const formula of fragment.querySelectorAll(".math[data-tex]")) {
+      const mark = formula.matches(".display") ? "$$" : "$";
+      formula.replaceChildren(`${mark}${formula.dataset.tex}${mark}`);
+    }
+    for (const extra of fragment.querySelectorAll("button, .code-label")) extra.remove();
+    return fragment;
+  };
+  const htmlOf = (fragment) => {
+    const box = document.createElement("div");
+    box.append(plainly(fragment));
+    for (const element of box.querySelectorAll("*")) {
+      for (const { name } of [...element.attributes]) if (!["href", "start", "dir"].includes(name)) element.removeAttribute(name);
+    }
+    return box.innerHTML;
+  };
+  // An answer is copied as it was written, and as formatted text for programs that prefer it. Safari refuses what is
+  // only fetched after the click, but not a promise of it.
+  const copyAnswer = async (button) => {
+    const text = fetch(button.dataset.copy).then((answer) => answer.ok ? answer.text() : Promise.reject(new Error()));
+    const answer = button.closest("article").querySelector(".answer");
+    try {
+      const range = document.createRange();
+      range.selectNodeContents(answer);
+      const html = new Blob([htmlOf(range.cloneContents())], { type: "text/html" });
+      const plain = text.then((words) => new Blob([words], { type: "text/plain" }));
+      await navigator.clipboard.write([new ClipboardItem({ "text/plain": plain, "text/html": html })]);
+      told(button);
+    } catch {
+      // No clipboard for formatted text, or the server is away: the text is on the page.
+      copy(button, await text.catch(() => button.closest("article").querySelector(".answer, .bubble").innerText));
+    }
+  };
+  const csvOf = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
+    const part = document.createDocumentFragment();
+    part.append(...cell.cloneNode(true).childNodes);
+    for (const line of part.querySelectorAll("br")) line.replaceWith("\n");
+    const text = plainly(part).textContent.trim();
+    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  }).join(",")).join("\r\n") + "\r\n";
+  document.addEventListener("copy", (event) => {
+    const selection = getSelection();
+    if (selection.isCollapsed || event.target.closest?.("input, textarea")) return;
+    const fragment = selection.getRangeAt(0).cloneContents();
+    if (!fragment.querySelector(".math[data-tex]")) return;
+    const html = htmlOf(fragment.cloneNode(true));
+    const box = Object.assign(document.createElement("div"), { className: "unseen" });
+    box.append(plainly(fragment));
+    document.body.append(box); // only what is laid out has line breaks
+    event.clipboardData.setData("text/plain", box.innerText);
+    box.remove();
+    event.clipboardData.setData("text/html", html);
+    event.preventDefault();
+  });
   document.addEventListener("click", async (event) => {
-    const button = event.target.closest(".code-label button, [data-copy]");
+    const button = event.target.closest(".code-label button, .copy-table, [data-copy]");
     const block = button?.closest(".code-block");
     if (!button) return;
-    if (button.dataset.copy) return copy(button, await (await fetch(button.dataset.copy)).text());
+    if (button.dataset.copy) return copyAnswer(button);
+    if (button.matches(".copy-table")) return copy(button, csvOf(button.parentElement.querySelector("table")));
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
     if (button.matches(".preview-code")) {
       const form = document.getElementById("preview-form");

@@ -98,6 +98,7 @@ def _message_json(message: StoredMessage) -> dict[str, Any]:
         "dropped_messages": message.dropped_messages,
         "created_ms": message.created_ms,
         "model": message.model,
+        "rating": message.rating,
         "numbers": asdict(message.numbers),
     }
 

@@ -6,6 +6,7 @@ is also the child's program.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -84,4 +85,7 @@ def _too_much(what: str) -> bytes:
 
 def main() -> None:
     """Child process: parse stdin to stdout."""
+    # Loaded on first use, which fails once no file can be opened: names in archives are in cp437.
+    for name in ("cp437", "utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        codecs.lookup(name)
     serve_one(parsed, LIMITS)

@@ -23,7 +23,16 @@ from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.web.chat.files.export import FORMAT_VERSION
 from notso.web.chat.files.import_process import Entry, entries
 from notso.web.chat.files.other_programs import MAX_MESSAGES
-from notso.web.store.protocol import Attachment, Chat, ImportedBefore, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.store.protocol import (
+    Attachment,
+    Chat,
+    ImportedBefore,
+    MessageState,
+    Numbers,
+    Rating,
+    StoredMessage,
+    ToolUse,
+)
 from notso.web.turns.chat_settings import changed, shown_values
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id
 from notso.web.values.problems import Problem
@@ -104,6 +113,7 @@ class _Message(StrictFields):
     dropped_messages: int = Field(default=0, ge=0, le=1 << 31)
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
     model: str = Field(default="", max_length=200)
+    rating: Rating = 0
     numbers: _Numbers = Field(default_factory=_Numbers)
 
 
@@ -287,6 +297,7 @@ def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> Sto
         dropped_messages=source.dropped_messages,
         tool_uses=_own_tool_uses(source) if answer else (),
         model=source.model if answer else "",
+        rating=source.rating if answer else 0,
         source=source.id,
     )
 

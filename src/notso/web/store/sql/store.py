@@ -23,6 +23,7 @@ from notso.web.store.protocol import (
     SavedPrompt,
     SearchHit,
     SettingValue,
+    Share,
     Shown,
     ShownChat,
     StoredMessage,
@@ -34,6 +35,7 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
+from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
@@ -50,6 +52,7 @@ _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
+_SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
 MOST_KEPT = 1000  # responses of an owner
@@ -294,7 +297,8 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        return await self.look(lambda db: db.find(owner, query, limit), owner)
+        terms = terms_of(query)
+        return await self.look(lambda db: _found(db, owner, query, terms, limit), owner) if terms else []
 
     add_turn = _adding(tree_writes.add_turn)
     add_message = _adding(tree_writes.add_message)
@@ -304,6 +308,8 @@ class SQLStore(ABC):
     remove_summary = _writing(tree_writes.remove_summary)
     trash_chat = _writing(tree_writes.trash_chat)
     trash_messages = _writing(tree_writes.trash_messages)
+    trash_message = _writing(tree_writes.trash_message)
+    rate_message = _writing(tree_writes.rate_message)
     restore = _writing(tree_writes.restore)
     keep_html = _writing(tree_writes.keep_html)
     save_response = _writing(save_response)
@@ -386,6 +392,26 @@ class SQLStore(ABC):
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
+    async def add_share(self, owner: str, share: Share) -> bool:
+        return await self.write(lambda db: _add_share(db, owner, share), owner)
+
+    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
+        sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
+        return [Share(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
+
+    async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool:
+        sql = "DELETE FROM shares WHERE id = ? AND chat_id = ? AND owner = ?"
+        return await self._change(owner, sql, share_id, chat_id, owner)
+
+    async def shared(self, share_id: str, now_ms: int) -> Share | None:
+        columns = ", ".join(f"shares.{name.strip()}" for name in _SHARE.split(","))
+        sql = (
+            f"SELECT {columns} FROM shares JOIN chats ON chats.id = shares.chat_id AND chats.owner = shares.owner"
+            " WHERE shares.id = ? AND expires_ms > ? AND chats.trash_id IS NULL AND NOT chats.temporary"
+        )
+        rows = await self._read("", sql, share_id, now_ms)
+        return Share(**rows[0]) if rows else None
+
     async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
         found: dict[str, ImportedBefore] = {}
         for at in range(0, len(sources), SOURCES_AT_ONCE):
@@ -427,6 +453,33 @@ class SQLStore(ABC):
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _add_share(db: Database, owner: str, share: Share) -> bool:
+    if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
+        return False
+    db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
+    values = [getattr(share, name.strip()) for name in _SHARE.split(",")]
+    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    return True
+
+
+def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:
+    rows = db.find(owner, terms, limit)
+    similar = None
+    if not rows and (similar := similar_terms(terms, db.vocabulary(owner))):
+        terms, rows = similar, db.find(owner, similar, limit)
+    return [
+        SearchHit(
+            row["chat_id"],
+            row["message_id"],
+            row["title"],
+            snippet_of(row["text"], query, terms),
+            at_ms=row["at_ms"],
+            similar=similar is not None,
+        )
+        for row in rows
+    ]
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:

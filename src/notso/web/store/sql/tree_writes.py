@@ -15,6 +15,7 @@ from notso.web.store.protocol import (
     ImportedBefore,
     NewMessage,
     NewTurn,
+    Rating,
     StoredMessage,
     TurnAccepted,
     TurnRefused,
@@ -340,6 +341,37 @@ def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> st
     return trash_id
 
 
+def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> str | None:
+    if not _lock(db, owner, chat_id) or _message(db, owner, chat_id, message_id) is None:
+        return None
+    below = (
+        "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? AND owner = ? UNION ALL"
+        " SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id WHERE m.trash_id IS NULL)"
+    )
+    active = f"{below} SELECT 1 FROM messages JOIN below ON below.id = messages.id WHERE state IN ('queued', 'running')"
+    if db.execute(active, (message_id, owner)).fetchone() is not None:
+        return None
+    trash_id = _throw(db, owner, chat_id, "messages")
+    db.execute(
+        f"{below} UPDATE messages SET trash_id = ? WHERE owner = ? AND id IN (SELECT id FROM below)",
+        (message_id, owner, trash_id, owner),
+    )
+    # What is shown follows the choices without looking into the trash.
+    sql = "UPDATE messages SET chosen_child = NULL WHERE chosen_child = ? AND chat_id = ? AND owner = ?"
+    db.execute(sql, (message_id, chat_id, owner))
+    sql = "UPDATE chats SET chosen_root = NULL WHERE chosen_root = ? AND id = ? AND owner = ?"
+    db.execute(sql, (message_id, chat_id, owner))
+    return trash_id
+
+
+def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool:
+    sql = (
+        "UPDATE messages SET rating = ? WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
+        " AND role = 'assistant' AND kind = 'turn'"
+    )
+    return db.execute(sql, (rating, message_id, chat_id, owner)).rowcount > 0
+
+
 def is_hidden(db: Database, owner: str, trash_id: str) -> bool:
     """Whether the trash id exists; it is locked against purging."""
     return _row(db, owner, trash_id) is not None
@@ -374,6 +406,12 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
     if row["kind"] == "chat":
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
+        # A single message, with what follows it, is chosen again.
+        top = db.execute(
+            "SELECT m.id FROM messages m JOIN messages p ON p.id = m.parent_id AND p.trash_id IS NULL"
+            " WHERE m.chat_id = ? AND m.trash_id = ? AND m.owner = ?",
+            (chat_id, trash_id, owner),
+        ).fetchone()
         db.execute(
             "UPDATE messages SET trash_id = NULL WHERE chat_id = ? AND trash_id = ? AND owner = ?",
             (chat_id, trash_id, owner),
@@ -382,6 +420,8 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
             "UPDATE chats SET settings = ?, chosen_root = ? WHERE id = ? AND owner = ?",
             (row["settings"], row["chosen_root"], chat_id, owner),
         )
+        if top is not None:
+            _choose(db, owner, chat_id, top["id"])
     db.execute("DELETE FROM trash WHERE id = ? AND owner = ?", (trash_id, owner))
     return chat_id
 
