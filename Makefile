@@ -137,7 +137,7 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for longer (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
 chaos: $(VENV)/.dev  ## attack the server at full length (hours), and write docs/reliability.md (ARGS="-k words")
-	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
+	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos tests/web/test_deployed.py $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 freeze: $(VENV)/.dev  ## record what a refactoring must not change, or compare with a record (make freeze AGAINST=build/freeze/COMMIT)

@@ -29,7 +29,6 @@ from notso.web.api.batches import routes as batch_routes
 from notso.web.api.batches.runner import BatchRunner
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import fields as text_completions
-from notso.web.api.embeddings import routes as embeddings
 from notso.web.api.engine import routes as engine_routes
 from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
@@ -37,7 +36,7 @@ from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, models, openapi, reference, server_facts, tokens
+from notso.web.api.server import adapters, embeddings, models, openapi, reference, server_facts, tokens
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices

@@ -103,6 +103,7 @@ ENTRIES: dict[str, Entry] = {
         ),
         OPEN,
     ),
+    "GET /load": OPEN,
     **dict.fromkeys(("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"), OPEN),
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
     **dict.fromkeys(("GET /plugins/{name}/pages/{path:path}", "POST /preview", "POST /language"), OPEN),

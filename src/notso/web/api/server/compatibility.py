@@ -11,7 +11,6 @@ from notso.web.api.batches.routes import NOTES as BATCH_NOTES
 from notso.web.api.batches.routes import BatchFields
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
-from notso.web.api.embeddings.routes import EMBEDDING_NOTES, EmbeddingFields
 from notso.web.api.llama_cpp.request import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
 from notso.web.api.ollama import fields as ollama
@@ -25,6 +24,7 @@ from notso.web.api.responses.fields import (
     ResponseFields,
 )
 from notso.web.api.server.adapters import LOAD_NOTES, UNLOAD_NOTES, LoadFields, UnloadFields
+from notso.web.api.server.embeddings import EMBEDDING_NOTES, EmbeddingFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 
 ORDER = ("works", "inert", "hint", "refused", "later")
