@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
+  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix test-darwin
 
 help:  ## list these commands
 	@awk -F ':.*## *' '/^[a-z-]+:.*##/ { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.
 
 test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on AArch64 under qemu (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
+
+test-darwin: $(VENV)/.dev  ## run the Python tests in a likeness of macOS: its names, page size, folders and system calls
+	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r sfE $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
 	@$(BIN)/python supply/aarch64_python.py || echo "no Python of aarch64 could be made: its tests will be skipped"

@@ -20,6 +20,7 @@ from notso.cli import engines, exit_codes, options, terminal
 EXAMPLES = """\
   notso doctor
   notso doctor --json
+  notso doctor --report
   notso doctor --from http://127.0.0.1:3000"""
 
 WHOLE_MODEL_BYTES = 2_600_000_000  # SmolLM3-3B Q4_K_M with 4,096 tokens of context and the process around it
@@ -47,6 +48,9 @@ def doctor(
         str | None,
         typer.Option("--from", metavar="URL", help="Only check whether a running server is ready."),
     ] = None,
+    as_report: Annotated[
+        bool, typer.Option("--report", help="Print a block to paste into an issue; measures every kernel family.")
+    ] = False,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -57,7 +61,13 @@ def doctor(
     versions. Each line is ok, warn or fail; exit code 1 if a check fails.
     """
     findings = [_answering(server)] if server else examine(port)
-    if as_json:
+    if as_report:
+        from notso.cli.machine_report import report
+
+        with terminal.waiting("measuring the demo model"):
+            block = report(findings)
+        print(block)
+    elif as_json:
         terminal.say_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
