@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +19,7 @@ PAGE = b"<title>T &amp; U</title><script>bad()</script><nav>menu</nav><h1>Head</
 
 
 class Site(BaseHTTPRequestHandler):
-    hosts: list[str] = []
+    hosts: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self.hosts.append(self.headers["Host"])

@@ -36,8 +36,11 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
     address = arguments["url"].strip()
     for _ in range(MAX_REDIRECTS + 1):
         url = checked_url(address)
-        async with asyncio.timeout(SECONDS):
-            location, text = await _get(url, await public_address(url.host, url.port or PORTS[url.scheme]))
+        try:
+            async with asyncio.timeout(SECONDS):
+                location, text = await _get(url, await public_address(url.host, url.port or PORTS[url.scheme]))
+        except TimeoutError:
+            raise ToolError(f"the page does not arrive within {SECONDS:g} s") from None
         if not location:
             return text
         target = url.join(location)
@@ -75,7 +78,7 @@ async def public_address(host: str, port: int) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is globally reachable; of addresses that embed an IPv4 address, whether that one is, too."""
+    """Whether an IP address is globally reachable; one that embeds an IPv4 address is as public as that."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
