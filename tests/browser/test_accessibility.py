@@ -35,10 +35,10 @@ STATES: dict[str, Show] = {
     "status": lambda page: page.locator("#status .badge").click(),
     "meter": lambda page: page.locator("#gauge button").click(),
     "chat menu": lambda page: page.get_by_role("button", name="Chat menu").click(),
-    "help": lambda page: page.evaluate("document.getElementById('help').showPopover()"),
-    "search": lambda page: page.evaluate("document.getElementById('search').showPopover()"),
-    "settings": lambda page: page.evaluate("document.getElementById('settings').showPopover()"),
-    "preview": lambda page: page.evaluate("document.getElementById('preview').showPopover()"),
+    "help": lambda page: page.evaluate("document.getElementById('help').showModal()"),
+    "search": lambda page: page.evaluate("document.getElementById('search').showModal()"),
+    "settings": lambda page: page.evaluate("document.getElementById('settings').showModal()"),
+    "preview": lambda page: page.evaluate("document.getElementById('preview').showModal()"),
     "edit": lambda page: page.locator("[data-edit]").click(),
 }
 

@@ -16,7 +16,7 @@
     const { tokens } = JSON.parse(detail?.data ?? "{}");
     if (!tokens || !count) return;
     const [used, total] = [Number(count.dataset.used) + tokens, Number(count.dataset.total)];
-    count.textContent = [used, total].map((n) => n.toLocaleString(document.documentElement.lang, { useGrouping: "always" })).join(" / ");
+    count.textContent = [used, total].map((n) => String(n).replace(/\B(?=(\d{3})+$)/g, count.dataset.group)).join(" / ");
     const share = `${Math.min(100, Math.ceil((100 * used) / total))} 100`;
     count.parentElement.querySelector("circle:last-child").setAttribute("stroke-dasharray", share);
   });
@@ -31,6 +31,31 @@
     if (!wanted || window.Notification?.permission !== "granted") return;
     const note = new Notification(document.querySelector("h1").textContent, { tag: location.pathname });
     note.onclick = () => focus();
+  });
+
+  // What has ended is morphed, not replaced: a selection, typeset formulas and what was wrapped or unfolded stay.
+  const isIn = (node, place) => node instanceof Element && node.closest(place);
+  document.addEventListener("htmx:config:request", ({ detail: { ctx } }) => {
+    if (ctx.sourceElement.matches("[data-ended]")) ctx.sourceElement.closest("article").removeAttribute("hx-morph-skip");
+  });
+  document.addEventListener("htmx:before:morph:node", (event) => {
+    const { oldNode, newNode } = event.detail;
+    if (!isIn(oldNode, ".prose")) return;
+    const isTypeset = oldNode.dataset.tex !== undefined && oldNode.dataset.tex === newNode.textContent;
+    const isRefused = oldNode.matches(".source") && oldNode.textContent === newNode.textContent;
+    const blocks = [oldNode, newNode].map((node) => node.matches?.(".code-block") && node.querySelector("code"));
+    const isSameCode = blocks[0] && blocks[1] && blocks[0].isEqualNode(blocks[1]);
+    if (isTypeset || isRefused || isSameCode) event.preventDefault();
+  });
+  document.addEventListener("htmx:before:morph:attr", (event) => {
+    const { target, detail: { attrName, newValue } } = event;
+    if (!isIn(target, ".prose, [data-panel]")) return;
+    if (attrName === "aria-pressed") event.preventDefault();
+    if (attrName === "open" && wanted.has(target.dataset.panel)) event.preventDefault();
+    if (attrName !== "class" || !target.matches(".code-block")) return;
+    const kept = ["wrapped", "unfolded"].filter((name) => target.classList.contains(name));
+    target.className = [newValue, ...kept].join(" ");
+    event.preventDefault();
   });
 
   // Thoughts are open while they come and fold when they end, unless touched: then they, and the cards of tools, stay as

@@ -29,6 +29,7 @@ from notso.web.chat.views import (
     in_step_context,
     last_shown,
     list_context,
+    sidebar_context,
     tab_of,
     to_page,
     turns_view,
@@ -75,8 +76,10 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
         }
         for hit in found
     ]
-    template = "_search_results.html" if is_fragment(request) else "search.html"
-    return await services.pages.respond(request, template, hits=hits, query=query)
+    if is_fragment(request):
+        return await services.pages.respond(request, "_search_results.html", hits=hits, query=query)
+    sidebar = await sidebar_context(services, owner)
+    return await services.pages.respond(request, "search.html", **sidebar, hits=hits, query=query)
 
 
 @router.get("/chats/{chat_id}/turns", dependencies=[GUARDED])
@@ -107,7 +110,7 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
     await services.shared.store.update_chat(owner, chat.id, title=title)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return RedirectResponse(f"/chats/{chat.id}", 303)
+    return back(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/pin", dependencies=[GUARDED])

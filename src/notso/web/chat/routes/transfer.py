@@ -46,7 +46,7 @@ router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
 GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
-STYLES = ("surfaces.css", "text.css", "messages.css")
+STYLES = ("tokens.css", "surfaces.css", "text.css", "messages.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
