@@ -47,7 +47,7 @@ def begin(page: Page, text: str = "Hello") -> None:
 def show_settings(page: Page, tab: str = "general") -> None:
     """Open the settings at a tab."""
     if not page.locator("#settings").is_visible():
-        page.locator("#sidebar [commandfor=settings]").click()
+        page.locator("#sidebar [commandfor=settings]").evaluate("button => button.click()")  # in the drawer, on a phone
     page.locator(f"#tab-{tab}").click()
 
 
