@@ -123,16 +123,20 @@ def test_text_files_go_along_and_others_are_refused(
         ("notes.md", b"The word is heron."),
         ("picture.png", b"\x89PNG\r\n\x00\xff"),
         ("big.txt", b"x" * 200_001),
+        ("old.txt", "Le caf\u00e9 \u2013 5 \u20ac".encode("windows-1252")),
     ):
         (tmp_path / name).write_bytes(content)
-    page.locator("#files").set_input_files([tmp_path / name for name in ("notes.md", "picture.png", "big.txt")])
-    expect(page.locator("#attachments .attached")).to_have_text(["notes.md"])
+    page.locator("#files").set_input_files(
+        [tmp_path / name for name in ("notes.md", "picture.png", "big.txt", "old.txt")]
+    )
+    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "old.txt"])
     expect(page.locator("#attachments")).to_contain_text("picture.png is not a text file (UTF-8). Images")
     expect(page.locator("#attachments")).to_contain_text("big.txt is larger than 200 kB")
     picture(page)
     begin(page, "What is the word?")
     expect(page.locator("article.user")).to_contain_text("notes.md")
     assert "heron" in demo.prompts[0] and "--- notes.md ---" in demo.prompts[0]
+    assert "Le caf\u00e9 \u2013 5 \u20ac" in demo.prompts[0], "neither UTF-8 nor UTF-16"
     expect(page.locator("#attachments")).to_be_empty()
     page.locator("#files").set_input_files(tmp_path / "notes.md")  # alone it is a message too
     expect(page.locator("#attachments .attached")).to_have_count(1)
