@@ -212,6 +212,24 @@ def test_the_end_of_an_answer_leaves_what_is_read_alone(page: Page, engine: Scri
     expect(answer.locator(".answer")).to_contain_text("The end.")
 
 
+def test_queued_messages_come_back_in_order_when_one_is_not_sent(page: Page, engine: ScriptedEngine) -> None:
+    count = answers(page).count()
+    engine.gate.clear()
+    ask(page, "Before")
+    expect(page.locator("[data-stop]")).to_be_visible()
+    for text in ("B", "C"):
+        ask(page, text)
+    page.locator("#text").fill("D")
+    page.route("**/messages", lambda route: route.abort())
+    engine.gate.set()
+    expect(page.locator("#composer-problem")).to_contain_text("Not sent")
+    expect(page.locator("#text")).to_have_value("B\n\nC\n\nD")
+    expect(page.locator("#queued li")).to_have_count(0)
+    page.unroute("**/messages")
+    page.locator("#text").fill("")
+    expect(answers(page)).to_have_count(count + 1)
+
+
 def test_answers_are_copied_as_rich_text_and_tables_as_csv(page: Page) -> None:
     answer = answers(page).first
     answer.hover()

@@ -44,7 +44,7 @@ COLORS = """(names) => {
 STYLES = """() => {
     const [sizes, radii] = [new Set(), new Set()];
     for (const element of document.querySelectorAll("body *")) {
-        if (!element.checkVisibility() || element.closest(".katex, svg, option")) continue;
+        if (!element.checkVisibility() || element.closest(".katex, svg, option, .unseen, input")) continue;
         const style = getComputedStyle(element);
         if ([...element.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim())) {
             sizes.add(parseFloat(style.fontSize));

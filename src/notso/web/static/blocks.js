@@ -59,7 +59,7 @@
   const richText = (answer) => {
     const whole = answer.cloneNode(true);
     for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
-    for (const each of whole.querySelectorAll("*")) {
+    for (const each of [whole, ...whole.querySelectorAll("*")]) {
       for (const { name } of [...each.attributes]) if (/^(id|class|data-.*|hx-.*|tabindex)$/.test(name)) each.removeAttribute(name);
     }
     return new Blob([new XMLSerializer().serializeToString(whole)], { type: "text/html" });

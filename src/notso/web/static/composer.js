@@ -24,7 +24,13 @@
       text.dispatchEvent(new Event("input", { bubbles: true }));
     }
   });
-  const giveBack = () => { [text.value, sent] = [both(), ""]; keep(); };
+  const giveBack = () => { // with what waits behind it: its order stays
+    text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
+    sent = "";
+    queue.replaceChildren();
+    keepQueue();
+    keep();
+  };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.isComposing || event.keyCode === 229) return; // Safari ends a composition before its Enter
@@ -33,7 +39,11 @@
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  text.addEventListener("input", keep);
+  // Fitting the field to a very long text costs a layout of all of it per key.
+  const LONG = 5000;
+  const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
+  text.addEventListener("input", () => { measure(); keep(); });
+  measure();
   // Messages that wait for the end of an answer: seen, removable, kept over a reload, given back when it is stopped.
   const queue = document.getElementById("queued");
   const line = `queue ${location.pathname}`;
@@ -107,6 +117,7 @@
     sent = text.value;
     text.value = waiting;
     waiting = "";
+    keep();
   });
   const comeBack = () => { // a first message that was not taken: the page is as it was
     if (greeting && !document.querySelector("#turns > article")) document.getElementById("turns").prepend(greeting);

@@ -61,13 +61,12 @@
   };
   const begin = (list) => {
     const rows = rowsOf(list);
-    const current = rows.find((row) => row === document.activeElement) ?? rows.find((row) => row.ariaCurrent) ?? rows[0];
-    rove(list, current);
+    const focused = list.contains(document.activeElement) && document.activeElement.closest("li > a, .row-menu");
+    rove(list, focused || (rows.find((row) => row.ariaCurrent) ?? rows[0]));
   };
   for (const list of document.querySelectorAll("[data-roving]")) {
     begin(list);
-    new MutationObserver(() => { if (!list.contains(document.activeElement)) begin(list); else if (!list.querySelector("[tabindex='0']")) begin(list); })
-      .observe(list, { childList: true, subtree: true });
+    new MutationObserver(() => begin(list)).observe(list, { childList: true, subtree: true });
     list.addEventListener("focusin", ({ target }) => { if (target.matches("li > a, .row-menu")) rove(list, target); });
     list.addEventListener("keydown", (event) => {
       const row = event.target.closest("li");
