@@ -57,10 +57,6 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
 
 
-def copy_table_button() -> str:
-    return _button("copy-table", _WORDS["table_copy"])
-
-
 def _label(info: str, language: str) -> str:
     """Return the name of a language, also of one that cannot be highlighted, or "code"."""
     name = info.split(maxsplit=1)[:1]

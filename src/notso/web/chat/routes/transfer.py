@@ -34,7 +34,7 @@ from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_m
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, tab_of
+from notso.web.chat.views import Owner, find_chat, sidebar_context, tab_of
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
@@ -54,7 +54,7 @@ IMPORT_TYPES = (
     *("application/json", "application/x-ndjson", "application/jsonl", "application/gzip", "application/zip"),
     *("application/x-zip-compressed", "application/octet-stream"),
 )
-STYLES = ("surfaces.css", "text.css", "messages.css", "print.css")
+STYLES = ("tokens.css", "surfaces.css", "text.css", "messages.css", "print.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
@@ -128,7 +128,7 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
         report = await _store(services, owner, read)
     for chat_id in report.changed:
         services.feed.announce(owner, chat_id, tab_of(request), turns=False)
-    return await _imported(request, services, report)
+    return await _imported(request, services, owner, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportRe
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
 
-async def _imported(request: Request, services: ChatServices, report: ImportReport) -> Response:
+async def _imported(request: Request, services: ChatServices, owner: str, report: ImportReport) -> Response:
     if "application/json" in request.headers.get("accept", ""):
         return JSONResponse({**asdict(report), "report": report.sentence})
     address, simple = f"/chats/{report.chats[0]}", not report.left_out
@@ -196,7 +196,8 @@ async def _imported(request: Request, services: ChatServices, report: ImportRepo
         return await services.pages.respond(request, "_imported.html", report=report.sentence)
     if simple:
         return RedirectResponse(address, 303)
-    return await services.pages.respond(request, "imported.html", report=report.sentence)
+    sidebar = await sidebar_context(services, owner)
+    return await services.pages.respond(request, "imported.html", **sidebar, report=report.sentence)
 
 
 class _ReaderGoneError(Exception):
