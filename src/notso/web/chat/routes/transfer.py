@@ -50,6 +50,8 @@ router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
 GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
+LEFT_OUT = ("pictures", "files", "tool_calls", "references", "texts", "chats", "damaged")
+"""What an import counts, in the order of its report."""
 IMPORT_TYPES = (
     *("application/json", "application/x-ndjson", "application/jsonl", "application/gzip", "application/zip"),
     *("application/x-zip-compressed", "application/octet-stream"),
@@ -182,7 +184,7 @@ async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportRe
         chats.append(new[key][0].id)
     if new:
         await store.add_chats(owner, list(new.values()))
-    left_out = {name: count for name, count in read.left_out.items() if count}
+    left_out = {name: read.left_out[name] for name in LEFT_OUT if read.left_out[name]}
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
 
