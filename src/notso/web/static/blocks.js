@@ -107,6 +107,20 @@
     for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
     return cell(own.textContent.trim());
   }).join(",")).join("\n");
+  // The frame has no origin, so it is known by its window.
+  const showDiagram = (text) => {
+    const frame = document.getElementById("diagram-frame").content.firstElementChild.cloneNode(true);
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
+      || (document.documentElement.dataset.theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const send = ({ data, source }) => {
+      if (source !== frame.contentWindow || data !== "ready") return;
+      removeEventListener("message", send);
+      frame.contentWindow.postMessage({ text, dark, language: document.documentElement.lang }, "*");
+    };
+    addEventListener("message", send);
+    document.getElementById("preview-place").replaceChildren(frame);
+    document.getElementById("preview").showModal();
+  };
   document.addEventListener("click", async (event) => {
     const button = event.target.closest(".code-label button, [data-copy], [data-copy-tables]");
     const block = button?.closest(".code-block");
@@ -118,6 +132,10 @@
     }
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
     if (button.matches(".preview-code")) {
+      const text = block.querySelector("code").textContent;
+      const isDiagram = block.querySelector(".code-label span").textContent === "mermaid";
+      document.getElementById("preview-note").hidden = isDiagram;
+      if (isDiagram) return showDiagram(text);
       const form = document.getElementById("preview-form");
       const frame = document.getElementById("preview-frame").content.cloneNode(true);
       document.getElementById("preview-place").replaceChildren(frame);
