@@ -168,7 +168,7 @@ def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open,
         expect(page.locator("#announcer")).to_have_text("Stopped")
     assert last_answer(first).locator(".answer").inner_text() == last_answer(second).locator(".answer").inner_text()
     assert len(demo.prompts) == 2
-    expect(elsewhere.locator("#chat-list li")).to_have_count(2)
+    expect(elsewhere.locator("#chat-list .chats > li")).to_have_count(2)
     elsewhere.get_by_role("button", name="Stop").click()
     finished(elsewhere, state="stopped")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from browser.conversation import show_settings
 from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine
@@ -30,9 +31,10 @@ WATCH_SHIFTS = """
 def page(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Page:
     """A new chat whose tools were switched on where a person does it."""
     page = open_page(serve(lambda: Engine.load(context_tokens=2048)).url)
-    page.click("[popovertarget=settings]")
+    show_settings(page, "tools")
     page.check("#tool-calculator")
     expect(page.locator("#tool-settings")).to_contain_text("Together they add")
+    page.click("#tab-model")
     page.fill("#set-temperature", "0")  # the likeliest words: a drawn figure may be a wrong one
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()

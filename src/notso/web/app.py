@@ -45,7 +45,18 @@ from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import adapters as adapter_pages
-from notso.web.chat.routes import archive, messages, operator, preview, prompts, sharing, sign_in, tools, transfer
+from notso.web.chat.routes import (
+    archive,
+    diagram,
+    messages,
+    operator,
+    preview,
+    prompts,
+    sharing,
+    sign_in,
+    tools,
+    transfer,
+)
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
@@ -283,6 +294,7 @@ def create_app(
         tools,
         transfer,
         sharing,
+        diagram,
         plugin_routes,
     )
     for router in (

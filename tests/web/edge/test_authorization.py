@@ -136,6 +136,7 @@ ENTRIES: dict[str, Entry] = {
     "GET /chats/{chat_id}/share": OWNED,
     "POST /chats/{chat_id}/share": _form(days="1"),
     "POST /chats/{chat_id}/share/{share_id}/delete": Entry(ids={"share_id": "key"}, form={}, own=frozenset({404})),
+    "GET /diagram": PUBLIC,
     "GET /shared/{secret}": Entry("public", ids={"secret": "key"}),
     "POST /chats/{chat_id}/messages": _form(text="more", key="{new_key}"),
     "POST /chats/{chat_id}/thinking": _form(),

@@ -220,7 +220,7 @@ ALLOWED_TAGS = {
 }
 CLASSES = TOKEN_CLASSES | {
     *("code-block", "code-label", "long", "copy-code", "wrap-code", "whole-code", "plain", "wide-table"),
-    *("preview-code", "task", "copy-table", "alert", "alert-title", *(f"alert-{kind}" for kind in ALERTS)),
+    *("preview-code", "task", "alert", "alert-title", *(f"alert-{kind}" for kind in ALERTS)),
     *("align-left", "align-right", "align-center", "math", "inline", "display"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -107,7 +108,8 @@ Submitted = tuple[TurnAccepted, ChatView]
 """The stored turn, and the branch down to its question."""
 
 MAX_TITLE_CHARACTERS = 120
-TITLE_WIDTH = 48
+TITLE_WIDTH = 100
+_LEADING_MARK = re.compile(r"(#{1,6}|>|[-*+])\s+")
 MAX_SUMMARY_TOKENS = 512
 
 
@@ -309,6 +311,7 @@ def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[Stor
 def title_of(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     line = " ".join(next((line for line in lines if line and not line.startswith("```")), "").split())
+    line = _LEADING_MARK.sub("", line, count=1) if _LEADING_MARK.match(line) else line
     if len(line) <= TITLE_WIDTH:
         return line or words["new_chat"]
     # Cut at a word, unless that loses more than half.

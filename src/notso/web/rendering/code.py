@@ -51,14 +51,12 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
     tools = _button("copy-code", _WORDS["code_copy"]) + _button("wrap-code", _WORDS["code_wrap"])
-    tools += _button("preview-code", _WORDS["code_preview"]) if info.split()[:1] in (["html"], ["svg"]) else ""
+    tools += (
+        _button("preview-code", _WORDS["code_preview"]) if info.split()[:1] in (["html"], ["svg"], ["mermaid"]) else ""
+    )
     tools += _button("whole-code", _WORDS["code_whole"]) if long else ""
     label = f'<div class="code-label"><span>{escape(_label(info, language))}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
-
-
-def copy_table_button() -> str:
-    return _button("copy-table", _WORDS["table_copy"])
 
 
 def _label(info: str, language: str) -> str:

@@ -1,4 +1,4 @@
-"""Translation of labels of code, tables and alerts: cached HTML is rendered once for all readers, in English."""
+"""Translation of labels of code and alerts: cached HTML is rendered once for all readers, in English."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ _LABELS = {
     "wrap-code": "code_wrap",
     "preview-code": "code_preview",
     "whole-code": "code_whole",
-    "copy-table": "table_copy",
 }
 
 

@@ -21,7 +21,7 @@ from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
-from notso.web.rendering.code import code_block, copy_table_button
+from notso.web.rendering.code import code_block
 from notso.web.rendering.extensions import alert_title, enable_extensions
 from notso.web.rendering.inline_marks import enable_inline_marks, note_html
 from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
@@ -84,8 +84,7 @@ class _Renderer(RendererHTML):
         return f'<blockquote class="alert alert-{kind}">\n{alert_title(kind)}' if kind else "<blockquote>\n"
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        # A box that scrolls, so that the table keeps its layout.
-        return f'<figure class="wide-table">{copy_table_button()}<table>\n'
+        return '<figure class="wide-table"><table>\n'  # a box that scrolls, so that the table keeps its layout
 
     def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return "</table></figure>\n"

@@ -33,7 +33,7 @@ _CLEANER = nh3.Cleaner(
         "span": {*TOKEN_CLASSES, "math", "inline", "display"},
         "div": {"code-block", "code-label", "long", "math", "display"},
         "blockquote": {"alert", *(f"alert-{kind}" for kind in ALERTS)},
-        "button": {"copy-table", "copy-code", "wrap-code", "preview-code", "whole-code"},
+        "button": {"copy-code", "wrap-code", "preview-code", "whole-code"},
         "figure": {"wide-table"},
         "p": {"plain", "alert-title"},
         "li": {"task"},

@@ -1,10 +1,11 @@
 // Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one); code can be copied, wrapped, unfolded.
 {
-  const { nonce, dataset: { katex: address, katexCss } } = document.currentScript;
+  const { nonce, dataset: { katex: address, katexCss, copyTex } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
   const loadKatex = () => new Promise((resolve) => {
     const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
     document.head.append(style, Object.assign(document.createElement("script"), { src: address, onload: resolve }));
+    document.head.append(Object.assign(document.createElement("script"), { src: copyTex })); // formulas are copied as TeX
   });
   let loading = null;
   const [waiting, SLICE_MS] = [new Set(), 30];
@@ -54,11 +55,11 @@
   new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
   look();
 
-  document.getElementById("preview").addEventListener("toggle", ({ newState }) => {
-    if (newState === "closed") document.getElementById("preview-place").replaceChildren();
+  document.getElementById("preview").addEventListener("close", () => {
+    document.getElementById("preview-place").replaceChildren();
   });
   const announcer = document.getElementById("announcer");
-  const told = (button) => {
+  const copied = (button) => {
     button.dataset.done = "";
     announcer.textContent = announcer.dataset.copied;
     setTimeout(() => { delete button.dataset.done; }, 1500);
@@ -72,77 +73,75 @@
       document.execCommand("copy");
       area.remove();
     }
-    told(button);
+    copied(button);
   };
-  // What is copied has formulas as TeX, once, and none of the page's own buttons.
-  const plainly = (fragment) => {
-    for (const formula of fragment.querySelectorAll(".math[data-tex]")) {
-      const mark = formula.matches(".display") ? "$$" : "$";
-      formula.replaceChildren(`${mark}${formula.dataset.tex}${mark}`);
+  // As other programs paste it: no buttons, formulas as MathML.
+  const richText = (answer) => {
+    const whole = answer.cloneNode(true);
+    for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
+    for (const each of [whole, ...whole.querySelectorAll("*")]) {
+      for (const { name } of [...each.attributes]) if (/^(id|class|data-.*|hx-.*|tabindex)$/.test(name)) each.removeAttribute(name);
     }
-    for (const extra of fragment.querySelectorAll("button, .code-label")) extra.remove();
-    return fragment;
+    return new Blob([new XMLSerializer().serializeToString(whole)], { type: "text/html" });
   };
-  const htmlOf = (fragment) => {
-    const box = document.createElement("div");
-    box.append(plainly(fragment));
-    for (const element of box.querySelectorAll("*")) {
-      for (const { name } of [...element.attributes]) if (!["href", "start", "dir"].includes(name)) element.removeAttribute(name);
-    }
-    return box.innerHTML;
-  };
-  // An answer is copied as it was written, and as formatted text for programs that prefer it. Safari refuses what is
-  // only fetched after the click, but not a promise of it.
-  const copyAnswer = async (button) => {
-    const text = fetch(button.dataset.copy).then((answer) => answer.ok ? answer.text() : Promise.reject(new Error()));
-    const answer = button.closest("article").querySelector(".answer");
+  const source = async (address, shown) => {
     try {
-      const range = document.createRange();
-      range.selectNodeContents(answer);
-      const html = new Blob([htmlOf(range.cloneContents())], { type: "text/html" });
-      const plain = text.then((words) => new Blob([words], { type: "text/plain" }));
-      await navigator.clipboard.write([new ClipboardItem({ "text/plain": plain, "text/html": html })]);
-      told(button);
-    } catch {
-      // No clipboard for formatted text, or the server is away: the text is on the page.
-      copy(button, await text.catch(() => button.closest("article").querySelector(".answer, .bubble").innerText));
-    }
+      const answer = await fetch(address);
+      if (answer.ok) return await answer.text();
+    } catch { /* the server is away: the text is on the page */ }
+    return shown.innerText;
   };
-  const csvOf = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
-    const part = document.createDocumentFragment();
-    part.append(...cell.cloneNode(true).childNodes);
-    for (const line of part.querySelectorAll("br")) line.replaceWith("\n");
-    const text = plainly(part).textContent.trim();
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  }).join(",")).join("\r\n") + "\r\n";
-  document.addEventListener("copy", (event) => {
-    const selection = getSelection();
-    if (selection.isCollapsed || event.target.closest?.("input, textarea")) return;
-    const fragment = selection.getRangeAt(0).cloneContents();
-    if (!fragment.querySelector(".math[data-tex]")) return;
-    const html = htmlOf(fragment.cloneNode(true));
-    const box = Object.assign(document.createElement("div"), { className: "unseen" });
-    box.append(plainly(fragment));
-    document.body.append(box); // only what is laid out has line breaks
-    event.clipboardData.setData("text/plain", box.innerText);
-    box.remove();
-    event.clipboardData.setData("text/html", html);
-    event.preventDefault();
-  });
+  const copyMessage = async (button) => {
+    const shown = button.closest("article")?.querySelector(".answer, .bubble") ?? button.parentElement;
+    const plain = source(button.dataset.copy, shown);
+    try { // Safari wants the promise, not what comes of it
+      const item = { "text/plain": plain.then((found) => new Blob([found], { type: "text/plain" })) };
+      if (shown.matches(".answer")) item["text/html"] = richText(shown);
+      await navigator.clipboard.write([new ClipboardItem(item)]);
+      copied(button);
+    } catch { await copy(button, await plain); }
+  };
+  const cell = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const csv = (table) => [...table.rows].map((row) => [...row.cells].map((each) => {
+    const own = each.cloneNode(true);
+    for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
+    return cell(own.textContent.trim());
+  }).join(",")).join("\n");
+  // The frame has no origin, so it is known by its window.
+  const showDiagram = (text) => {
+    const frame = document.getElementById("diagram-frame").content.firstElementChild.cloneNode(true);
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
+      || (document.documentElement.dataset.theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const send = ({ data, source }) => {
+      if (source !== frame.contentWindow || data !== "ready") return;
+      removeEventListener("message", send);
+      frame.contentWindow.postMessage({ text, dark, language: document.documentElement.lang }, "*");
+    };
+    addEventListener("message", send);
+    document.getElementById("preview-place").replaceChildren(frame);
+    document.getElementById("preview").showModal();
+  };
   document.addEventListener("click", async (event) => {
-    const button = event.target.closest(".code-label button, .copy-table, [data-copy]");
+    const button = event.target.closest(".code-label button, [data-copy], [data-copy-tables]");
     const block = button?.closest(".code-block");
     if (!button) return;
-    if (button.dataset.copy) return copyAnswer(button);
-    if (button.matches(".copy-table")) return copy(button, csvOf(button.parentElement.querySelector("table")));
+    if (button.dataset.copy) return copyMessage(button);
+    if ("copyTables" in button.dataset) {
+      button.closest("[popover]")?.hidePopover();
+      return copy(button, [...button.closest("article").querySelectorAll(".answer table")].map(csv).join("\n\n"));
+    }
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
     if (button.matches(".preview-code")) {
+      const text = block.querySelector("code").textContent;
+      const isDiagram = block.querySelector(".code-label span").textContent === "mermaid";
+      document.getElementById("preview-note").hidden = isDiagram;
+      if (isDiagram) return showDiagram(text);
       const form = document.getElementById("preview-form");
       const frame = document.getElementById("preview-frame").content.cloneNode(true);
       document.getElementById("preview-place").replaceChildren(frame);
       form.elements.text.value = block.querySelector("code").textContent;
       form.submit();
-      return document.getElementById("preview").showPopover();
+      return document.getElementById("preview").showModal();
     }
     button.setAttribute("aria-pressed", block.classList.toggle(button.matches(".wrap-code") ? "wrapped" : "unfolded"));
   });

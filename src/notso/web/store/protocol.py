@@ -345,6 +345,19 @@ class ChatList:
     unread: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """A chat with the number and size of its stored messages."""
+
+    chat: Chat
+    messages: int
+    size_bytes: int
+
+
+ChatOrder = Literal["used", "-used", "title", "-title", "messages", "-messages", "size", "-size"]
+"""Sort key of a table of chats; a minus sign reverses it."""
+
+
 class ChatStore(Protocol):
     """Conversations by owner; foreign ids are treated as unknown.
 
@@ -380,6 +393,11 @@ class ChatStore(Protocol):
 
     async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
         """Return a page of the list, including archived chats only with `archived`."""
+
+    async def chat_rows(
+        self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
+    ) -> tuple[list[ChatRow], bool]:
+        """Return a page of all listed chats whose title contains `title`, and whether more follow."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 

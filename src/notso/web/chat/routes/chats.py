@@ -30,6 +30,7 @@ from notso.web.chat.views import (
     in_step_context,
     last_shown,
     list_context,
+    sidebar_context,
     tab_of,
     to_page,
     turns_view,
@@ -70,16 +71,17 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
     found = await services.shared.store.search(owner, query, limit + 1)
     shown = found[:limit]
     more = min(limit + 4 * MAX_HITS, MOST_HITS) if len(found) > limit and limit < MOST_HITS else 0
-    template = "_search_results.html" if is_fragment(request) else "search.html"
-    return await services.pages.respond(
-        request,
-        template,
-        groups=_by_chat(shown),
-        query=query,
-        more=more,
-        cut=len(found) > limit and not more,
-        similar=any(hit.similar for hit in shown),
-    )
+    results: dict[str, Any] = {
+        "groups": _by_chat(shown),
+        "query": query,
+        "more_hits": more,
+        "cut": len(found) > limit and not more,
+        "similar": any(hit.similar for hit in shown),
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_search_results.html", **results)
+    sidebar = await sidebar_context(services, owner)
+    return await services.pages.respond(request, "search.html", **sidebar, **results)
 
 
 def _by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
@@ -135,7 +137,7 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
     await services.shared.store.update_chat(owner, chat.id, title=title)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return RedirectResponse(f"/chats/{chat.id}", 303)
+    return back(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/pin", dependencies=[GUARDED])

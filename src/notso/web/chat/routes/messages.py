@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
@@ -20,6 +20,7 @@ from notso.web.chat.views import (
     find_message,
     first_on,
     last_shown,
+    sidebar_context,
     tab_of,
     to_page,
     turn_view,
@@ -135,17 +136,16 @@ async def again_form(request: Request, services: Services, owner: Owner, chat_id
     """Show the form for another version with another model or temperature."""
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
-    settings = settings_from(await services.shared.store.defaults(owner), chat.settings)
-    template = "_again.html" if is_fragment(request) else "again.html"
-    return await services.pages.respond(
-        request,
-        template,
-        chat=chat,
-        message=message,
-        models=await choosable_names(*models_of(services)),
-        settings=settings,
-        key=new_id(),
-    )
+    shown: dict[str, Any] = {
+        "message": message,
+        "models": await choosable_names(*models_of(services)),
+        "settings": settings_from(await services.shared.store.defaults(owner), chat.settings),
+        "key": new_id(),
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_again.html", chat=chat, **shown)
+    sidebar = await sidebar_context(services, owner, chat)
+    return await services.pages.respond(request, "again.html", **sidebar, **shown)
 
 
 @router.post("/rate", dependencies=[GUARDED])

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from notso.web.chat.chat_view import read_shown
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.views import Owner, find_chat, to_page
+from notso.web.chat.views import Owner, find_chat, sidebar_context, to_page
 from notso.web.edge.access import GUARDED, PUBLIC, audited
 from notso.web.edge.forms import read_form
 from notso.web.rendering.mathml import with_mathml
@@ -77,7 +77,8 @@ async def show_shared(request: Request, services: Services, secret: str) -> Resp
 async def _page(request: Request, services: ChatServices, owner: str, chat: Chat, *, link: str = "") -> Response:
     shares = await services.shared.store.shares(owner, chat.id, _now_ms())
     rows = [{"id": each.id, "made": _moment(each.created_ms), "expires": _moment(each.expires_ms)} for each in shares]
-    return await services.pages.respond(request, "share.html", chat=chat, shares=rows, link=link, days=DAYS)
+    sidebar = await sidebar_context(services, owner, chat)
+    return await services.pages.respond(request, "share.html", **sidebar, shares=rows, link=link, days=DAYS)
 
 
 def _moment(milliseconds: int) -> str:

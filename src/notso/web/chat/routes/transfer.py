@@ -34,7 +34,7 @@ from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_m
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, tab_of
+from notso.web.chat.views import Owner, find_chat, sidebar_context, tab_of
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
@@ -50,11 +50,13 @@ router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
 GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
+LEFT_OUT = ("pictures", "files", "tool_calls", "references", "texts", "chats", "damaged")
+"""What an import counts, in the order of its report."""
 IMPORT_TYPES = (
     *("application/json", "application/x-ndjson", "application/jsonl", "application/gzip", "application/zip"),
     *("application/x-zip-compressed", "application/octet-stream"),
 )
-STYLES = ("surfaces.css", "text.css", "messages.css", "print.css")
+STYLES = ("tokens.css", "surfaces.css", "text.css", "messages.css", "print.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
@@ -128,7 +130,7 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
         report = await _store(services, owner, read)
     for chat_id in report.changed:
         services.feed.announce(owner, chat_id, tab_of(request), turns=False)
-    return await _imported(request, services, report)
+    return await _imported(request, services, owner, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +184,11 @@ async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportRe
         chats.append(new[key][0].id)
     if new:
         await store.add_chats(owner, list(new.values()))
-    left_out = {name: count for name, count in read.left_out.items() if count}
+    left_out = {name: read.left_out[name] for name in LEFT_OUT if read.left_out[name]}
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
 
-async def _imported(request: Request, services: ChatServices, report: ImportReport) -> Response:
+async def _imported(request: Request, services: ChatServices, owner: str, report: ImportReport) -> Response:
     if "application/json" in request.headers.get("accept", ""):
         return JSONResponse({**asdict(report), "report": report.sentence})
     address, simple = f"/chats/{report.chats[0]}", not report.left_out
@@ -196,7 +198,8 @@ async def _imported(request: Request, services: ChatServices, report: ImportRepo
         return await services.pages.respond(request, "_imported.html", report=report.sentence)
     if simple:
         return RedirectResponse(address, 303)
-    return await services.pages.respond(request, "imported.html", report=report.sentence)
+    sidebar = await sidebar_context(services, owner)
+    return await services.pages.respond(request, "imported.html", **sidebar, report=report.sentence)
 
 
 class _ReaderGoneError(Exception):
@@ -279,7 +282,7 @@ async def _as_html(request: Request, services: ChatServices, owner: str, chat: C
         answers = [each for each in messages if each.role == "assistant"]
         html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
         line = [html.get(each.id, each) for each in messages]
-        page = (await services.pages.html(request, "_export_messages.html", line=line)).decode()
+        page = (await services.pages.html(request, "_export_messages.html", line=line, shared=False)).decode()
         page, failed = await with_mathml(page)
         left += failed
         return page.encode()

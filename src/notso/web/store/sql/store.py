@@ -18,6 +18,8 @@ from notso.web.store.protocol import (
     Branch,
     Chat,
     ChatList,
+    ChatOrder,
+    ChatRow,
     Conversation,
     ImportedBefore,
     SavedPrompt,
@@ -49,6 +51,15 @@ RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any pro
 _TOO_SLOW = "storing the chats took too long and was rolled back: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
+_ORDERS = {"used": "updated_ms", "title": "lower(title)", "messages": "messages", "size": "size_bytes"}
+_COUNTED = """
+    SELECT * FROM (
+        SELECT shown.*,
+            (SELECT count(*) FROM messages AS m WHERE m.chat_id = shown.id AND m.trash_id IS NULL) AS messages,
+            (SELECT coalesce(sum(m.size), 0) FROM messages AS m WHERE m.chat_id = shown.id) AS size_bytes
+        FROM ({chats}) AS shown
+    ) AS counted
+"""
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
@@ -170,6 +181,27 @@ class SQLStore(ABC):
             unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", (owner,))
             rows = page.fetchall()
             return ChatList(tuple(map(chat_of, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
+
+        return await self.look(read, owner)
+
+    async def chat_rows(
+        self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
+    ) -> tuple[list[ChatRow], bool]:
+        column, direction = _ORDERS[order.removeprefix("-")], "DESC" if order.startswith("-") else "ASC"
+        pattern = "%" + title.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        in_order = f"ORDER BY {column} {direction}, id {direction}"
+        chats = f"SELECT * FROM chats WHERE {_LISTED} AND lower(title) LIKE ? ESCAPE '\\'"
+        page = "LIMIT ? OFFSET ?"
+        # Counting the messages of all chats is needed only where they decide the order.
+        if column in ("messages", "size_bytes"):
+            query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
+        else:
+            query = f"{_COUNTED.format(chats=f'{chats} {in_order} {page}')} {in_order}"
+
+        def read(db: Database) -> tuple[list[ChatRow], bool]:
+            found = db.execute(query, (owner, pattern, limit + 1, skip)).fetchall()
+            rows = [ChatRow(chat_of(row), row["messages"], row["size_bytes"]) for row in found[:limit]]
+            return rows, len(found) > limit
 
         return await self.look(read, owner)
 
