@@ -175,6 +175,9 @@ front-wheel: $(VENV)/.run  ## build a wheel without kernels, for front ends, int
 test-install: $(BIN)/python  ## install the built wheels in minimal Debian systems without a compiler (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
+test-readme: $(BIN)/python  ## follow README's quick start as a plain user of a minimal Debian (needs root and debootstrap)
+	@$(BIN)/python supply/try_readme.py $(ARGS)
+
 deb: $(BIN)/python  ## build the Debian package from the wheel into dist/ (ARGS="--suite bookworm")
 	@$(BIN)/python supply/deb.py $(ARGS)
 
