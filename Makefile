@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
+  freeze plant audit sbom wheels front-wheel test-install test-readme test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
