@@ -369,8 +369,6 @@ def _written(schema: object) -> str:
 
 def _sentence(error: str) -> str:
     # llguidance's messages, replaced or cut to the first line.
-    if "oneOf constraints" in error:
-        return "several options of a oneOf may match the same value, which cannot be prevented; use anyOf"
     if "lookarounds not supported" in error:
         return "^ before text or $ after text in the middle of a pattern is not supported"
     if "NoExtensionBias" in error:
