@@ -205,6 +205,8 @@ clean:  ## remove everything that was built
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed: install it (Debian: apt install python3 python3-venv) or set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || \
+	  { echo "Python's headers are needed (Debian: apt install python3-dev)"; exit 1; }
 	@cxx=$${CXX:-$$(command -v c++ || command -v g++ || command -v clang++)}; \
 	  printf '#include <atomic>\nint main() { std::atomic<int> a{1}; a.wait(0); }\n' | \
 	  $$cxx -std=c++20 -x c++ -fsyntax-only - 2>/dev/null || \
