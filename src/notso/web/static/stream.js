@@ -64,7 +64,7 @@
     const open = tail?.firstElementChild;
     if (!closed || tail?.childElementCount !== 1 || blocks.length !== 1 || open.tagName !== blocks[0].tagName) return whole;
     open.id = `${name}-moved`;
-    closed.append(open);
+    closed.moveBefore ? closed.moveBefore(open, null) : closed.append(open); // what is focused in it stays so
     const block = html.trimStart().replace(/^<\w+/, `$& id="${name}-moved"`);
     return `<hx-partial hx-target="#${name}-moved" hx-swap="outerMorph">${block}</hx-partial>`;
   };
