@@ -94,7 +94,7 @@ def test_with_the_server_gone_every_action_says_so(
     file.write_text("{}")
     show_settings(page, "data")
     page.locator("#import").set_input_files(file)
-    expect(page.locator("#import-problem")).to_contain_text("The server is not responding")
+    expect(page.locator("#import-report")).to_contain_text("The server is not responding")
     page.keyboard.press("Escape")
     page.locator("article.assistant [data-regenerate]").click()
     expect(page.locator("#composer-problem")).to_contain_text("The server is not responding")

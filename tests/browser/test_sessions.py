@@ -145,7 +145,7 @@ def test_a_chat_goes_out_as_a_file_and_comes_back(
     (tmp_path / "broken.json").write_text('{"chats": [')
     show_settings(page, "data")
     page.locator("#import").set_input_files(tmp_path / "broken.json")
-    expect(page.locator("#import-problem")).to_contain_text("not valid JSON")
+    expect(page.locator("#import-report")).to_contain_text("not valid JSON")
     with page.expect_download() as download:
         page.get_by_role("link", name=words["export_all"]).click()
     download.value.save_as(tmp_path / "all")

@@ -33,6 +33,7 @@ def imported(server: Any, count: int) -> str:
     messages = [
         {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
     ]
+    messages[0]["name"] = new_id()  # the same list again would add nothing
     answer = server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     return str(answer.headers["hx-redirect"].removeprefix("/chats/"))
 

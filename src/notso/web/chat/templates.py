@@ -22,6 +22,7 @@ from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.plugin_view import PluginView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.tool_rounds import parts_of
@@ -80,6 +81,7 @@ class Pages:
             separators=lambda: separators(language.get()),
             numeric_settings=[(each.name, "numeric" if each.kind is int else "decimal") for each in NUMERIC],
             setting_choices=CHOICES,
+            always_asking={tool.name for tool in BuiltInTools.TOOLS if tool.always_asks},
         )
         self._environment.filters.update(
             answer_html=self.answer_html,

@@ -85,14 +85,4 @@
     if (from >= 0) text.dispatchEvent(new CustomEvent("write", { detail: { value: "", from, to: from + pasted.length } }));
     offer.hidden = true;
   });
-  document.getElementById("import").addEventListener("change", async ({ target }) => {
-    const problem = document.getElementById("import-problem");
-    const headers = { "Content-Type": "application/json", "HX-Request": "true" };
-    try {
-      const answer = await fetch("/import", { method: "POST", headers, body: target.files[0] });
-      if (answer.ok) return location.assign(answer.headers.get("HX-Redirect"));
-      problem.textContent = (await answer.text()).replace(/<[^>]*>|⚠/g, "").trim();
-    } catch { problem.textContent = problem.dataset.offline; }
-    target.value = "";
-  });
 }

@@ -1,6 +1,6 @@
-// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one), code can be copied, wrapped, unfolded.
+// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one); code can be copied, wrapped, unfolded.
 {
-  const { katex: address, katexCss, copyTex } = document.currentScript.dataset;
+  const { nonce, dataset: { katex: address, katexCss, copyTex } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
   const loadKatex = () => new Promise((resolve) => {
     const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
@@ -9,10 +9,10 @@
   });
   let loading = null;
   const [waiting, SLICE_MS] = [new Set(), 30];
-  const typeset = () => {
+  const typeset = (milliseconds = SLICE_MS) => {
     if (!waiting.size) return;
-    if (!window.katex) { loading ??= loadKatex().then(typeset); return; }
-    const end = performance.now() + SLICE_MS;
+    if (!window.katex) { loading ??= loadKatex().then(() => typeset()); return; }
+    const end = performance.now() + milliseconds;
     for (const formula of waiting) {
       waiting.delete(formula);
       if (formula.dataset.tex) continue;
@@ -30,8 +30,28 @@
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
   const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
-  const look = () => { for (const formula of found()) seen.observe(formula); };
-  addEventListener("beforeprint", () => { for (const formula of found()) waiting.add(formula); typeset(); });
+  // KaTeX is there before it is needed, because printing does not wait. Safari has no idle callbacks.
+  const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
+  const look = () => {
+    const formulas = found();
+    for (const formula of formulas) seen.observe(formula);
+    if (formulas.length) whenIdle(() => { loading ??= loadKatex().then(() => typeset()); });
+  };
+  const readNow = (url) => {
+    const request = new XMLHttpRequest();
+    request.open("GET", url, false);
+    request.send();
+    return request.responseText;
+  };
+  addEventListener("beforeprint", () => {
+    for (const formula of found()) waiting.add(formula);
+    if (waiting.size && !window.katex) {
+      const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
+      try { document.head.append(style, Object.assign(document.createElement("script"), { nonce, textContent: readNow(address) })); }
+      catch { return; } // the server is away: formulas are printed as TeX
+    }
+    typeset(Infinity);
+  });
   new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
   look();
 
@@ -87,6 +107,20 @@
     for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
     return cell(own.textContent.trim());
   }).join(",")).join("\n");
+  // The frame has no origin, so it is known by its window.
+  const showDiagram = (text) => {
+    const frame = document.getElementById("diagram-frame").content.firstElementChild.cloneNode(true);
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
+      || (document.documentElement.dataset.theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const send = ({ data, source }) => {
+      if (source !== frame.contentWindow || data !== "ready") return;
+      removeEventListener("message", send);
+      frame.contentWindow.postMessage({ text, dark, language: document.documentElement.lang }, "*");
+    };
+    addEventListener("message", send);
+    document.getElementById("preview-place").replaceChildren(frame);
+    document.getElementById("preview").showModal();
+  };
   document.addEventListener("click", async (event) => {
     const button = event.target.closest(".code-label button, [data-copy], [data-copy-tables]");
     const block = button?.closest(".code-block");
@@ -98,6 +132,10 @@
     }
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
     if (button.matches(".preview-code")) {
+      const text = block.querySelector("code").textContent;
+      const isDiagram = block.querySelector(".code-label span").textContent === "mermaid";
+      document.getElementById("preview-note").hidden = isDiagram;
+      if (isDiagram) return showDiagram(text);
       const form = document.getElementById("preview-form");
       const frame = document.getElementById("preview-frame").content.cloneNode(true);
       document.getElementById("preview-place").replaceChildren(frame);
