@@ -98,7 +98,7 @@ def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open, numbered
 def test_edit_an_answer(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page)
-    answers(page).get_by_role("link", name="Edit").click()
+    more(answers(page)).get_by_role("link", name="Edit").click()
     page.locator("#edit-text").fill("My **own** words.")
     page.get_by_role("button", name="Save").click()
     expect(answers(page)).to_contain_text("My own words.")

@@ -25,7 +25,7 @@ def test_a_chat_is_called_what_it_was_asked_first(serve: Serve, open_page: Open,
     page.get_by_role("button", name="Send").click()
     page.wait_for_url("**/chats/*")
     finished(page)
-    title = "Please tell me something about the walrus and…"
+    title = "Please tell me something about the walrus and where it may be found in winter"
     expect(page.get_by_role("heading", name=title)).to_be_visible()
     expect(page.locator("#chat-list").get_by_role("link", name=title)).to_have_attribute("aria-current", "page")
     expect(page.locator("#chat-list")).to_contain_text("Today")

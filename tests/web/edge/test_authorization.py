@@ -70,6 +70,7 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
     **dict.fromkeys(("GET /backup", "GET /metrics", "GET /operator", "POST /plugins/{name}/start"), OPERATOR),
     **dict.fromkeys(("POST /models/switch", "POST /models/download", "POST /models/download/stop"), OPERATOR),
+    **dict.fromkeys(("POST /operator/keys", "POST /operator/keys/revoke"), OPERATOR),
     **dict.fromkeys(("POST /models/adapters/load", "POST /models/adapters/unload"), OPERATOR),
     **dict.fromkeys(("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"), OPERATOR),
     **{f"POST /engine/v1/{name}": FRONT_END for name in ("events", "submit", "prepare", "steer", "call")},

@@ -161,6 +161,6 @@
     document.addEventListener(kind, ({ target }) => { held = kind === "focusin" ? target : null; });
   }
   document.addEventListener("htmx:after:swap", () => {
-    if (held && document.activeElement === document.body && !matchMedia("(pointer: coarse)").matches) text.focus();
+    if (held && document.activeElement === document.body && getSelection().isCollapsed && !matchMedia("(pointer: coarse)").matches) text.focus();
   });
 }
