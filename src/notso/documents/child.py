@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from notso.confinement import Limits, Rights, confine, lacking
 from notso.documents import kinds
 from notso.documents.values import (
     MAX_CHARACTERS,
@@ -27,6 +26,7 @@ from notso.documents.values import (
     clean,
     one_line,
 )
+from notso.system.confinement import Limits, Rights, confine, lacking
 
 CPU_S, CPU_S_A_PAGE = 60, 0.2
 LIMITS = Limits(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any
 
-from notso.confinement import Child, ConfinedWorkError
 from notso.documents.child import CPU_S_A_PAGE, LIMITS, MAX_FRAME_BYTES, UNCONFINED
 from notso.documents.values import (
     MAX_CHARACTERS,
@@ -22,6 +21,7 @@ from notso.documents.values import (
     one_line,
 )
 from notso.extras import install_line
+from notso.system.confinement import Child, ConfinedWorkError
 
 PROGRAM = "from notso.documents.child import main; main()"
 PAGE_BREAK = "\n\n"

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from notso.confinement import Rights, confine
 from notso.plugins import loading, wire
 from notso.plugins.offers import is_answer
 from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, SignInRequest
+from notso.system.confinement import Rights, confine
 
 CALLS_AT_ONCE = 8
 

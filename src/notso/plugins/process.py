@@ -22,10 +22,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from notso.confinement import Rights, environment
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
 from notso.plugins.offers import checked_offer, is_answer
+from notso.system.confinement import Rights, environment
 
 State = Literal["starting", "on", "off"]
 

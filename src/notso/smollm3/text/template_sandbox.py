@@ -4,7 +4,7 @@ A template is a program from an untrusted file. It gets jinja2's immutable sandb
 that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs unknown
 templates in a child process with hard limits; `render_here` is for known ones.
 
-This file is also the child's program, started by path: of notso it imports what needs the standard library only.
+This file is also the child's program, started by path: of this project it may import notso.system only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jinja2.utils import missing
 if __name__ == "__main__":  # started by path, with no folder of this package in sys.path
     sys.path.append(str(Path(__file__).parents[3]))
 
-from notso.confinement import Child, ConfinedWorkError, Limits, Rights, confine
+from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, confine
 
 CHILD_LIMITS = Limits(cpu_s=1, memory_bytes=256 * 2**20, wall_s=10, answer_bytes=256 * 2**20)
 CHILD_OUTPUT_CHARACTERS = 2**20

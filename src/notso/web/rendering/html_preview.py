@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import nh3
 
-from notso.confinement import Child, Limits, serve_one
-from notso.web.values.child_work import child_work
+from notso.system.confinement import Limits, serve_one
+from notso.web.values.child_work import confined
 
 # Ordinary pages of 256 KiB take about 0.02 s.
 LIMITS = Limits(cpu_s=1, memory_bytes=512 * 2**20, wall_s=10.0, answer_bytes=8 * 2**20)
@@ -66,7 +66,7 @@ _CLEANER = nh3.Cleaner(
 
 async def preview_html(text: str) -> str:
     """Sanitize HTML in a child process. Raises ConfinedWorkError beyond LIMITS."""
-    return (await child_work(lambda: Child(("-c", _PROGRAM), text.encode(), LIMITS), Child.answer)).decode()
+    return (await confined(_PROGRAM, text.encode(), LIMITS)).decode()
 
 
 def main() -> None:

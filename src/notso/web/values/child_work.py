@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from notso.system.confinement import Child, Limits
+
 
 class Killable(Protocol):
     """A child that can be ended from another thread."""
@@ -35,3 +37,11 @@ async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
         if not working.done():
             child.kill()
             await asyncio.gather(working, return_exceptions=True)
+
+
+async def confined(program: str, request: bytes, limits: Limits) -> bytes:
+    """Run a request in a child without any right and return its answer. Raises ConfinedWorkError.
+
+    `program` is Python source that calls `serve_one` with the same limits.
+    """
+    return await child_work(lambda: Child(("-c", program), request, limits), Child.answer)

@@ -10,7 +10,7 @@ from html import escape
 from fastapi import APIRouter, Request, Response
 from starlette.responses import HTMLResponse
 
-from notso.confinement import ConfinedWorkError
+from notso.system.confinement import ConfinedWorkError
 from notso.web.chat.services import Services
 from notso.web.chat.views import Owner
 from notso.web.edge.access import GUARDED

@@ -235,6 +235,17 @@ def lacking() -> list[str]:
     ]
 
 
+def unenforced_limits() -> list[str]:
+    """Return what this system does not limit, for the operator: phrases."""
+    found = []
+    if missing := lacking():
+        found.append(f"which system calls and files child processes use (no {', no '.join(missing)})")
+    if sys.platform == "darwin":
+        found.append("the memory of templates, parsers and plugins (RLIMIT_AS)")
+        found.append("who of the same user reads the server's environment")
+    return found
+
+
 # Linux: the kernel's interfaces
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
@@ -280,6 +291,7 @@ _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "time": (201, None),
     "getrandom": (318, 278),
     "getrusage": (98, 165),
+    "setitimer": (38, 103),
     "getpid": (39, 172),
     "gettid": (186, 178),
     "rt_sigaction": (13, 134),

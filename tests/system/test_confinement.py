@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from notso import confinement
-from notso.confinement import Child, ConfinedWorkError, Limits, Rights, environment, system_call_filter
-from notso.web.values.child_work import child_work
+from notso.system import confinement
+from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, environment, system_call_filter
+from notso.web.values.child_work import confined
 
 LIMITS = Limits(cpu_s=1, memory_bytes=512 << 20, wall_s=60, answer_bytes=1000)
-PROGRAM = "from notso.confinement import Limits, serve_one; import {imports}\nserve_one({work}, {limits!r})"
+PROGRAM = "from notso.system.confinement import Limits, serve_one; import {imports}\nserve_one({work}, {limits!r})"
 
 
 def run(work: str, limits: Limits = LIMITS, imports: str = "os", request: bytes = b"a" * 100_000) -> bytes:
@@ -55,7 +55,7 @@ def test_it_is_killed_at_the_deadline_and_when_nobody_waits() -> None:
 
     async def leave() -> None:
         program = PROGRAM.format(work=work, limits=LIMITS, imports="time")
-        asked = asyncio.create_task(child_work(lambda: Child(("-c", program), b"", LIMITS), Child.answer))
+        asked = asyncio.create_task(confined(program, b"", LIMITS))
         while not children() - before:
             await asyncio.sleep(0)
         asked.cancel()
@@ -98,7 +98,7 @@ ACTS = {
 }
 PLANTED = """
 import _thread, ctypes, json, mmap, os, socket, subprocess
-from notso.confinement import Limits, serve_one
+from notso.system.confinement import Limits, serve_one
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(*numbers):
@@ -131,7 +131,7 @@ def test_a_planted_parser_is_stopped_whatever_it_tries() -> None:
 def test_a_plugin_keeps_files_programs_and_the_network_but_not_the_server() -> None:
     program = """
 import ctypes, json, os, signal, socket, subprocess, sys
-from notso.confinement import Rights, confine
+from notso.system.confinement import Rights, confine
 confine(Rights.FILES_AND_NETWORK)
 libc = ctypes.CDLL(None, use_errno=True)
 keyctl = 250 if os.uname().machine == "x86_64" else 219
@@ -230,7 +230,7 @@ def test_what_is_given_can_be_read_but_not_changed() -> None:
 def test_time_is_granted_up_to_a_bound() -> None:
     limits = Limits(cpu_s=1, more_cpu_s=5, memory_bytes=512 << 20, wall_s=60, answer_bytes=1000)
     program = (
-        "import os, resource; from notso.confinement import Limits, Rights, confine\n"
+        "import os, resource; from notso.system.confinement import Limits, Rights, confine\n"
         f"confine(Rights.COMPUTE, {limits!r}); os.write(1, b'ready'); os.read(0, 1)\n"
         "while True: pass"
     )
