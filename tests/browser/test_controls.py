@@ -119,7 +119,7 @@ def test_code_is_copied_wrapped_and_unfolded(chat: Callable[..., Page]) -> None:
 def test_text_files_go_along_and_others_are_refused(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
 ) -> None:
-    page = open_page(serve(demo.load).url)
+    page = open_page(serve(demo.load).url, expected="status of 422 .*/attachments")
     for name, content in (
         ("notes.md", b"The word is heron."),
         ("picture.png", b"\x89PNG\r\n\x00\xff"),
@@ -136,7 +136,7 @@ def test_text_files_go_along_and_others_are_refused(
     for name, content in (("paper.pdf", text_pdf(["Its bird is a stork."])), ("scan.pdf", pdf([stream(b"")]))):
         (tmp_path / name).write_bytes(content)
     page.locator("#files").set_input_files([tmp_path / "paper.pdf", tmp_path / "scan.pdf"])
-    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "paper.pdfPDF, 20 characters"])
+    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "old.txt", "paper.pdfPDF, 20 characters"])
     expect(page.locator("#attachments")).to_contain_text("scan.pdf has no text: it is probably a scan")
     picture(page)
     begin(page, "What is the word?")

@@ -318,8 +318,7 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
     assert set(told) == {
         "python", "cpu", "kernels", "gpu", "memory", "pages", "model", "disk", "data", "port", "sqlite", "network",
-        "plugins", "postgresql",
-        "versions",
+        "plugins", "postgresql", "confinement", "versions",
     }  # fmt: skip
     assert told["kernels"]["status"] == "ok"
     assert "fastest this CPU can run" in told["kernels"]["message"]

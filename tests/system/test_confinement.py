@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from notso.cli import doctor
 from notso.system import confinement
 from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, environment, system_call_filter
 from notso.web.values.child_work import confined
@@ -146,6 +147,14 @@ with open("/proc/self/oom_score_adj") as score:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [errno.EPERM, 0, True, "1000"]
+
+
+def test_the_doctor_says_what_the_system_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "lacking", list)
+    assert [each.status for each in doctor._confinement()] == ["ok"]
+    monkeypatch.setattr(confinement, "lacking", lambda: ["Landlock"])
+    (found,) = doctor._confinement()
+    assert found.status == "warn" and "no Landlock" in found.message and "PDF files" in found.fix
 
 
 def test_a_child_knows_no_keys() -> None:
