@@ -130,22 +130,28 @@ void Device::free_retired() noexcept {
   retired_.clear();
 }
 
-Handle Device::function(const char* kernel) {
-  Handle& found = functions_[kernel];
-  if (found != nullptr) return found;
+const Device::Function& Device::function(const char* kernel) {
+  Function& found = functions_[kernel];
+  if (found.handle != nullptr) return found;
   Handle made = nullptr;
+  int written_for = 0;
   api_.require(api_.module_function(&made, module_, kernel), "finding a kernel");
   const int most = std::min(most_shared_bytes_, kSmallMSharedLimit);
   api_.require(api_.function_set(made, kSharedBytesOfFunction, most), "a kernel's shared memory");
-  return found = made;
+  api_.require(api_.function_attribute(&written_for, kPtxVersionOfFunction, made),
+               "asking for a kernel's architecture");
+  found = {made, written_for >= kAwaitingArchitecture};
+  return found;
 }
 
 void Device::launch_bytes(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, void* arguments) {
   const Use use(*this);
   void* pointers[] = {arguments};
-  api_.require(api_.launch(function(kernel), grid.x, grid.y, grid.z, threads, 1, 1, unsigned(shared_bytes), stream_,
-                           pointers, nullptr),
-               "starting a kernel");
+  const Function& started = function(kernel);
+  const LaunchAttribute early{kProgrammaticStart, 0, 1, {}};
+  const LaunchConfig config{{grid.x, grid.y, grid.z}, {threads, 1, 1}, unsigned(shared_bytes), stream_, &early,
+                            started.awaits ? 1u : 0u};
+  api_.require(api_.launch(&config, started.handle, pointers, nullptr), "starting a kernel");
 }
 
 void* Device::scratch(Scratch which, int64_t bytes) {

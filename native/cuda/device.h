@@ -72,7 +72,11 @@ class Device {
   void open(const MachineCode& code, int number);
   void close() noexcept;
   void launch_bytes(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, void* arguments);
-  Handle function(const char* kernel);
+  struct Function {
+    Handle handle = nullptr;
+    bool awaits = false;  // the kernel before, itself
+  };
+  const Function& function(const char* kernel);
   void free_retired() noexcept;
 
   DriverApi api_;
@@ -81,7 +85,7 @@ class Device {
   bool has_context_ = false, capturing_ = false;
   std::string name_;
   Handle context_ = nullptr, module_ = nullptr, stream_ = nullptr;
-  std::unordered_map<const char*, Handle> functions_;
+  std::unordered_map<const char*, Function> functions_;
   struct Room {
     Address address = 0;
     size_t bytes = 0;
