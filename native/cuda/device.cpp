@@ -1,6 +1,7 @@
 #include "cuda/device.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace qtensor {
 namespace cuda {
@@ -52,6 +53,7 @@ void Device::open(const MachineCode& code, int number) {
   has_context_ = true;
   const Use use(*this);
   api_.require(api_.stream_create(&stream_, kNonBlockingStream), "making a stream");
+  api_.require(api_.host_allocate(&landing_, kLandingBytes, 0), "memory for downloads");
   if (const Result r = api_.module_load(&module_, code.data); r == kOutOfMemory)
     api_.require(r, "loading the kernels");
   else if (r != kSuccess)
@@ -67,6 +69,7 @@ void Device::close() noexcept {
   for (Room& room : scratch_)
     if (room.address != 0) api_.free(room.address);
   if (grids_ != 0) api_.free(grids_);
+  if (landing_ != nullptr) api_.host_free(landing_);
   if (module_ != nullptr) api_.module_unload(module_);
   if (stream_ != nullptr) api_.stream_destroy(stream_);
   api_.context_use(nullptr);
@@ -112,8 +115,10 @@ void Device::upload(Address to, const void* from, size_t bytes) {
 }
 void Device::download(void* to, Address from, size_t bytes) {
   const Use use(*this);
-  api_.require(api_.copy_down(to, from, bytes, stream_), "copying from the GPU");
+  const bool lands = bytes <= kLandingBytes;
+  api_.require(api_.copy_down(lands ? landing_ : to, from, bytes, stream_), "copying from the GPU");
   wait();
+  if (lands) std::memcpy(to, landing_, bytes);
 }
 void Device::copy(Address to, Address from, size_t bytes) {
   const Use use(*this);

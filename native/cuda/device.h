@@ -23,6 +23,8 @@ namespace cuda {
 
 constexpr int kOldestArchitecture = 80;  // which has the products of bytes and the reductions that kernels ask for
 
+constexpr size_t kLandingBytes = size_t(1) << 20;
+
 class Device {
  public:
   // Opens the driver and takes device `number`. Throws Unavailable, OutOfMemory or Lost.
@@ -91,6 +93,7 @@ class Device {
     size_t bytes = 0;
   };
   std::array<Room, size_t(Scratch::count)> scratch_;
+  void* landing_ = nullptr;  // kLandingBytes that the GPU writes by itself: what is downloaded goes by way of them
   Address grids_ = 0;
   std::vector<Address> retired_;  // scratch that work under way may still use
   uint64_t scratch_moves_ = 0;

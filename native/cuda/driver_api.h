@@ -65,6 +65,8 @@ constexpr int kAwaitingArchitecture = 90;  // from which on kernels have code th
   F(memory_info, "cuMemGetInfo_v2", (size_t*, size_t*))                                      \
   F(allocate, "cuMemAlloc_v2", (Address*, size_t))                                           \
   F(free, "cuMemFree_v2", (Address))                                                         \
+  F(host_allocate, "cuMemHostAlloc", (void**, size_t, unsigned))                             \
+  F(host_free, "cuMemFreeHost", (void*))                                                     \
   F(set_bytes, "cuMemsetD8Async", (Address, unsigned char, size_t, Handle))                  \
   F(copy_up, "cuMemcpyHtoDAsync_v2", (Address, const void*, size_t, Handle))                 \
   F(copy_down, "cuMemcpyDtoHAsync_v2", (void*, Address, size_t, Handle))                     \

@@ -249,6 +249,16 @@ STUB int cuMemFree_v2(Address address) {
   std::free(reinterpret_cast<void*>(address));
   return call.result;
 }
+STUB int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+  BEGIN_CALL;
+  return *memory = keep(new char[bytes]), kOk;
+}
+STUB int cuMemFreeHost(void* memory) {
+  const Call call;
+  if (driver().live.erase(memory) != 1) lanes::refuse("host memory is freed that is none");
+  delete[] static_cast<char*>(memory);
+  return call.result;
+}
 STUB int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Handle) {
   BEGIN_CALL;
   require_no_capture();
