@@ -18,6 +18,7 @@ class Device:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.native = self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given: self.asked.append((name, given))

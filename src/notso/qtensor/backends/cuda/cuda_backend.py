@@ -220,7 +220,7 @@ class CUDA:
 
         if rows:
             turn = positions.address, table[0].address, table[1].address
-            launch = Rotation(self.device.native, x.address, (rows, heads, dim), turn, adjacent)
+            launch = Rotation(self.device, x.address, (rows, heads, dim), turn, adjacent)
             self._do(("rope", positions.key, length), check, launch, x, table)
 
     def store_key_values(
@@ -243,7 +243,7 @@ class CUDA:
 
         if positions.size:
             facts = pool.facts, (window[1] if window else pool).facts
-            launch = Storing(self.device.native, k.address, v.address, places, *facts)
+            launch = Storing(self.device, k.address, v.address, places, *facts)
             self._do(("store", *key), check, launch, k, v, pool, window)
 
     def attention(
@@ -269,7 +269,7 @@ class CUDA:
             return check_read(positions.numbers, sequences.numbers, tables.numbers, pool, window)
 
         if rows:
-            launch = Attending(self.device.native, q.address, (rows, heads, dim), *facts)
+            launch = Attending(self.device, q.address, (rows, heads, dim), *facts)
             self._do(("attention", *key), check, launch, q, out, pool, window)
 
 

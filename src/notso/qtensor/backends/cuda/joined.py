@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from notso.qtensor import _native as native
-from notso.qtensor.backends.cuda.driver import ask
+from notso.qtensor.backends.cuda.driver import Device, ask
 
 # Launches an operation for at least this many tiles.
 Launch: TypeAlias = Callable[[int], None]
@@ -26,21 +25,21 @@ _NO_TURN: Turn = (0, 0, 0)
 class Rotation:
     """`rope`."""
 
-    device: native.CudaDevice
+    device: Device
     x: int
     shape: tuple[int, int, int]  # rows, heads, dimensions
     turn: Turn
     adjacent: bool
 
     def __call__(self, tiles: int) -> None:
-        ask(self.device.rope, self.x, *self.shape, *self.turn, self.adjacent)
+        ask(self.device.native.rope, self.x, *self.shape, *self.turn, self.adjacent)
 
 
 @dataclass(frozen=True)
 class Storing:
     """`store_key_values`."""
 
-    device: native.CudaDevice
+    device: Device
     k: int
     v: int
     places: Places
@@ -48,14 +47,14 @@ class Storing:
     window: PoolFacts
 
     def __call__(self, tiles: int) -> None:
-        ask(self.device.store_key_values, self.k, self.v, self.places, self.pool, self.window)
+        ask(self.device.native.store_key_values, self.k, self.v, self.places, self.pool, self.window)
 
 
 @dataclass(frozen=True)
 class Attending:
     """`attention`."""
 
-    device: native.CudaDevice
+    device: Device
     q: int
     shape: tuple[int, int, int]
     places: Places
@@ -66,7 +65,7 @@ class Attending:
 
     def __call__(self, tiles: int) -> None:
         facts = self.places, self.pool, self.window, self.scale, tiles, self.out
-        ask(self.device.attention, self.q, self.shape[1], *facts)
+        ask(self.device.native.attention, self.q, self.shape[1], *facts)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class _Joined:
     def __call__(self, tiles: int) -> None:
         stored, read = self.storing, self.attending
         before = self.of_keys, stored.k, stored.v, stored.places, self.of_queries, read.q, read.shape[1], read.places
-        ask(read.device.store_and_attend, *before, read.pool, read.window, read.scale, tiles, read.out)
+        ask(read.device.native.store_and_attend, *before, read.pool, read.window, read.scale, tiles, read.out)
 
 
 def joined(launches: Sequence[Launch]) -> list[Launch]:
