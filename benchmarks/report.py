@@ -114,7 +114,7 @@ def host_rows(result: dict[str, Any], empty: list[str]) -> list[list[str]]:
 
 def threads(result: dict[str, Any]) -> str:
     """Runs of `notso bench` that differ in --threads alone."""
-    runs = result["threads"]
+    runs, peer = result["threads"], result["llama.cpp"]["tok_s"]
     rows = [
         [
             str(run["model"]["threads"]),
@@ -123,13 +123,16 @@ def threads(result: dict[str, Any]) -> str:
             f"{run['decode'][0]['roofline_beside']:.2f}",
             f"{run['bandwidth_gb_s']:.4g}",
             f"{run['byte_tops']:.3g}",
+            f"{peer[str(run['model']['threads'])]['prefill']:.4g}",
+            f"{peer[str(run['model']['threads'])]['decode']:.3g}",
         ]
         for run in runs
     ]
     prompt = runs[0]["prefill"][0]["tokens"]
     head = ["threads", f"prefill {prompt}, tokens/s", "decode, tokens/s", "share of the ceiling"]
-    head += ["read bandwidth, GB/s", "byte products, 10^12 operations/s"]
+    head += ["read bandwidth, GB/s", "byte products, 10^12 operations/s", "llama.cpp, prefill", "llama.cpp, decode"]
     described = about(runs[0]["machine"], f"{runs[0]['model']['kernels']} kernels", runs[0]["model"]["name"])
+    described += f"\nllama.cpp, afterwards on the same file: {result['llama.cpp']['version']}.\n"
     return "\n".join(["## Threads\n", described, table(head, rows)])
 
 

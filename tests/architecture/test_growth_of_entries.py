@@ -21,7 +21,7 @@ from architecture.test_growth import SMALL_SIZES, Clock, check_growth
 from notso.qtensor import GGUFFile
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.output.stop_strings import StopStrings
+from notso.smollm3.output.lookahead import StopStrings
 from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import answer_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
@@ -45,7 +45,7 @@ from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_markdown
-from notso.web.store.postgres.words import query_of, snippet_of, vector_of
+from notso.web.store.postgres.database import query_of, snippet_of, vector_of
 from notso.web.store.sqlite.database import _phrases
 from notso.web.tools.calculator import calculate
 from notso.web.tools.mcp_config import read_mcp_config

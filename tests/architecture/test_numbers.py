@@ -8,10 +8,10 @@ import pytest
 
 from notso.smollm3.engine.memory_plan import DEFAULT_CONTEXT_TOKENS, DEFAULT_SEQUENCES, K8V8_UP_TO_TOKENS
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
-from notso.web import app
+from notso.web import app, server
 from notso.web.chat.files import imports
 from notso.web.chat.services import MOST_WAITING_IMPORTS
-from notso.web.edge import body_budget, door, limits, log_pace, work_line
+from notso.web.edge import body_budget, door, limits, work_line
 from notso.web.store.postgres import store
 from notso.web.tools import mcp_config, mcp_process, mcp_servers, toolbox
 from notso.web.turns import attachments, tool_calls
@@ -31,7 +31,7 @@ def said(count: float) -> str:
 SENTENCES = [
     (OPERATIONS, f"{door.MAX_CONNECTIONS:,} connections at once"),
     (OPERATIONS, f"does not read for {Settings().send_timeout_seconds:.0f} s is disconnected"),
-    (OPERATIONS, f"are logged {log_pace.MOST} times a minute for each kind"),
+    (OPERATIONS, f"are logged {server.MOST_PER_WINDOW} times a minute for each kind"),
     (OPERATIONS, f"All request bodies together may use {body_budget.MOST_BYTES // MIB} MiB"),
     (OPERATIONS, f"the first {body_budget.FREE_BYTES // KIB} KiB of each"),
     (OPERATIONS, f"a body waits for up to {body_budget.FAIR_SECONDS:.0f} s"),

@@ -21,7 +21,7 @@ from browser.hostile_texts import BATCHES, IN_ALL, hostile
 from playwright.sync_api import Error, Page, Route, expect
 
 from notso.web.rendering.streaming import StreamingMarkdown
-from notso.web.turns.html_patches import update_html
+from notso.web.turns.sse import update_html
 from notso.web.turns.turn_log import TurnLog
 
 FOREIGN = ".prose :is(img, script, iframe, object, embed, video, audio, form, input, link, style, base, meta, template)"

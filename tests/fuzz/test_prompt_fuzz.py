@@ -20,8 +20,8 @@ from typing import Any
 import jinja2
 import pytest
 
+from notso.smollm3.output.lookahead import StopStrings
 from notso.smollm3.output.reasoning_parser import ReasoningParser
-from notso.smollm3.output.stop_strings import StopStrings
 from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.tokenizer import Tokenizer

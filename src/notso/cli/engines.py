@@ -53,7 +53,7 @@ def open_engine(
 
 def adapter_to_use(adapters: Sequence[str]) -> str | None:
     """Return the last adapter's name. Raises InvalidRequestError."""
-    from notso.smollm3.values.adapter import AdapterSource
+    from notso.smollm3.values.engine_config import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None
 

@@ -25,9 +25,9 @@ def remove_model(
     Deletes it from the Hugging Face cache, where `notso pull` stores it. Remove files downloaded by other programs with
     those programs.
     """
-    from notso.smollm3.hub import removal
+    from notso.smollm3.hub import registry
 
-    model = removal.fetched_model(name)
+    model = registry.fetched_model(name)
     size = terminal.gigabytes(model.size_bytes)
     if not yes:
         if not sys.stdin.isatty():
@@ -37,5 +37,5 @@ def remove_model(
         terminal.note(f"{model.path} ({size})")
         if not typer.confirm("Delete it?", err=True):
             raise typer.Abort
-    removal.remove(model)
+    registry.remove(model)
     terminal.note(f"{model.name} deleted, {size} freed. Run `notso pull` to download it again.")

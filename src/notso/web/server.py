@@ -22,7 +22,6 @@ from notso.web.app import begin_stopping, create_app
 from notso.web.edge.client_connection import ClientConnection, Lane
 from notso.web.edge.door import Door, room_for_connections
 from notso.web.edge.limits import MAX_HEADER_BYTES
-from notso.web.edge.log_pace import pace_logs
 from notso.web.edge.watchdog import Watchdog
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
@@ -227,3 +226,43 @@ class ChatServer(uvicorn.Server):
         if self._stopping is not None and self._stopping.done():
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+MOST_PER_WINDOW = 20
+WINDOW_SECONDS = 60.0
+"""Twenty records of a kind per minute suffice for diagnosis; unbounded logs fill the disk."""
+MAX_KINDS = 256
+CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
+"""Loggers, with their children, that log in response to client requests."""
+
+
+class LogPace(logging.Filter):
+    """Passes MOST_PER_WINDOW records of a kind per window; the next window's first record has the number omitted."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> when its window began, how many since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.split(".", 1)[0] not in CAUSED_BY_CLIENTS:
+            return True
+        now, kind = self._clock(), (record.name, str(record.msg))
+        began, count = self._seen.get(kind, (now, 0))
+        if now - began >= WINDOW_SECONDS:
+            if count > MOST_PER_WINDOW:
+                record.msg = f"{record.msg} (and {count - MOST_PER_WINDOW} more of this kind)"
+            began, count = now, 0
+        if kind not in self._seen and len(self._seen) >= MAX_KINDS:
+            self._seen.clear()
+        self._seen[kind] = began, count + 1
+        return count < MOST_PER_WINDOW
+
+
+def pace_logs() -> None:
+    """Throttle these loggers and their children."""
+    # A logger's filter does not apply to records of its children, so the handlers get it.
+    for name in ("", *CAUSED_BY_CLIENTS):
+        for handler in logging.getLogger(name).handlers:
+            if not any(isinstance(each, LogPace) for each in handler.filters):
+                handler.addFilter(LogPace())

@@ -17,7 +17,7 @@ from notso.qtensor import F16, F32, MemoryLimit, NotsoError
 from notso.smollm3 import Engine, InvalidRequestError, Message, OutOfMemoryError, RequestOptions, SamplingParams
 from notso.smollm3.engine import adapters
 from notso.smollm3.model import adapter_file
-from notso.smollm3.values.adapter import AdapterSource
+from notso.smollm3.values.engine_config import AdapterSource
 
 SMALL = replace(RANDOM, layers=4, hidden=256, ffn=384, vocab=700)
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)

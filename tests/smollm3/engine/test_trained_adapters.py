@@ -9,7 +9,7 @@ import pytest
 from golden.adapters import TrainedAdapters, write_gguf
 
 from notso.smollm3 import Engine, RequestOptions, SamplingParams
-from notso.smollm3.values.adapter import AdapterSource
+from notso.smollm3.values.engine_config import AdapterSource
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0)
 SEEDED = SamplingParams(max_tokens=16, seed=3, temperature=1.5)

@@ -26,7 +26,7 @@ from golden.store import REMAKE, Golden, sha256, weights_sha256
 from notso.smollm3 import Engine, SamplingParams
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.output.output_processor import OutputProcessor
-from notso.smollm3.values.adapter import AdapterSource
+from notso.smollm3.values.engine_config import AdapterSource
 
 
 def golden(name: str, model: Path) -> Golden:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.smollm3.output.lookahead import pending_length
-from notso.smollm3.output.stop_strings import StopStrings
+from notso.smollm3.output.lookahead import StopStrings, pending_length
 
 
 def read(stops: list[str], pieces: list[str]) -> tuple[str, bool]:

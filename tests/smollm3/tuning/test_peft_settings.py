@@ -16,7 +16,7 @@ from smollm3.conversion.hf_folder_of import write_folder
 
 from notso.smollm3 import Engine
 from notso.smollm3.model import peft_config
-from notso.smollm3.values.adapter import AdapterSource
+from notso.smollm3.values.engine_config import AdapterSource
 
 peft = pytest.importorskip("peft", reason="make test-tune has it")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

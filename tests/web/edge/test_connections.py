@@ -20,7 +20,7 @@ from notso.web.edge import limits
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.door import Door, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
-from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace, pace_logs
+from notso.web.server import MOST_PER_WINDOW, WINDOW_SECONDS, LogPace, pace_logs
 
 Start = Callable[..., Any]
 
@@ -245,7 +245,7 @@ def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
         record = logging.LogRecord("notso.web", logging.INFO, "x.py", 1, text, ("arg",), None)
         return record.getMessage() if pace.filter(record) else None
 
-    assert [written("one %s") for _ in range(1000)].count("one arg") == MOST
+    assert [written("one %s") for _ in range(1000)].count("one arg") == MOST_PER_WINDOW
     assert written("two %s") == "two arg"
     now += WINDOW_SECONDS
     assert written("one %s") == "one arg (and 980 more of this kind)" and written("one %s") == "one arg"
@@ -263,12 +263,12 @@ def test_no_logger_of_the_server_writes_without_end() -> None:
     try:
         pace_logs()
         for name in ("notso.web", "notso.web.store", "notso.web.turns", "uvicorn.error", "asyncio", "notso.later"):
-            for number in range(10 * MOST):
+            for number in range(10 * MOST_PER_WINDOW):
                 logging.getLogger(name).error("a chunk is broken: %s", number)
-            assert len([record for record in written if record.name == name]) == MOST
-        for _ in range(2 * MOST):
+            assert len([record for record in written if record.name == name]) == MOST_PER_WINDOW
+        for _ in range(2 * MOST_PER_WINDOW):
             logging.getLogger("another.library").error("not caused by clients")
-        assert len([record for record in written if record.name == "another.library"]) == 2 * MOST
+        assert len([record for record in written if record.name == "another.library"]) == 2 * MOST_PER_WINDOW
     finally:
         logging.getLogger().removeHandler(handler)
 

@@ -14,7 +14,7 @@ from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import render_markdown
 from notso.web.rendering.sanitiser import sanitise
 from notso.web.rendering.streaming import StreamingMarkdown
-from notso.web.turns.html_patches import update_html
+from notso.web.turns.sse import update_html
 from notso.web.turns.turn_log import TurnLog
 
 UNHURRIED = 1_000.0  # seconds: what a busy machine shows as plain text is no difference of the text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notso.web.engine.port import Progress
-from notso.web.turns.prefill_eta import PrefillEta, PrefillProgress
+from notso.web.turns.status_line import PrefillEta, PrefillProgress
 
 TOTAL = 16_000
 CHUNK = 512

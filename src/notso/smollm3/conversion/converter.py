@@ -13,8 +13,7 @@ from notso.smollm3.config import ARCHITECTURE
 from notso.smollm3.conversion.hf_config import CONFIG, Entries, config_entries, end_tokens, read_object
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
 from notso.smollm3.conversion.hf_tokenizer import folder_tokenizer
-from notso.smollm3.conversion.model_file import new_model_file
-from notso.smollm3.conversion.packing import packed, require_whole_blocks
+from notso.smollm3.conversion.packing import new_model_file, packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
 

@@ -6,13 +6,17 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import Format, QTensor
+from notso.qtensor import Format, GGUFFile, GGUFWriter, QTensor
+from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.model.weights import SmolLM3Weights
 
 Floats = npt.NDArray[np.float32]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -44,3 +48,18 @@ def packed(
         finally:
             for future in waiting:
                 future.cancel()
+
+
+@contextmanager
+def new_model_file(out: Path) -> Iterator[GGUFWriter]:
+    """Yield a writer, then validate and publish the file. Raises ModelFileError or OSError."""
+    unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
+    writer = GGUFWriter(unchecked)
+    try:
+        yield writer
+        writer.write()
+        with GGUFFile.open(unchecked) as made:  # validates as any reader does
+            SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
+        unchecked.replace(out)
+    finally:
+        unchecked.unlink(missing_ok=True)

@@ -14,8 +14,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.conversion.converter import convert
 from notso.smollm3.conversion.hf_folder import CHUNK_VALUES, HFFolder
 from notso.smollm3.conversion.importance import Importance, importance
-from notso.smollm3.conversion.model_file import new_model_file
-from notso.smollm3.conversion.packing import packed, require_whole_blocks
+from notso.smollm3.conversion.packing import new_model_file, packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
 from notso.smollm3.model.weights import SmolLM3Weights

@@ -42,11 +42,10 @@ from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.values.adapter import AdapterSource
 from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
 from notso.smollm3.values.completion import Completion
-from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
+from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate

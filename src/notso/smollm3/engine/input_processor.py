@@ -15,10 +15,9 @@ from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores, token_logprob
 from notso.smollm3.output.output_processor import OutputProcessor
-from notso.smollm3.sampling.answer_end import answer_end_for
 from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
-from notso.smollm3.sampling.logits_processor import FindProcessor, logits_processors_for
+from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores
 from notso.smollm3.output.output_processor import OutputProcessor
-from notso.smollm3.sampling.answer_end import AnswerEnd
-from notso.smollm3.sampling.logits_processor import LogitsProcessors
+from notso.smollm3.sampling.logits_processor import AnswerEnd, LogitsProcessors
 from notso.smollm3.sampling.sampler import Floats, Sampler
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 
 class Span(str):
@@ -50,3 +51,47 @@ def pending_length(text: str, patterns: Iterable[str]) -> int:
                 longest = length
                 break
     return longest
+
+
+class StopStrings:
+    """Passes text before the first stop string, and nothing from it on."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        # The first match is the one completed first, the longest of those that end together, so that chunking does not
+        # matter.
+        self._stops = sorted(stop for stop in stops if stop)
+        self._longest = max(map(len, self._stops), default=1)
+        self._lookahead = Lookahead()
+        self.matched: str | None = None  # the stop string that was found
+
+    def push(self, text: str) -> tuple[Span, bool]:
+        """Return text to show, and whether the answer ends."""
+        if self.matched is not None:
+            return self._lookahead.give(0), True
+        self._lookahead.add(text)
+        pending = self._lookahead.text
+        found = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if found:
+            end, start = min(found)
+            shown, self.matched = self._lookahead.give(start), pending[start:end]
+            self._lookahead.drop(len(self._lookahead.text))
+            return shown, True
+        return self._lookahead.give(len(pending) - self._pending_length(pending)), False
+
+    def _pending_length(self, text: str) -> int:
+        # In sorted order the strings that start with a suffix follow it, so many stop strings cost little more than
+        # one.
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            end = text[start:]
+            at = bisect_left(self._stops, end)
+            if at < len(self._stops) and self._stops[at].startswith(end):
+                return len(end)
+        return 0
+
+    def skip(self, text: str) -> Span:
+        """Pass `text` unchecked."""
+        self._lookahead.add(text)
+        return self._lookahead.give(len(self._lookahead.text))
+
+    def finish(self) -> Span:
+        return self._lookahead.give(len(self._lookahead.text))

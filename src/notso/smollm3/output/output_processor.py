@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from notso.smollm3.output.logprob_alignment import LogprobAlignment
-from notso.smollm3.output.lookahead import Span
+from notso.smollm3.output.logprobs import LogprobAlignment
+from notso.smollm3.output.lookahead import Span, StopStrings
 from notso.smollm3.output.reasoning_parser import Piece, ReasoningParser, opens_thinking
-from notso.smollm3.output.stop_strings import StopStrings
 from notso.smollm3.output.tool_parser import CallPart, ToolCallParser
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event, EventKind, FinishReason, TokenLogprob
