@@ -45,7 +45,18 @@ from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import adapters as adapter_pages
-from notso.web.chat.routes import archive, messages, operator, preview, prompts, sign_in, tools, transfer
+from notso.web.chat.routes import (
+    archive,
+    diagram,
+    messages,
+    operator,
+    preview,
+    prompts,
+    sharing,
+    sign_in,
+    tools,
+    transfer,
+)
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
@@ -272,7 +283,20 @@ def create_app(
     app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
-    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
+    chats = (
+        routes,
+        messages,
+        archive,
+        chat_routes,
+        settings_routes,
+        prompts,
+        preview,
+        tools,
+        transfer,
+        sharing,
+        diagram,
+        plugin_routes,
+    )
     for router in (
         server_facts.health_router,
         server_facts.router,
