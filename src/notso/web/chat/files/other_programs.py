@@ -32,7 +32,7 @@ State = Literal["done", "interrupted", "failed"]
 
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")  # ChatGPT's references to search results
-_DETAILS = re.compile(r'<details type="(\w+)"[^>]*>\s*(?:<summary>.*?</summary>)?(.*?)</details>\s*', re.DOTALL)
+_DETAILS = re.compile(r'<details type="(\w+)"[^<>]*>(.*?)</details>\s*+', re.DOTALL)
 _THOUGHTS = re.compile(r"\s*(?:<think>(.*?)</think>|:::thinking\n(.*?)\n:::)\s*", re.DOTALL)
 _LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>\s*", re.DOTALL)
 _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
@@ -410,7 +410,10 @@ def _without_details(node: Node, text: str, reader: Reader) -> str:
 
     def fold(found: re.Match[str]) -> str:
         if found[1] == "reasoning":
-            lines = (line.strip().removeprefix(">").strip() for line in html.unescape(found[2]).splitlines())
+            inner = found[2].lstrip()
+            if inner.startswith("<summary>"):
+                inner = inner.partition("</summary>")[2]
+            lines = (line.strip().removeprefix(">").strip() for line in html.unescape(inner).splitlines())
             node.reasoning = "\n\n".join(filter(None, (node.reasoning, "\n".join(lines).strip())))
         elif found[1] in ("tool_calls", "code_interpreter"):
             reader.left_out["tool_calls"] += 1
