@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from browser.conftest import WAIT_MS, Served
-from browser.conversation import ask, begin, finished, last_answer, show_settings, until
+from browser.conversation import ask, begin, last_answer, show_settings, until
 from playwright.sync_api import Browser, Page, expect
 from scripted_engine import ScriptedEngine, say
 
@@ -212,4 +212,3 @@ def test_the_sidebar_is_on_every_page_and_can_be_collapsed(page: Page) -> None:
     page.goto(chat)
     room = page.locator("#chat-list").evaluate("list => list.clientHeight")
     assert room / 37 >= 14, "rows at 800 px"
-    finished(page, 2)

@@ -56,17 +56,24 @@
     },
   });
 
-  // A block that is complete moves from the open tail to the closed ones instead of being made anew.
+  // Blocks that are complete move from the open tail to the closed ones instead of being made anew.
   const CLOSING = /<hx-partial hx-target="#([\w-]+)-closed" hx-swap="beforeend">([\s\S]*?)<\/hx-partial>/g;
+  const partial = (target, swap, html) => `<hx-partial hx-target="#${target}" hx-swap="${swap}">${html}</hx-partial>`;
   const moved = (whole, name, html) => {
     const [closed, tail] = ["closed", "tail"].map((part) => document.getElementById(`${name}-${part}`));
-    const blocks = new DOMParser().parseFromString(html, "text/html").body.children;
-    const open = tail?.firstElementChild;
-    if (!closed || tail?.childElementCount !== 1 || blocks.length !== 1 || open.tagName !== blocks[0].tagName) return whole;
-    open.id = `${name}-moved`;
-    closed.moveBefore ? closed.moveBefore(open, null) : closed.append(open); // what is focused in it stays so
-    const block = html.trimStart().replace(/^<\w+/, `$& id="${name}-moved"`);
-    return `<hx-partial hx-target="#${name}-moved" hx-swap="outerMorph">${block}</hx-partial>`;
+    if (!closed || !tail) return whole;
+    const blocks = [...new DOMParser().parseFromString(html, "text/html").body.children];
+    const open = [...tail.children];
+    const differs = blocks.findIndex((block, at) => block.tagName !== open[at]?.tagName);
+    const count = differs < 0 ? blocks.length : differs;
+    if (!count) return whole;
+    const morphs = open.slice(0, count).map((block, at) => {
+      block.id = blocks[at].id = `${name}-${at}-moved`;
+      closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // what is focused in it stays so
+      return partial(block.id, "outerMorph", blocks[at].outerHTML);
+    });
+    const others = blocks.slice(count).map((block) => block.outerHTML).join("\n");
+    return morphs.join("") + (others && partial(`${name}-closed`, "beforeend", others));
   };
   document.addEventListener("htmx:sse:before:message", (event) => {
     const { message } = event.detail;
