@@ -36,7 +36,7 @@ from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, models, openapi, server_facts, tokens
+from notso.web.api.server import adapters, embeddings, models, openapi, reference, server_facts, tokens
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
@@ -304,6 +304,7 @@ def create_app(
         chat_completions.router,
         text_completions.router,
         llama_cpp.router,
+        embeddings.router,
         anthropic_messages.router,
         responses.router,
         stored_responses.router,
@@ -314,6 +315,7 @@ def create_app(
         tokens.router,
         adapters.router,
         openapi.router,
+        reference.router,
         entry.router,
         sign_in.router,
         sign_in.sessions,

@@ -29,7 +29,7 @@ def server(start: Start) -> Any:
 
 
 def imported(server: Any, count: int) -> str:
-    """A chat of so many messages. Its id."""
+    """A chat of so many messages, another one each time. Its id."""
     messages = [
         {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
     ]

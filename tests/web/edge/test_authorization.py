@@ -89,10 +89,22 @@ ENTRIES: dict[str, Entry] = {
     **{f"{verb} /api/{name}": OPEN for verb in ("GET", "HEAD") for name in ("version", "tags")},
     **dict.fromkeys(("DELETE /api/delete", "GET /api/ps", "HEAD /"), OPEN),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{name:path}", "GET /models", "GET /models/download"), OPEN),
-    **dict.fromkeys(("POST /completion", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN),
     **dict.fromkeys(
-        ("GET /tokenizer_info", "GET /props", "GET /openapi.json", "GET /slots", "GET /version", "GET /load"), OPEN
+        ("POST /completion", "POST /embedding", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN
     ),
+    **dict.fromkeys(
+        (
+            "GET /tokenizer_info",
+            "GET /props",
+            "GET /openapi.json",
+            "GET /docs",
+            "GET /slots",
+            "GET /version",
+            "GET /load",
+        ),
+        OPEN,
+    ),
+    "GET /load": OPEN,
     **dict.fromkeys(("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"), OPEN),
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
     **dict.fromkeys(("GET /plugins/{name}/pages/{path:path}", "POST /preview", "POST /language"), OPEN),

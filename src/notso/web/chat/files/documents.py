@@ -19,6 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
+codecs.lookup("cp437")  # zipfile decodes names by it, and a confined child cannot open its module
+
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 100_000  # of an archive
 MAX_OBJECTS = 1_000_000  # of one value; the longest chats have a fifth of that
