@@ -12,7 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix test-darwin
+  freeze plant audit sbom wheels front-wheel test-install test-readme test-arm docs deb test-deb test-image release matrix \
+  test-darwin
 
 help:  ## list these commands
 	@awk -F ':.*## *' '/^[a-z-]+:.*##/ { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,7 +141,7 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for longer (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
 chaos: $(VENV)/.dev  ## attack the server at full length (hours), and write docs/reliability.md (ARGS="-k words")
-	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
+	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos tests/web/test_deployed.py $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 freeze: $(VENV)/.dev  ## record what a refactoring must not change, or compare with a record (make freeze AGAINST=build/freeze/COMMIT)
@@ -179,6 +180,9 @@ front-wheel: $(VENV)/.run  ## build a wheel without kernels, for front ends, int
 test-install: $(BIN)/python  ## install the built wheels in minimal Debian systems without a compiler (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
+test-readme: $(BIN)/python  ## follow README's quick start as a plain user of a minimal Debian (needs root and debootstrap)
+	@$(BIN)/python supply/try_readme.py $(ARGS)
+
 deb: $(BIN)/python  ## build the Debian package from the wheel into dist/ (ARGS="--suite bookworm")
 	@$(BIN)/python supply/deb.py $(ARGS)
 
@@ -206,6 +210,8 @@ clean:  ## remove everything that was built
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed: install it (Debian: apt install python3 python3-venv; macOS: brew install python) or set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || \
+	  { echo "Python's headers are needed (Debian: apt install python3-dev)"; exit 1; }
 	@cxx=$${CXX:-$$(command -v c++ || command -v g++ || command -v clang++)}; \
 	  printf '#include <atomic>\nint main() { std::atomic<int> a{1}; a.wait(0); }\n' | \
 	  $$cxx -std=c++20 -x c++ -fsyntax-only - 2>/dev/null || \

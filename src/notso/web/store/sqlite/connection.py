@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from notso.system.files import lock
+from notso.web.store.sql.search_words import indexed_text
 from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import (
     DataDirectoryBusyError,
@@ -64,6 +65,7 @@ def open_nothing() -> sqlite3.Connection:
     """Return an empty in-memory database, for reading when the file is gone."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
+    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
     for script in MIGRATIONS:
         connection.executescript(script)
     connection.execute("PRAGMA query_only=ON")
@@ -150,6 +152,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     if existed and 0 < version < SCHEMA_VERSION:
         # A way back to the previous release.
         copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
+    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         with transaction(connection):
             for statement in _statements(script):
