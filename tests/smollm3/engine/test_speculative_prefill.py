@@ -96,7 +96,7 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
                 engine.speculative_prefill(draft(text * 40))
             for number in range(2 * prefix_warmup.MOST_NOTES):
                 engine.speculative_prefill(draft(text * 40), options=RequestOptions(owner=str(number)))
-            engine._core._post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
+            engine._core.post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
             seen: list[tuple[int, int]] = []
         wait(engine)
         assert seen == [(prefix_warmup.MOST_NOTES, prefix_warmup.MOST_NOTES)]

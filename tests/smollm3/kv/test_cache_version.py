@@ -13,7 +13,7 @@ from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv import cache_version as module
-from notso.smollm3.kv.cache_version import cache_version
+from notso.smollm3.kv.cache_version import cache_version, sampled_identity
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 
 
@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 def taken(path: Path, kv_format: KVFormat = "k8v8", context: int = 1024) -> bytes:
     with GGUFFile.open(path) as file:
-        return cache_version(file, SmolLM3Config.from_metadata(file.metadata), kv_format, context)
+        return cache_version(sampled_identity(file), SmolLM3Config.from_metadata(file.metadata), kv_format, context)
 
 
 def test_the_same_file_has_the_same_one(model: Path) -> None:
@@ -64,8 +64,8 @@ def test_a_file_that_was_written_again_differs(model: Path) -> None:
 
 def test_config_and_arithmetic_count(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with GGUFFile.open(model) as file:
-        config = SmolLM3Config.from_metadata(file.metadata)
-        before = cache_version(file, config, "f16", 100)
-        assert cache_version(file, replace(config, rms_norm_eps=1e-5), "f16", 100) != before
-        monkeypatch.setattr(module, "ARITHMETIC", module.ARITHMETIC + 1)
-        assert cache_version(file, config, "f16", 100) != before
+        config, identity = SmolLM3Config.from_metadata(file.metadata), sampled_identity(file)
+    before = cache_version(identity, config, "f16", 100)
+    assert cache_version(identity, replace(config, rms_norm_eps=1e-5), "f16", 100) != before
+    monkeypatch.setattr(module, "ARITHMETIC", module.ARITHMETIC + 1)
+    assert cache_version(identity, config, "f16", 100) != before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequest
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
@@ -116,7 +117,6 @@ class Engine:
         self._prompts = PromptWriter(template, self.tokenizer)
         sampling = sampling_defaults(file.metadata)
         self._context_tokens = plan.context_tokens
-        self._cache_version = cache_version(file, self.config, plan.kv_format, plan.context_tokens)
         self._closed = False
         # Order matters: each part builds on those above, and nothing refers to the engine itself, so that it is
         # finalized when unreferenced. Device memory is allocated before threads and folders: if it fails, nothing is
@@ -139,10 +139,17 @@ class Engine:
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._offload: KVOffload | None = None
+        self._identity: IdentityWorker | None = None
+        version = partial(
+            cache_version, config=self.config, kv_format=plan.kv_format, context_tokens=plan.context_tokens
+        )
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
             keep_choice(file, self.config, config, plan)
-            self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
+            self._identity = IdentityWorker(file, folder)
+            known = self._identity.identity
+            self._offload = KVOffload(cache, self._pool, folder, version(known.current), config.cache_bytes)
+            self._offload.adopt(version(known.current), map(version, known.earlier))
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         self._inputs = InputProcessor(
             self._prompts,
@@ -157,9 +164,11 @@ class Engine:
         lost = partial(_lost, backend, self._when_lost)
         self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
-        self._end = weakref.finalize(self, _end, self._core, self._placement, file)
+        self._end = weakref.finalize(self, _end, self._core, self._placement, self._identity, file)
         self.adapters = Adapters(self.config, self._core, backend)
         self._placement.start()
+        if self._identity is not None and self._offload is not None:
+            self._identity.start(self._core.is_idle, partial(_adopt, self._core, self._offload, version))
         self.info = model_info(
             file,
             self.config,
@@ -469,7 +478,7 @@ class Engine:
 
     def _salt(self, asked: RequestOptions) -> bytes:
         adapter = self.adapters.of(asked.adapter)
-        return cache_salt(self._cache_version + (b"" if adapter is None else adapter.digest), asked.owner)
+        return cache_salt(b"" if adapter is None else adapter.digest, asked.owner)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -518,11 +527,18 @@ def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLo
         callback()
 
 
-def _end(core: EngineCore, placement: WeightPlacement, file: GGUFFile) -> None:
+def _adopt(core: EngineCore, offload: KVOffload, version: Callable[[bytes], bytes], identity: ModelIdentity) -> None:
+    with suppress(EngineError):  # closed meanwhile
+        core.post(lambda: offload.adopt(version(identity.current), map(version, identity.earlier)))
+
+
+def _end(core: EngineCore, placement: WeightPlacement, identity: IdentityWorker | None, file: GGUFFile) -> None:
     try:
         core.require_process()
     except EngineError:  # a forked child has neither the threads nor a copy of the cache folder's lock to give back
         return
+    if identity is not None:
+        identity.stop()
     placement.stop()
     core.close()
     file.close()

@@ -20,7 +20,7 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,16 +49,22 @@ _log = logging.getLogger(__name__)
 
 class _QueuedBlock:
     def __init__(
-        self, name: BlockName, tokens: Sequence[int], content: bytes, conversations: Collection[bytes]
+        self,
+        name: BlockName,
+        cache_version: bytes,
+        tokens: Sequence[int],
+        content: bytes,
+        conversations: Collection[bytes],
     ) -> None:
         self.name = name
+        self.cache_version = cache_version
         self.tokens = array("i", tokens)
         self.content = content
         self.conversations = set(conversations)  # empty once evicted
 
 
 class DiskStore:
-    """Blocks of one cache version on disk. Thread-safe.
+    """Blocks of one cache version, and of earlier ones that are interchangeable, on disk. Thread-safe.
 
     Disk errors disable it with one warning. budget_bytes covers all models' files. While another engine writes to the
     folder, this one only reads.
@@ -97,6 +103,12 @@ class DiskStore:
         if not self._folder.is_ours:
             _log.warning("another engine uses the cache in %s; it is read-only while that engine runs", folder)
 
+    def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
+        """Write blocks of this cache version from now on, and also use those of `earlier` ones."""
+        with self._wake:
+            self._cache_version = cache_version
+            self._folder.adopt([cache_version, *earlier])
+
     @property
     def is_writing(self) -> bool:
         """Whether blocks are accepted."""
@@ -108,7 +120,7 @@ class DiskStore:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of this cache version, partial ones included."""
+        """Number of usable blocks, partial ones included."""
         return len(self._folder.known)
 
     def has(self, hash: bytes) -> bool:
@@ -126,8 +138,11 @@ class DiskStore:
             name = self._folder.known.get((parent_hash, True))
             if name is None or parent_hash in self._folder.partials:
                 return list(self._folder.partials.get(parent_hash, ()))
+            version = self._folder.version_of(name)
+        if version is None:
+            return []
         try:
-            tokens = read_tokens(self.folder / str(name), name, self._cache_version, self.block_bytes)
+            tokens = read_tokens(self.folder / str(name), name, version, self.block_bytes)
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return []
@@ -164,7 +179,7 @@ class DiskStore:
             if waiting + len(content) > self._queue_bytes or file_bytes(len(tokens), len(content)) > self.budget_bytes:
                 return False
             self._queue.pop((hash, is_partial), None)
-            self._queue[hash, is_partial] = _QueuedBlock(name, tokens, content, conversations)
+            self._queue[hash, is_partial] = _QueuedBlock(name, self._cache_version, tokens, content, conversations)
             self._wake.notify_all()
         return True
 
@@ -210,17 +225,18 @@ class DiskStore:
         """Read a block into buffers of `block_bytes` in total, valid only if True."""
         with self._wake:
             queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
+            version = None if name is None else self._folder.version_of(name)
         if queued is not None:
             at = 0
             for part in content:
                 part[:] = queued.content[at : at + len(part)]
                 at += len(part)
             return queued.tokens == array("i", tokens)
-        if name is None:
+        if name is None or version is None:
             return False
         path = self.folder / str(name)
         try:
-            held = read_block(path, name, self._cache_version, content)
+            held = read_block(path, name, version, content)
             os.utime(path)  # keeps eviction order across restarts
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
@@ -284,7 +300,7 @@ class DiskStore:
         return self._writer is not None and self._writer.is_alive()
 
     def _write_all(self) -> None:
-        _lower_priority()
+        lower_priority()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._queue or self._closing or self._has_records)
@@ -312,7 +328,7 @@ class DiskStore:
         return self._folder.log.is_unsaved and self._problem is None
 
     def _write(self, queued: _QueuedBlock) -> int:
-        parts = encode_block(queued.name, self._cache_version, queued.tokens, queued.content)
+        parts = encode_block(queued.name, queued.cache_version, queued.tokens, queued.content)
         size = sum(len(part) for part in parts)
         self._make_room(size)
         write_file(self.folder / str(queued.name), parts, flush=not self._closing)
@@ -358,8 +374,8 @@ class DiskStore:
             _log.warning("the disk cache is disabled: %s", error)
 
 
-def _lower_priority() -> None:
-    # Affects this thread only: on Linux threads have their own priority.
+def lower_priority() -> None:
+    """Give the calling thread, and on Linux no other, the lowest priority."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     except OSError as error:

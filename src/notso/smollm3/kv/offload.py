@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,13 @@ class KVOffload:
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
         # (key, is_partial) -> end of the time in which a failed block is ignored
         self._lacking: dict[tuple[bytes, bool], float] = {}
+
+    def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
+        """Use another cache version, see `DiskStore.adopt`."""
+        self._lacking.clear()
+        versions = list(earlier)
+        for files in self._stores:
+            files.adopt(cache_version, versions)
 
     def has(self, hash: bytes) -> bool:
         """Whether a full block is loadable."""

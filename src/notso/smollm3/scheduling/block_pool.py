@@ -256,10 +256,10 @@ class BlockPool:
         entry.conversations.clear()
 
 
-def cache_salt(cache_version: bytes, owner: str) -> bytes:
-    """Return an owner's root hash."""
+def cache_salt(adapter: bytes, owner: str) -> bytes:
+    """Return an owner's root hash; `adapter`: digest, or empty."""
     # Owners only find their own content, so timing reveals nothing about others.
-    return hashlib.blake2b(cache_version + owner.encode(), digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
 
 
 def block_hash(parent_hash: bytes, tokens: Sequence[int]) -> bytes:

@@ -1,0 +1,180 @@
+"""A model file is known by its content: copied, touched or replaced, it finds what belongs to it and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3 import Engine, RequestOptions, SamplingParams
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv import model_identity
+from notso.smollm3.kv.model_identity import FILE, MAX_ENTRIES, IdentityWorker, ModelIdentity
+
+PROMPT = [1 + 7 * at % 700 for at in range(400)]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the demo model."""
+    return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
+
+
+def changed(path: Path) -> None:
+    """Flip one bit that no sample covers, keeping size and modification time."""
+    status = path.stat()
+    with GGUFFile.open(path) as file:
+        largest = max(file.tensors.values(), key=lambda tensor: tensor.nbytes)
+        content = path.read_bytes()
+        at = content.index(largest.data.tobytes()) + largest.nbytes // 2
+    with path.open("r+b") as raw:
+        raw.seek(at)
+        raw.write(bytes([content[at] ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def identified(path: Path, folder: Path) -> tuple[ModelIdentity, ModelIdentity]:
+    """The identity at loading, and once the digest is known."""
+    with GGUFFile.open(path) as file:
+        worker = IdentityWorker(file, folder)
+        at_first = worker.identity
+        worker.start(lambda: True, lambda _: None)
+        worker.wait(60)
+        return at_first, worker.identity
+
+
+def test_a_copy_and_a_touched_file_are_the_same_model(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    sampled, known = identified(model, folder)
+    assert known.current != sampled.current and known.earlier == (sampled.current,)
+    assert identified(model, folder) == (known, known), "it is remembered"
+    other = Path(shutil.copy(model, tmp_path / "other.gguf"))
+    os.utime(model, ns=(1, 2))
+    for path in (model, other):
+        at_first, again = identified(path, folder)
+        assert at_first.current not in (known.current, sampled.current), "until then samples identify it"
+        assert again.current == known.current and {at_first.current, sampled.current} <= set(again.earlier)
+
+
+def test_another_content_is_another_model_though_all_samples_are_equal(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    sampled, known = identified(model, folder)
+    other = Path(shutil.copy2(model, tmp_path / "other.gguf"))
+    changed(other)
+    at_first, now = identified(other, folder)
+    assert at_first == sampled and now.current != known.current and not now.earlier
+    assert identified(model, folder)[0] == ModelIdentity(known.current), "samples of two contents identify neither"
+
+
+def test_a_damaged_record_is_ignored(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    _, known = identified(model, folder)
+    whole = (folder / FILE).read_bytes()
+    entry = json.loads(whole)[0]
+    for content in (
+        b"",
+        whole[:-9],
+        b"{}",
+        b"[1, null]",
+        json.dumps([entry | {"inode": "1"}]).encode(),
+        json.dumps([entry | {"sha256": "zz"}]).encode(),
+        json.dumps([{"device": 1}]).encode(),
+    ):
+        (folder / FILE).write_bytes(content)
+        at_first, now = identified(model, folder)
+        assert at_first.current != known.current and now == known, content
+
+
+def test_the_record_stays_small(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    for number in range(MAX_ENTRIES + 3):
+        os.utime(model, ns=(number, number))
+        identified(model, folder)
+    assert len(json.loads((folder / FILE).read_text())) == MAX_ENTRIES
+    assert not [path for path in folder.iterdir() if path.name != FILE]
+
+
+def test_a_file_replaced_under_its_name_is_not_taken_for_the_open_one(model: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(model) as file:
+        worker = IdentityWorker(file, tmp_path / "kv")
+        other = Path(shutil.copy2(model, tmp_path / "other.gguf"))
+        other.replace(model)
+        worker.start(lambda: True, lambda _: pytest.fail("the digest of another file"))
+        worker.wait(60)
+        assert not worker.identity.earlier and not (tmp_path / "kv" / FILE).exists()
+
+
+def test_a_busy_engine_is_not_disturbed_and_a_closed_one_does_not_wait(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_identity, "READ_BYTES", 1 << 16)
+    asked = threading.Event()
+
+    def busy() -> bool:
+        asked.set()
+        return False
+
+    with GGUFFile.open(model) as file:
+        worker = IdentityWorker(file, tmp_path / "kv")
+        worker.start(busy, lambda _: pytest.fail("it was busy"))
+        assert asked.wait(60)
+        worker.stop()
+        assert not worker.identity.earlier
+
+
+def read_again(engine: Engine) -> int:
+    usage = list(engine.generate(PROMPT, SamplingParams(max_tokens=2, seed=1), RequestOptions(owner="a")))[-2].usage
+    assert usage is not None
+    return usage.prompt_tokens - usage.cached_tokens
+
+
+def settled(path: Path, folder: Path) -> Engine:
+    """An engine that knows its file."""
+    engine = Engine.load(path, context_tokens=1024, cache_dir=folder)
+    assert engine._identity is not None
+    engine._identity.wait(60)
+    return engine
+
+
+@pytest.mark.parametrize("act", ["nothing", "touched", "copied", "renamed"])
+def test_what_was_read_stays_read(model: Path, tmp_path: Path, act: str) -> None:
+    folder = tmp_path / "kv"
+    with settled(model, folder) as engine:
+        assert read_again(engine) == len(PROMPT)
+    if act == "touched":
+        os.utime(model)
+    elif act == "copied":
+        model = Path(shutil.copy(model, tmp_path / "other.gguf"))
+    elif act == "renamed":
+        model = model.rename(tmp_path / "other.gguf")
+    with settled(model, folder) as engine:
+        assert read_again(engine) == 1  # the last token, for its logits
+
+
+def test_what_was_written_before_the_digest_was_known_is_found(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kv"
+    with monkeypatch.context() as patch:
+        patch.setattr(IdentityWorker, "start", lambda *_: None)
+        with Engine.load(model, context_tokens=1024, cache_dir=folder) as engine:
+            assert read_again(engine) == len(PROMPT)
+    with settled(model, folder) as engine:
+        assert read_again(engine) == 1
+    os.utime(model)
+    with settled(model, folder) as engine:
+        assert read_again(engine) == 1
+
+
+def test_the_cache_of_another_content_is_not_used(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    with settled(model, folder) as engine:
+        read_again(engine)
+    changed(model)
+    with settled(model, folder) as engine:
+        assert read_again(engine) == len(PROMPT)
