@@ -37,7 +37,7 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.answer_stream import AnswerStream
 from notso.smollm3.output.generation import Generation, events_until
 from notso.smollm3.sampling.logits_processor import FindProcessor
-from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
+from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, cache_salt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
@@ -49,7 +49,7 @@ from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
-from notso.smollm3.values.model_info import EngineStats, PromptEstimate
+from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
@@ -148,7 +148,9 @@ class Engine:
             keep_choice(file, self.config, config, plan)
             self._identity = IdentityWorker(file, folder)
             known = self._identity.identity
-            self._offload = KVOffload(cache, self._pool, folder, version(known.current), config.cache_bytes)
+            self._offload = KVOffload(
+                cache, self._pool, folder, version(known.current), config.cache_bytes, config.library_bytes
+            )
             self._offload.adopt(version(known.current), map(version, known.earlier))
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         self._inputs = InputProcessor(
@@ -253,6 +255,27 @@ class Engine:
         if self._offload is not None:
             self._offload.evict(conversation)
 
+    def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
+        """Return the size on disk of the pinned reading `name` of a scope, or else of an owner: see FixedPrefix."""
+        self._require_open()
+        if self._offload is None:
+            return StoredReading(0, 0)
+        return StoredReading(*self._offload.reading(reading_digest(owner, scope, name)))
+
+    def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
+        """Remove a pinned reading from memory and disk, except blocks that another reading contains.
+
+        Running answers continue. Raises EngineError.
+        """
+        self._require_open()
+        digest = reading_digest(owner, scope, name)
+
+        def clear() -> None:
+            self._core.background.prefix_warmup.clear()  # which might prefill it again
+            self._clear_cache(digest)
+
+        self._core.call(clear)
+
     def close(self) -> None:
         """Release file and cache; running generations end."""
         self._closed = True
@@ -305,8 +328,8 @@ class Engine:
         """Return a prompt's current cost. Raises ContextLengthError if it is too long to be counted."""
         self._require_open()
         options = options or RequestOptions()
-        salt = self._salt(options)
-        ids = self._prompts.write(messages, options, most_tokens=self._context_tokens).ids
+        prompt = self._prompts.write(messages, options, most_tokens=self._context_tokens)
+        ids, salt = prompt.ids, self._inputs.salted(self._salt(options), prompt, messages, options)
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None
@@ -431,12 +454,12 @@ class Engine:
         """
         self._require_open()
         asked = options or RequestOptions()
-        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
+        ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), asked, self._salt(asked))
         # An unnamed draft belongs to no conversation until a request claims it.
         named = asked.conversation is not None
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
         adapter = self.adapters.of(asked.adapter)
-        self._core.speculative_prefill(self._salt(asked), adapter, conversation, ids, turn_at)
+        self._core.speculative_prefill(salt, adapter, conversation, ids, turn_at)
 
     def generate(
         self,
@@ -476,9 +499,10 @@ class Engine:
         adapter = self.adapters.of(asked.adapter)
         return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked), adapter)
 
-    def _salt(self, asked: RequestOptions) -> bytes:
+    def _salt(self, asked: RequestOptions) -> CacheSalt:
         adapter = self.adapters.of(asked.adapter)
-        return cache_salt(b"" if adapter is None else adapter.digest, asked.owner)
+        scope = None if asked.prefix is None else asked.prefix.scope
+        return cache_salt(b"" if adapter is None else adapter.digest, asked.owner, scope)
 
     def _require_open(self) -> None:
         if self._closed:

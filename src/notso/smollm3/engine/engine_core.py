@@ -26,6 +26,7 @@ from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process
+from notso.smollm3.scheduling.block_pool import CacheSalt
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
@@ -151,7 +152,7 @@ class EngineCore:
         self.post(lambda: self._take(request))
 
     def speculative_prefill(
-        self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
+        self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
         """See `PrefixWarmup.draft`."""
         self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))

@@ -36,7 +36,7 @@ from notso.smollm3.kv.block_file import (
     write_file,
 )
 from notso.smollm3.kv.block_folder import BlockFolder
-from notso.smollm3.scheduling.block_pool import ANONYMOUS
+from notso.smollm3.scheduling.block_pool import ANONYMOUS, outlives
 
 MIB = 1 << 20
 # Bytes waiting to be written; further blocks are refused and can be offered again later.
@@ -66,7 +66,8 @@ class _QueuedBlock:
 class DiskStore:
     """Blocks of one cache version, and of earlier ones that are interchangeable, on disk. Thread-safe.
 
-    Disk errors disable it with one warning. budget_bytes covers all models' files. While another engine writes to the
+    Disk errors disable it with one warning. budget_bytes covers all models' files. evicts: remove the files that were
+    read the longest ago when there is no room; False: do not write the block. While another engine writes to the
     folder, this one only reads.
     """
 
@@ -77,6 +78,7 @@ class DiskStore:
         block_bytes: int,
         budget_bytes: int,
         *,
+        evicts: bool = True,
         queue_bytes: int = QUEUE_BYTES,
         free_bytes: int = FREE_BYTES,
     ) -> None:
@@ -84,6 +86,7 @@ class DiskStore:
         self.block_bytes = block_bytes
         self.budget_bytes = budget_bytes
         self._cache_version = cache_version
+        self._evicts = evicts
         self._queue_bytes = queue_bytes
         self._free_bytes = free_bytes
         self._folder = BlockFolder(folder, cache_version)
@@ -117,6 +120,29 @@ class DiskStore:
     @property
     def used_bytes(self) -> int:
         return self._folder.used_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        with self._wake:
+            return sum(len(queued.content) for queued in self._queue.values())
+
+    def use(self, conversation: bytes) -> None:
+        """Make a conversation the most recently used one."""
+        with self._wake:
+            if self.is_writing:
+                self._folder.log.use(conversation)
+                self._wake.notify_all()
+
+    def by_use(self) -> list[bytes]:
+        """Return the conversations that have files, least recently used first."""
+        with self._wake:
+            return self._folder.log.by_use()
+
+    def sizes(self, conversation: bytes) -> list[int]:
+        """Return the sizes of a conversation's files, of any model."""
+        with self._wake:
+            files = self._folder.files
+            return [files[str(name)] for name in self._folder.log.files(conversation) if str(name) in files]
 
     @property
     def blocks(self) -> int:
@@ -194,12 +220,15 @@ class DiskStore:
                 self._wake.notify_all()
 
     def evict(self, conversation: bytes) -> None:
-        """Remove blocks, of any model, that belong only to this conversation."""
+        """Remove blocks, of any model, that only this conversation or reading keeps."""
         self._folder.see_others()
         with self._wake:
             names = self._folder.log.evict(conversation)
             for queued in self._queued():
-                queued.conversations.discard(conversation)
+                if conversation in queued.conversations:
+                    queued.conversations.discard(conversation)
+                    if not outlives(queued.conversations, conversation):
+                        queued.conversations.clear()
             self._unqueue_nobodys()
             self._wake.notify_all()
         for name in names:
@@ -330,7 +359,8 @@ class DiskStore:
     def _write(self, queued: _QueuedBlock) -> int:
         parts = encode_block(queued.name, queued.cache_version, queued.tokens, queued.content)
         size = sum(len(part) for part in parts)
-        self._make_room(size)
+        if not self._make_room(size):
+            return 0
         write_file(self.folder / str(queued.name), parts, flush=not self._closing)
         return size
 
@@ -343,6 +373,8 @@ class DiskStore:
                 # Conversations may have been added meanwhile, and an older file removed.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
+            elif str(queued.name) not in self._folder.files:
+                self._folder.log.drop(queued.name)
             is_last = not self._queue
         if size and not queued.conversations:
             self._folder.unlink(str(queued.name))
@@ -352,7 +384,7 @@ class DiskStore:
             except OSError as error:
                 self._turn_off(error)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> bool:
         # Raises OSError if evicting everything does not suffice.
         while True:
             status = os.statvfs(self.folder)
@@ -361,7 +393,9 @@ class DiskStore:
                 full = status.f_bavail * status.f_frsize < self._free_bytes + size
                 oldest = next(iter(self._folder.files), None)
             if not over and not full:
-                return
+                return True
+            if not self._evicts:
+                return False
             if oldest is None:
                 raise OSError(f"the disk has less than {(self._free_bytes + size) // MIB:,} MiB left")
             self._folder.unlink(oldest)
