@@ -12,10 +12,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  freeze plant audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
+  freeze plant audit sbom wheels front-wheel test-install test-readme test-arm docs deb test-deb test-image release matrix \
+  test-darwin
 
 help:  ## list these commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+	@awk -F ':.*## *' '/^[a-z-]+:.*##/ { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run  ## build what is missing and open the chat on http://127.0.0.1:3000 (ARGS="--port 3001")
 	@command -v notso >/dev/null || echo "The command is $(CURDIR)/$(BIN)/notso; \`make link\` makes it available as notso."
@@ -24,7 +25,7 @@ run: $(VENV)/.run  ## build what is missing and open the chat on http://127.0.0.
 link: $(VENV)/.run  ## make the command available as notso: a link in ~/.local/bin
 	@mkdir -p "$(HOME)/.local/bin"; link="$(HOME)/.local/bin/notso"; \
 	  if [ -e "$$link" ] && [ ! -L "$$link" ]; then echo "$$link is not a link; nothing was changed"; exit 1; fi; \
-	  ln -sfn "$(CURDIR)/$(BIN)/notso" "$$link" && echo "$$link -> $(CURDIR)/$(BIN)/notso"; \
+	  rm -f "$$link"; ln -s "$(CURDIR)/$(BIN)/notso" "$$link" && echo "$$link -> $(CURDIR)/$(BIN)/notso"; \
 	  case ":$$PATH:" in *":$(HOME)/.local/bin:"*) ;; *) echo 'Add it to PATH: export PATH="$$HOME/.local/bin:$$PATH"';; esac
 
 test: $(VENV)/.dev  ## run the tests affected by changes in this tree; in a fresh clone, all (ARGS="-k words")
@@ -86,6 +87,9 @@ AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.
 test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on AArch64 under qemu (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
+test-darwin: $(VENV)/.dev  ## run the Python tests in a likeness of macOS: its names, page size, folders and system calls
+	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r sfE $(ARGS)
+
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
 	@$(BIN)/python supply/aarch64_python.py || echo "no Python of aarch64 could be made: its tests will be skipped"
 
@@ -103,10 +107,11 @@ again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; what p
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none </dev/null || exit 1; \
 	  printf '%s\n' "$$names" | sed 's/^/flaky: /'
 
-lint: $(VENV)/.dev  ## run ruff, mypy, import contracts and clang-format
+lint: $(VENV)/.dev  ## run ruff, mypy (for Linux and macOS), import contracts and clang-format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	@$(BIN)/lint-imports
 	@$(BIN)/python -c 'from notso.web.values.wording import LANGUAGES, missing; [print(f"{code}.toml lacks", *lacking) \
 	  for code in LANGUAGES if (lacking := missing(code))]'
@@ -136,7 +141,7 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for longer (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)
 
 chaos: $(VENV)/.dev  ## attack the server at full length (hours), and write docs/reliability.md (ARGS="-k words")
-	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
+	@LONG=chaos CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos tests/web/test_deployed.py $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 freeze: $(VENV)/.dev  ## record what a refactoring must not change, or compare with a record (make freeze AGAINST=build/freeze/COMMIT)
@@ -175,6 +180,9 @@ front-wheel: $(VENV)/.run  ## build a wheel without kernels, for front ends, int
 test-install: $(BIN)/python  ## install the built wheels in minimal Debian systems without a compiler (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
+test-readme: $(BIN)/python  ## follow README's quick start as a plain user of a minimal Debian (needs root and debootstrap)
+	@$(BIN)/python supply/try_readme.py $(ARGS)
+
 deb: $(BIN)/python  ## build the Debian package from the wheel into dist/ (ARGS="--suite bookworm")
 	@$(BIN)/python supply/deb.py $(ARGS)
 
@@ -201,11 +209,13 @@ clean:  ## remove everything that was built
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "Python 3.11 or newer is needed: install it (Debian: apt install python3 python3-venv) or set PYTHON=..."; exit 1; }
+	  { echo "Python 3.11 or newer is needed: install it (Debian: apt install python3 python3-venv; macOS: brew install python) or set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || \
+	  { echo "Python's headers are needed (Debian: apt install python3-dev)"; exit 1; }
 	@cxx=$${CXX:-$$(command -v c++ || command -v g++ || command -v clang++)}; \
 	  printf '#include <atomic>\nint main() { std::atomic<int> a{1}; a.wait(0); }\n' | \
 	  $$cxx -std=c++20 -x c++ -fsyntax-only - 2>/dev/null || \
-	  { echo "A C++20 compiler is needed: install g++ 12 or clang 15 or newer (Debian: apt install g++) or set CXX=..."; exit 1; }
+	  { echo "A C++20 compiler is needed: install g++ 12 or clang 15 or newer (Debian: apt install g++; macOS: xcode-select --install) or set CXX=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is needed (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
 

@@ -35,6 +35,7 @@ from notso.qtensor import (
     zeroed,
 )
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.system.processors import usable_cores
 
 COLUMNS = (1, 2, 4, 8, 16, 64, 512)
 ROWS, WIDTH = 11008, 2048
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     given = parser.parse_args()
 
-    kernel_choice.set_threads(given.threads or kernel_choice.default_threads())
+    kernel_choice.set_threads(given.threads or usable_cores())
     stolen = StolenTime()
     memory = zeroed(READ_BYTES)
     memory[:] = 93

@@ -29,7 +29,7 @@ from target import PYTHONS, ROOT, fetch_locked
 
 BUILD = ROOT / "build" / "matrix"
 COMPILERS = ("g++", *(f"g++-{number}" for number in range(12, 17)), *(f"clang++-{number}" for number in range(15, 23)))
-PACKAGES = "python3,python3-venv,make,g++"
+PACKAGES = "python3,python3-venv,python3-dev,make,g++"
 
 Run = Callable[[str], str]
 """Runs a command of the shell in the clone; what it says."""

@@ -334,7 +334,8 @@ class ScriptedEngine:
         stopped = called = full = False
         length = self.count_tokens(request.messages, RequestOptions(tools=request.options.tools))
         generation.put(Event("progress", progress=Progress(0, length, 0)))
-        for event in self.script(request.messages, request.options.thinking):
+        script = self.script(request.messages, request.options.thinking)
+        for event in [Event("embedding", embedding=(0.6, 0.8))] if request.options.embedding else script:
             cut_short = generation.hurried.is_set() or (budget is not None and counts["reasoning"] >= budget)
             if event.kind == "reasoning" and cut_short:
                 continue

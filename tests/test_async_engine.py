@@ -49,6 +49,7 @@ def test_it_loads_and_closes() -> None:
         async with await AsyncEngine.load("demo", context_tokens=256) as aware:
             assert (await aware.chat("hello", max_tokens=2)).finish_reason == "length"
             assert "AsyncEngine" in repr(aware)
+            assert (await aware.embed(["a", "b"])).shape == (2, aware.engine.config.hidden_size)
         with pytest.raises(InvalidRequestError, match="closed"):
             await aware.chat("hello")
 

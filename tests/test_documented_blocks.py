@@ -238,8 +238,8 @@ def test_a_shell_block_runs(block: Block, tmp_path: Path, request: pytest.Fixtur
         import_a_chat(request.getfixturevalue("served").address)
         shell.run('mkdir -p "$HOME/.local/share/notso"; notso backup "$_/notso.db" --from http://127.0.0.1:3000')
     printed = shell.run(block.body)
-    for refused in ('"error"', "Traceback"):
-        assert refused not in printed
+    for refused in ('"error": *[{"]', "Traceback"):  # a response may say that its error is null
+        assert not re.search(refused, printed)
 
 
 def import_a_chat(address: str) -> None:

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Unpack
 
-from notso.smollm3.engine.engine import MAX_BATCHED, Engine
+from notso.smollm3.engine.engine import MAX_BATCHED, Engine, Floats
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
@@ -182,6 +182,10 @@ class AsyncEngine:
         """See `Engine.continue_text`. Cancelling stops the answer."""
         sampling, asked = settings_of(params, options, settings)
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, asked)).result()
+
+    async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
+        """See `Engine.embed`. A cancelled wait does not stop it."""
+        return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:
         """Release file and cache; running answers end."""

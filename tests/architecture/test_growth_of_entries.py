@@ -45,8 +45,7 @@ from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_markdown
-from notso.web.store.postgres.database import query_of, snippet_of, vector_of
-from notso.web.store.sqlite.database import _phrases
+from notso.web.store.sql.search_words import fts5_query, snippet_of, terms_of, vector_of
 from notso.web.tools.calculator import calculate
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.values.commented_json import read_commented_json
@@ -282,10 +281,10 @@ ENTRIES = {
     "import": Entry(
         lambda text: read_chats(text.encode(), str), 4 * MIB, JSON, '{"messages": [{"role": "user", "content": "'
     ),
-    "search words": Entry(query_of, 64 * KIB, TEXT),
+    "search words": Entry(terms_of, 64 * KIB, TEXT),
     "indexed words": Entry(vector_of, 256 * KIB, TEXT),
-    "snippet": Entry(lambda text: snippet_of(text, text[:32]), 256 * KIB, TEXT),
-    "phrases": Entry(lambda text: _phrases(text.split()), 64 * KIB, TEXT),
+    "snippet": Entry(lambda text: snippet_of(text, text[:32], terms_of(text[:32])), 256 * KIB, TEXT),
+    "phrases": Entry(lambda text: fts5_query(terms_of(text)), 64 * KIB, TEXT),
     "calculator": Entry(calculate, 64 * KIB, ("1", "(", "1+", " ", "-", "2**", "1.", "a", "1e1,", "sqrt(")),
     "line of a tool": Entry(lambda text: visible_line(text, 1000), MIB, TEXT),
     "text": Entry(lambda text: decode_text(text.encode()), MIB // 4, (*TEXT, "\r\n", "a\0", "\0", "\ufeff")),

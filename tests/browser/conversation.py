@@ -44,6 +44,28 @@ def begin(page: Page, text: str = "Hello") -> None:
     finished(page)
 
 
+def show_settings(page: Page, tab: str = "general") -> None:
+    """Open the settings at a tab."""
+    if not page.locator("#settings").is_visible():
+        page.locator("#sidebar [commandfor=settings]").evaluate("button => button.click()")  # in the drawer, on a phone
+    page.locator(f"#tab-{tab}").click()
+
+
+def chat_row(page: Page, title: str) -> Locator:
+    """Open the menu of a chat in the list."""
+    row = page.locator("#chat-list .chats > li").filter(has=page.get_by_role("link", name=title))
+    row.hover()
+    row.locator(".row-menu").click()
+    return row.locator("[popover]")
+
+
+def more(answer: Locator) -> Locator:
+    """Open the menu of an answer."""
+    answer.hover()
+    answer.locator("[popovertarget$=-more]").click()
+    return answer.locator("[popover]")
+
+
 def until(page: Page, condition: str, argument: Any = None) -> None:
     """Look again and again (the page's policy forbids Playwright's own way, which evaluates text)."""
     for _ in range(2400):

@@ -89,6 +89,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     phone.emulate_media(color_scheme="dark", reduced_motion="reduce")
     phone.get_by_role("button", name=words["menu"]).click()
     phone.get_by_role("button", name="Settings", exact=True).click()
+    phone.locator("#tab-model").click()
     phone.locator("#set-temperature").wait_for()
     phone.wait_for_timeout(200)
     phone.screenshot(path=folder / "settings-phone.png")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import AXE, begin, finished
+from browser.conversation import AXE, begin, finished, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -28,6 +28,17 @@ VIOLATIONS = """async (rules) => (
     ).join(" | ")
 )"""
 
+
+def search(page: Page) -> None:
+    page.evaluate("document.getElementById('search').showModal()")
+    page.locator("#search-text").fill("show")
+    expect(page.locator("#search-results mark").first).to_be_visible()
+
+
+def tab(name: str) -> Callable[[Page], None]:
+    return lambda page: show_settings(page, name)
+
+
 Show = Callable[[Page], Any]
 STATES: dict[str, Show] = {
     "chat": lambda page: page.locator("details.reasoning summary").click(),
@@ -35,10 +46,13 @@ STATES: dict[str, Show] = {
     "status": lambda page: page.locator("#status .badge").click(),
     "meter": lambda page: page.locator("#gauge button").click(),
     "chat menu": lambda page: page.get_by_role("button", name="Chat menu").click(),
-    "help": lambda page: page.evaluate("document.getElementById('help').showPopover()"),
-    "search": lambda page: page.evaluate("document.getElementById('search').showPopover()"),
-    "settings": lambda page: page.evaluate("document.getElementById('settings').showPopover()"),
-    "preview": lambda page: page.evaluate("document.getElementById('preview').showPopover()"),
+    "help": lambda page: page.evaluate("document.getElementById('help').showModal()"),
+    "search": search,
+    **{f"settings, {name}": tab(name) for name in ("general", "model", "chat", "tools", "data", "shortcuts")},
+    "model picker": lambda page: page.locator("[popovertarget=model-picker]").evaluate("button => button.click()"),
+    "menu of an answer": lambda page: page.locator("[popovertarget$=-more]").last.evaluate("button => button.click()"),
+    "menu of a row": lambda page: page.locator(".row-menu").first.evaluate("button => button.click()"),
+    "preview": lambda page: page.evaluate("document.getElementById('preview').showModal()"),
     "edit": lambda page: page.locator("[data-edit]").click(),
 }
 
@@ -86,7 +100,7 @@ def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[
     page = open_page(serve(demo.load).url, expected="status of 404", reduced_motion="reduce")
     root, found = page.url.rstrip("/"), {}
     begin(page)
-    for path in ("/login", "/settings", "/tools", "/search?q=x", "/models", "/archive", "/prompts", "/nowhere"):
+    for path in ("/login", "/settings", "/tools", "/search?q=hello", "/models", "/archive", "/prompts", "/nowhere"):
         page.goto(root + path)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]

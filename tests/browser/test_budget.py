@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.conversation import answers, ask, begin, finished, imported, last_answer, until
+from browser.conversation import answers, ask, begin, finished, imported, last_answer, show_settings, until
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -161,7 +161,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
     page.locator("#newest").click()
     frames = page.evaluate(SCROLL)
     assert frames[len(frames) // 2] < FRAME_MS, frames
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "chat")
     page.locator("#set-when_full").select_option("drop_oldest")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.conversation import ask, begin, finished, questions, until
+from browser.conversation import ask, begin, finished, questions, show_settings, until
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -61,13 +61,15 @@ def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
     page.keyboard.press("Control+Enter")
     expect(page.locator(".versions").last).to_contain_text("2/2")
     finished(page)
-    page.keyboard.press("Alt+ArrowLeft")
+    page.locator("#scroller").focus()
+    page.keyboard.press("h")
     expect(page.locator(".versions").last).to_contain_text("1/2")
-    page.get_by_role("button", name="Settings").click()
-    page.locator("#settings").get_by_text("Keyboard shortcuts").click()
+    show_settings(page)
+    page.locator(".switch:has([data-preference=keys])").click()
     page.keyboard.press("Escape")
     page.keyboard.press("Control+Shift+o")
-    page.keyboard.press("Alt+ArrowRight")
+    page.locator("#scroller").focus()
+    page.keyboard.press("l")
     page.wait_for_timeout(300)  # nothing is to come of it
     expect(page.locator(".versions").last).to_contain_text("1/2")
 
@@ -121,16 +123,20 @@ def test_text_files_go_along_and_others_are_refused(
         ("notes.md", b"The word is heron."),
         ("picture.png", b"\x89PNG\r\n\x00\xff"),
         ("big.txt", b"x" * 200_001),
+        ("old.txt", "Le caf\u00e9 \u2013 5 \u20ac".encode("windows-1252")),
     ):
         (tmp_path / name).write_bytes(content)
-    page.locator("#files").set_input_files([tmp_path / name for name in ("notes.md", "picture.png", "big.txt")])
-    expect(page.locator("#attachments .attached")).to_have_text(["notes.md"])
+    page.locator("#files").set_input_files(
+        [tmp_path / name for name in ("notes.md", "picture.png", "big.txt", "old.txt")]
+    )
+    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "old.txt"])
     expect(page.locator("#attachments")).to_contain_text("picture.png is not a text file (UTF-8). Images")
     expect(page.locator("#attachments")).to_contain_text("big.txt is larger than 200 kB")
     picture(page)
     begin(page, "What is the word?")
     expect(page.locator("article.user")).to_contain_text("notes.md")
     assert "heron" in demo.prompts[0] and "--- notes.md ---" in demo.prompts[0]
+    assert "Le caf\u00e9 \u2013 5 \u20ac" in demo.prompts[0], "neither UTF-8 nor UTF-16"
     expect(page.locator("#attachments")).to_be_empty()
     page.locator("#files").set_input_files(tmp_path / "notes.md")  # alone it is a message too
     expect(page.locator("#attachments .attached")).to_have_count(1)
@@ -164,7 +170,7 @@ def test_every_setting_that_cannot_be_says_why_beside_it(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
     page = open_page(serve(demo.load).url, expected="status of 400|response:error")
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     wrong = {
         "temperature": "7",
         "top_p": "0",
@@ -189,7 +195,7 @@ def test_every_setting_that_cannot_be_says_why_beside_it(
 
 def test_settings_are_kept_and_checked_with_the_reason_beside_them(chat: Callable[..., Page]) -> None:
     page = chat(expected="status of 400|response:error")
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     field = page.locator("#set-temperature")
     field.fill("7")
     page.get_by_role("button", name="Save").click()
@@ -197,17 +203,18 @@ def test_settings_are_kept_and_checked_with_the_reason_beside_them(chat: Callabl
     expect(field).to_have_attribute("aria-invalid", "true")
     assert field.input_value() == "7"
     field.fill("0.3")
+    page.locator("#tab-chat").click()
     page.locator("#set-system_prompt").fill("Answer in verse.")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()
     page.reload()
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     expect(field).to_have_value("0.3")
     expect(page.locator("#set-system_prompt")).to_have_value("Answer in verse.")
     page.keyboard.press("Escape")
     with page.expect_response("**/settings"):
         ask(page, "/temp 0.9")
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     expect(field).to_have_value("0.9")
     expect(page.locator("#set-system_prompt")).to_have_value("Answer in verse.")
 
@@ -260,7 +267,7 @@ def test_the_question_is_there_before_the_server_has_it(chat: Callable[..., Page
 def test_views_are_chosen_in_the_browser(chat: Callable[..., Page]) -> None:
     page = chat()
     expect(page.locator(".numbers")).to_be_visible()
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page)
     page.get_by_text("Show token counts and speed").click()
     page.get_by_text(words["prefer_enter"]).click()
     page.keyboard.press("Escape")

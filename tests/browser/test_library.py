@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import answers, ask, begin, finished, last_answer, questions
+from browser.conversation import answers, ask, begin, finished, last_answer, more, questions, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 from scripted_engine import ScriptedEngine, say
@@ -98,7 +98,7 @@ def test_saved_prompts_are_at_hand_in_every_chat(serve: Serve, open_page: Open) 
     page.keyboard.press("Enter")
     expect(page.locator("#text")).to_have_value("So be it")
     expect(page.locator("#toasts")).to_contain_text("System prompt")
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "chat")
     expect(page.locator("#set-system_prompt")).to_have_value("Be brief.")
 
 
@@ -116,7 +116,7 @@ def test_instructions_by_name_go_with_a_new_chat_alone(serve: Serve, open_page: 
     expect(page.locator("#text")).to_have_value("Who are you?")
     page.keyboard.press("Enter")
     finished(page)
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "chat")
     expect(page.locator("#set-system_prompt")).to_have_value("Speak as a pirate.")
     page.goto(f"{url}settings")
     expect(page.locator("#set-system_prompt")).to_have_value("")
@@ -192,13 +192,13 @@ def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, 
     page.get_by_label("Select Two").check()
     page.get_by_role("button", name="Archive", exact=True).click()
     expect(page.get_by_text("1 archived.")).to_be_visible()
-    expect(page.get_by_role("listitem").filter(has_text="Two")).to_contain_text("archived")
+    expect(page.get_by_role("row").filter(has_text="Two")).to_contain_text("archived")
     page.get_by_label(table("en")["archive_all"]).check()
     page.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("3 deleted.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     page.goto(url)
-    expect(page.locator("#chat-list a")).to_have_text(["Three", "One"])
+    expect(page.locator("#chat-list li > a")).to_have_text(["Three", "One"])
 
 
 def test_a_branch_goes_on_in_a_new_chat(serve: Serve, open_page: Open) -> None:
@@ -206,13 +206,12 @@ def test_a_branch_goes_on_in_a_new_chat(serve: Serve, open_page: Open) -> None:
     begin(page, "One")
     ask(page, "Two")
     finished(page, 2)
-    answers(page).first.hover()
-    answers(page).first.get_by_role("button", name=table("en")["branch"]).click()
+    more(answers(page).first).get_by_role("button", name=table("en")["branch"]).click()
     expect(page.get_by_role("heading", name="One (branch)")).to_be_visible()
     expect(questions(page)).to_have_count(1)
     ask(page, "Another two")
     finished(page, 2)
-    expect(page.locator("#chat-list a")).to_have_count(2)
+    expect(page.locator("#chat-list li > a")).to_have_count(2)
 
 
 def test_a_temporary_chat_is_not_listed_until_it_is_kept(serve: Serve, open_page: Open) -> None:
@@ -220,10 +219,10 @@ def test_a_temporary_chat_is_not_listed_until_it_is_kept(serve: Serve, open_page
     page.get_by_role("link", name=table("en")["temporary"]).click()
     expect(page.get_by_text(table("en")["temporary_note"])).to_be_visible()
     begin(page, "Quietly")
-    expect(page.locator("#chat-list a")).to_have_count(0)
+    expect(page.locator("#chat-list li > a")).to_have_count(0)
     page.get_by_role("button", name="Chat menu").click()
     page.get_by_role("button", name=table("en")["temporary_keep"]).click()
-    expect(page.locator("#chat-list a")).to_have_text(["Quietly"])
+    expect(page.locator("#chat-list li > a")).to_have_text(["Quietly"])
 
 
 def test_what_is_written_is_told_by_sentence(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -241,6 +240,9 @@ def test_what_is_written_is_told_by_sentence(serve: Serve, open_page: Open, demo
     assert re.sub(r"\s+", " ", told) == ("The first sentence. The second one goes on and on. The x^2 comes last x = 1")
 
 
+SHOW = "(id) => { const it = document.getElementById(id); it.popover ? it.showPopover() : it.showModal(); }"
+
+
 @pytest.mark.parametrize("code", [code for code in LANGUAGES if code != "en"])
 def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, picture: Picture, code: str) -> None:
     """At a phone's width nothing leaves the page, however long that language's words are."""
@@ -256,18 +258,19 @@ def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, pi
     expect(questions(page).locator("h2")).to_have_text(said["you"])
     picture(page)
     for sheet in ("settings", "help", "sidebar", "chat-menu"):
-        page.evaluate("(sheet) => document.getElementById(sheet).showPopover()", sheet)
+        page.evaluate(SHOW, sheet)
         expect(page.locator(f"#{sheet}")).to_be_visible()
         if sheet == "settings":
+            page.locator("#tab-chat").click()
             expect(page.locator("#model-settings form")).to_be_visible()
             picture(page, sheet)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        page.evaluate("(sheet) => document.getElementById(sheet).hidePopover()", sheet)
+        page.keyboard.press("Escape")
 
 
 def test_another_language_is_chosen_and_stays(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(saying("Yes.")).url, locale="fr-FR")
-    page.get_by_role("button", name=table("fr")["settings"]).click()
+    show_settings(page)
     page.locator("#text").evaluate("(input) => { input.value = 'kept'; input.dispatchEvent(new Event('input')) }")
     page.get_by_label(table("fr")["language"]).select_option("de")
     expect(page.locator("html")).to_have_attribute("lang", "de")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from browser.conversation import answers, ask, begin, finished, last_answer
+from browser.conversation import answers, ask, begin, finished, last_answer, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -112,19 +112,19 @@ def test_where_the_context_ends_the_answer_says_so(
     expect(page.locator("#limit")).to_contain_text(re.compile(r"Message too long: it needs \d+ tokens.*512"))
     expect(page.locator("#text")).to_have_value("And now?")
     picture(page, "refused")
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "chat")
     page.locator("#set-when_full").select_option("drop_oldest")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()
     page.keyboard.press("Escape")
     page.locator("#text").press("Enter")
     finished(page, 2)
-    expect(last_answer(page)).to_contain_text("oldest messages no longer fit in the context and were left out.")
+    expect(last_answer(page)).to_contain_text("older messages no longer fit in the context and were left out.")
 
 
 def test_a_limit_of_tokens_ends_an_answer_which_can_go_on(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     page.locator("#set-max_tokens").fill("40")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import ask, finished, last_answer, until
+from browser.conversation import ask, finished, last_answer, show_settings, until
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -26,23 +26,21 @@ ANSWER = (
 
 CONTRAST = """() => {
     const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    const light = (colour) => {
-        const [r, g, b] = colour.match(/[\\d.]+/g).map(Number);
-        return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-    };
-    const under = (element) => {
-        for (; element; element = element.parentElement) {
-            const colour = getComputedStyle(element).backgroundColor;
-            if (!/, 0\\)|transparent/.test(colour)) return colour;
-        }
-        return "rgb(255, 255, 255)";
+    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    const under = (element) => { // washes let through what is behind them
+        if (!element) return [255, 255, 255];
+        const [r, g, b, share = 1] = parts(getComputedStyle(element).backgroundColor);
+        if (share === 1) return [r, g, b];
+        const behind = under(element.parentElement);
+        return [r, g, b].map((value, at) => share * value + (1 - share) * behind[at]);
     };
     const low = [];
     for (const element of document.querySelectorAll("body *")) {
         const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim());
         const seen = element.checkVisibility({ opacityProperty: true }) && !element.closest("noscript, [aria-hidden]");
         if (!text || !seen) continue;
-        const a = light(getComputedStyle(element).color), b = light(under(element));
+        const a = light(parts(getComputedStyle(element).color)), b = light(under(element));
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         if (ratio < 4.5) low.push([element.outerHTML.slice(0, 80), ratio]);
     }
@@ -128,13 +126,13 @@ def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
     page = chat(color_scheme="light", reduced_motion="reduce")
     surface = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(surface)
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page)
     page.get_by_text("Dark", exact=True).click()
     dark = page.evaluate(surface)
     assert dark != light
     page.reload()
     assert page.evaluate(surface) == dark
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page)
     assert page.get_by_role("radio", name="Dark").is_checked()
     page.get_by_text("System", exact=True).click()
     assert page.evaluate(surface) == light
@@ -212,7 +210,7 @@ def test_nothing_moves_for_those_who_want_it_still(
     page.emulate_media(reduced_motion="reduce")
     until(page, f"() => ({moving})().length === 0")
     for name in ("help", "search", "settings"):
-        page.evaluate(f"document.getElementById('{name}').showPopover()")
+        page.evaluate(f"document.getElementById('{name}').showModal()")
         assert page.evaluate(moving) == []
         page.keyboard.press("Escape")
     demo.release()

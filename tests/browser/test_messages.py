@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import answers, ask, begin, finished, last_answer, questions
+from browser.conversation import answers, ask, begin, finished, last_answer, more, questions
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -98,7 +98,7 @@ def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open, numbered
 def test_edit_an_answer(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page)
-    answers(page).get_by_role("link", name="Edit").click()
+    more(answers(page)).get_by_role("link", name="Edit").click()
     page.locator("#edit-text").fill("My **own** words.")
     page.get_by_role("button", name="Save").click()
     expect(answers(page)).to_contain_text("My own words.")
@@ -126,7 +126,7 @@ def test_stop_and_continue(serve: Serve, open_page: Open, demo: DemoEngine, way:
     demo.release()
     demo.dictate("And that was all.")
     if way == "key":
-        page.keyboard.press("Alt+Enter")
+        page.keyboard.press("Control+Shift+Enter")
     else:
         page.get_by_role("button", name="Continue").click()
     expect(answers(page).locator(".answer")).to_contain_text("And that was all.")
@@ -169,7 +169,7 @@ def test_a_question_and_an_answer_are_copied_as_they_were_written(
         expect(page.locator("#announcer")).to_have_text("Copied")
         assert page.evaluate("navigator.clipboard.readText()").startswith(said)
     with page.context.expect_page() as opened:
-        answers(page).get_by_role("link", name=words["raw"]).click()
+        more(answers(page)).get_by_role("link", name=words["raw"]).click()
     assert "## " in (opened.value.locator("body").text_content() or "")
 
 

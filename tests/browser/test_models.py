@@ -42,6 +42,7 @@ def test_fetch_stop_reload_resume_and_use(
     page = open_page(server.url)
     page.get_by_role("link", name="Download SmolLM3-3B").click()
     expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
+    page.locator("#facts > summary").click()
     expect(page.get_by_text("every 4th (2 of 8)")).to_be_visible()
 
     page.get_by_role("button", name="Download").click()
@@ -123,6 +124,7 @@ def test_nothing_for_axe_to_find(
     page = open_page(
         server.url + "models", color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True
     )
+    page.locator("#facts > summary").click()
     expect(page.get_by_text("every 4th (2 of 8)")).to_be_visible()
     page.get_by_role("button", name="Download").click()
     expect(page.get_by_role("progressbar")).to_be_visible()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from browser.conversation import ask
+from browser.conversation import ask, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 from scripted_engine import ScriptedEngine
@@ -52,21 +52,34 @@ def test_a_draft_survives_a_reload_and_not_its_sending(serve: Serve, open_page: 
     expect(page.locator("#text")).to_have_value("another")
 
 
-def test_enter_while_an_answer_is_written_says_why_nothing_is_sent(
-    serve: Serve, open_page: Open, demo: DemoEngine
-) -> None:
+def test_enter_while_an_answer_is_written_queues_the_message(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking")
     ask(page, "Hello")
     expect(page.locator("[data-stop]")).to_be_visible()
-    ask(page, "And another thing")
-    problem = page.locator("#composer-problem")
-    expect(problem).to_contain_text("A response is still being generated")
-    assert problem.evaluate("e => getComputedStyle(e, '::before').content").startswith('"⚠')
-    assert page.locator("#text").input_value() == "And another thing"
+    for text in ("And another thing", "A third", "Not this one"):
+        ask(page, text)
+    queued = page.locator("#queued .what")
+    expect(queued).to_have_text(["And another thing", "A third", "Not this one"])
+    expect(page.locator("#composer-problem")).to_be_empty()
+    page.locator("#queued li").last.get_by_role("button", name=words["queue_remove"]).click()
+    page.reload()
+    expect(queued).to_have_text(["And another thing", "A third"])
+    page.locator("#text").fill("being typed")
     demo.release()
-    answered(page)
-    expect(problem).to_be_empty()
+    answered(page, 3)
+    expect(page.locator("article.user .bubble")).to_have_text(["Hello", "And another thing", "A third"])
+    expect(queued).to_have_count(0)
+    expect(page.locator("#text")).to_have_value("being typed")
+    page.locator("#text").fill("")
+    demo.hold("thinking")
+    ask(page, "Once more")
+    expect(page.locator("[data-stop]")).to_be_visible()
+    ask(page, "Wait")
+    page.keyboard.press("Escape")
+    expect(page.locator("#text")).to_have_value("Wait")
+    expect(queued).to_have_count(0)
+    demo.release()
 
 
 def test_with_the_server_gone_every_action_says_so(
@@ -79,9 +92,9 @@ def test_with_the_server_gone_every_action_says_so(
     server.close()
     file = tmp_path / "chats.json"
     file.write_text("{}")
-    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    show_settings(page, "data")
     page.locator("#import").set_input_files(file)
-    expect(page.locator("#import-problem")).to_contain_text("The server is not responding")
+    expect(page.locator("#import-report")).to_contain_text("The server is not responding")
     page.keyboard.press("Escape")
     page.locator("article.assistant [data-regenerate]").click()
     expect(page.locator("#composer-problem")).to_contain_text("The server is not responding")
@@ -160,7 +173,7 @@ def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, dem
     page.locator("#gauge button").click()
     expect(page.locator("#gauge-details")).to_contain_text(re.compile(r"\d [MG]B in use"))
     page.keyboard.press("Escape")
-    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    show_settings(page, "data")
     expect(page.locator("#data-folder")).to_contain_text("Stored in /")
 
 
@@ -168,7 +181,7 @@ def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: D
     page = open_page(serve(demo.load).url)
     ask(page, "What is 27 + 48?")
     answered(page)
-    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    show_settings(page, "chat")
     page.locator("#set-keep_thinking").select_option("on")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#model-settings")).to_contain_text("Saved")
@@ -187,6 +200,7 @@ def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_pag
     page = open_page(serve(demo.load).url, viewport={"width": 320, "height": 640})
     page.locator("#text").fill("/settings")
     page.locator("#text").press("Enter")
+    page.locator("#tab-chat").click()
     page.locator("#set-system_prompt").fill("Be brief. /no_think")
     page.get_by_role("button", name="Save").click()
     switch = page.locator("#thinking-switch")
@@ -205,8 +219,9 @@ def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngi
     for number in range(1, 4):
         ask(page, f"Question {number}")
         answered(page, number)
-    for key, wanted in (("ArrowUp", 3), ("ArrowUp", 2), ("ArrowUp", 1), ("ArrowDown", 2), ("ArrowDown", 3)):
-        page.keyboard.press(f"Alt+{key}")
+    page.locator("#scroller").focus()
+    for key, wanted in (("k", 3), ("k", 2), ("k", 1), ("j", 2), ("j", 3)):
+        page.keyboard.press(key)
         expect(page.locator("article.user:focus .bubble")).to_have_text(f"Question {wanted}")
         expect(page.locator("article.user").nth(wanted - 1)).to_be_in_viewport()
     page.locator("article.user").nth(1).get_by_role("link", name=words["previous_user_message"]).click()
@@ -227,10 +242,10 @@ def test_another_model_by_a_part_of_its_name(
     expect(page.locator("#composer-problem")).to_contain_text("Model not found")
     ask(page, "/model another")
     expect(page.locator("#status-label")).to_have_text("Loading model")
-    expect(page.locator(".model-name, #gauge .count")).to_have_count(0)
+    expect(page.locator("button.model-name, #gauge .count")).to_have_count(0)
     gate.set()
     expect(page.locator("#gauge .count")).to_be_visible()
-    expect(page.locator(".model-name")).to_have_text("Another")
+    expect(page.locator("button.model-name")).to_have_text("Another")
     page.locator("#text").fill("/model")
     page.locator("#text").press("Enter")
     page.wait_for_url("**/models")
@@ -241,7 +256,7 @@ def test_questions_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) 
     ask(page, "Is **this** bold?")
     answered(page)
     expect(page.locator(".bubble strong")).to_have_count(0)
-    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    show_settings(page, "chat")
     page.locator("#set-raw_user_messages").select_option("off")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#model-settings")).to_contain_text("Saved")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import answers, ask, begin, finished
+from browser.conversation import answers, ask, begin, finished, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Locator, Page, expect
 
@@ -122,7 +122,7 @@ def test_every_command_of_the_palette_does_what_it_says(
     run("reset")
     expect(answers(page)).to_have_count(0)
     page.reload()
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     expect(page.locator("#set-temperature")).to_have_value("")
     page.keyboard.press("Escape")
     done.append("model")

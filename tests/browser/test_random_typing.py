@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.conversation import begin
+from browser.conversation import begin, show_settings
 from browser.test_crash import Process, unused_port
 from long_tests import is_long
 from playwright.sync_api import Page, expect
@@ -88,7 +88,7 @@ class Person:
 
     def settings(self) -> None:
         field = self.page.locator("#set-system_prompt")
-        self.page.evaluate("document.getElementById('settings').showPopover()")
+        show_settings(self.page, "chat")
         expect(field).to_have_value(self.instructions.get(self.here, ""))
         value = self.instructions.get(self.here, "") + self.words().strip() + "."
         field.fill(value)
@@ -97,7 +97,7 @@ class Person:
                 self.page.keyboard.press("Escape")
             else:
                 field.blur()
-        self.page.evaluate("document.getElementById('settings').hidePopover()")
+        self.page.evaluate("document.getElementById('settings').close()")
         self.instructions[self.here] = value
 
     def edit(self) -> None:
@@ -140,9 +140,9 @@ class Person:
         for path in self.paths:
             self.page.goto(self.url.rstrip("/") + path)
             self.check()
-            self.page.evaluate("document.getElementById('settings').showPopover()")
+            show_settings(self.page, "chat")
             expect(self.page.locator("#set-system_prompt")).to_have_value(self.instructions.get(path, ""))
-            self.page.evaluate("document.getElementById('settings').hidePopover()")
+            self.page.evaluate("document.getElementById('settings').close()")
             if path in self.edits:
                 self.page.locator("article.user [data-edit]").first.dispatch_event("click")
                 expect(self.page.locator("#edit-text")).to_have_value(self.edits[path])

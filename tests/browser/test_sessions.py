@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from browser.conversation import answers, ask, begin, finished, questions
+from browser.conversation import answers, ask, begin, chat_row, finished, questions, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -25,7 +25,7 @@ def test_a_chat_is_called_what_it_was_asked_first(serve: Serve, open_page: Open,
     page.get_by_role("button", name="Send").click()
     page.wait_for_url("**/chats/*")
     finished(page)
-    title = "Please tell me something about the walrus and…"
+    title = "Please tell me something about the walrus and where it may be found in winter"
     expect(page.get_by_role("heading", name=title)).to_be_visible()
     expect(page.locator("#chat-list").get_by_role("link", name=title)).to_have_attribute("aria-current", "page")
     expect(page.locator("#chat-list")).to_contain_text("Today")
@@ -39,17 +39,16 @@ def test_the_list_of_chats_follows(serve: Serve, open_page: Open, demo: DemoEngi
     begin(first, "Apples and pears")
     link = second.locator("#chat-list").get_by_role("link", name="Apples and pears")
     expect(link).to_be_visible()
-    first.locator("#chat-list li").hover()
-    first.locator("#chat-list").get_by_role("button", name="Pin: Apples and pears").click()
+    chat_row(first, "Apples and pears").get_by_role("button", name="Pin", exact=True).click()
     for page in (first, second):
         expect(page.locator("#chat-list")).to_contain_text("Pinned")
     picture(first)
-    first.locator("#chat-list").get_by_role("button", name="Unpin: Apples and pears").click()
+    chat_row(first, "Apples and pears").get_by_role("button", name="Unpin").click()
     for page in (first, second):
         expect(page.locator("#chat-list")).not_to_contain_text("Pinned")
     first.get_by_role("button", name="Chat menu").click()
-    first.get_by_label("Title").fill("Fruit")
-    first.get_by_role("button", name="Rename").click()
+    first.locator("#chat-menu").get_by_label("Title").fill("Fruit")
+    first.locator("#chat-menu").get_by_role("button", name="Rename").click()
     expect(second.locator("#chat-list").get_by_role("link", name="Fruit")).to_be_visible()
 
 
@@ -57,8 +56,7 @@ def test_delete_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> Non
     page = open_page(serve(demo.load).url)
     begin(page, "To be deleted")
     said = answers(page).locator(".answer").inner_text()
-    page.locator("#chat-list li").hover()
-    page.locator("#chat-list").get_by_role("button", name="Delete chat: To be deleted").click()
+    chat_row(page, "To be deleted").get_by_role("button", name=words["delete"]).click()
     page.wait_for_url("**/?undo=*")
     expect(page.locator("#toasts")).to_contain_text("Chat deleted.")
     expect(page.locator("#chat-list")).not_to_contain_text("To be deleted")
@@ -75,8 +73,7 @@ def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open, demo: Demo
     page.wait_for_url("**/chats/*")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     other = open_page(server.url, like=page)
-    other.locator("#chat-list li").hover()
-    other.locator("#chat-list").get_by_role("button", name="Delete chat: Go on").click()
+    chat_row(other, "Go on").get_by_role("button", name=words["delete"]).click()
     expect(page.locator("#turns")).to_contain_text("Chat not found.")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     expect(page.locator("#status-label")).to_have_text("Ready")
@@ -139,16 +136,16 @@ def test_a_chat_goes_out_as_a_file_and_comes_back(
     assert said in files["md"].read_text("utf-8") and files["md"].suffix == ".md"
     assert said in files["html"].read_text("utf-8") and "<script" not in files["html"].read_text("utf-8")
     assert json.loads(files["json"].read_text("utf-8"))
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "data")
     page.locator("#import").set_input_files(files["json"])
-    expect(page.locator("#chat-list li")).to_have_count(2)
+    expect(page.locator("#chat-list .chats > li")).to_have_count(2)
     page.locator("#chat-list").get_by_role("link", name="What is 27 + 48?").first.click()
     expect(answers(page).locator(".answer")).to_have_text(said, use_inner_text=True)
     expect(answers(page)).to_contain_text("2/2")
     (tmp_path / "broken.json").write_text('{"chats": [')
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "data")
     page.locator("#import").set_input_files(tmp_path / "broken.json")
-    expect(page.locator("#import-problem")).to_contain_text("not valid JSON")
+    expect(page.locator("#import-report")).to_contain_text("not valid JSON")
     with page.expect_download() as download:
         page.get_by_role("link", name=words["export_all"]).click()
     download.value.save_as(tmp_path / "all")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from browser.conversation import show_settings
 from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine
@@ -30,9 +31,10 @@ WATCH_SHIFTS = """
 def page(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Page:
     """A new chat whose tools were switched on where a person does it."""
     page = open_page(serve(lambda: Engine.load(context_tokens=2048)).url)
-    page.click("[popovertarget=settings]")
+    show_settings(page, "tools")
     page.check("#tool-calculator")
     expect(page.locator("#tool-settings")).to_contain_text("Together they add")
+    page.click("#tab-model")
     page.fill("#set-temperature", "0")  # the likeliest words: a drawn figure may be a wrong one
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()
@@ -56,9 +58,11 @@ def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
     expect(page.locator(".tool-card")).to_contain_text("needs approval")
     expect(page.locator("#text")).to_be_focused()
     card = page.locator(".tool-card > summary")
-    card.focus()
-    page.keyboard.press("Enter")
+    expect(card).to_be_hidden()  # the question shows the same call
     box.locator("button").first.focus()
+    page.keyboard.press("Enter")
+    expect(card).to_be_visible()
+    card.focus()
     page.keyboard.press("Enter")
     answer = page.locator("article.assistant")
     expect(answer.locator(".numbers")).to_be_visible()
@@ -106,12 +110,13 @@ def test_stop_while_it_waits_then_go_on(page: Page) -> None:
 
 def test_it_fits_on_a_phone(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     server = serve(lambda: Engine.load(context_tokens=2048))
-    page = open_page(server.url + "tools", viewport={"width": 320, "height": 640})
+    page = open_page(server.url + "tools", viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
     page.check("#tool-calculator")
     page.click("#tool-settings button")  # a page of its own, which works without scripts
     expect(page.locator("#tool-settings")).to_contain_text("Together they add")
     page.goto(server.url)
-    ask(page)
+    page.fill("#text", QUESTION)
+    page.click("#composer-action")  # a touch keyboard keeps its Enter
     expect(page.locator(".permission button").last).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     for button in page.locator(".permission button").all():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import begin, finished, imported
+from browser.conversation import begin, finished, imported, show_settings
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -52,10 +52,11 @@ def test_text_behind_an_unknown_command_is_never_lost(chat: Callable[..., Page],
 @pytest.mark.parametrize("leave", ["Escape", "beside"])
 def test_settings_are_kept_when_the_sheet_is_left(chat: Callable[..., Page], picture: Picture, leave: str) -> None:
     page = chat(expected="status of 400|response:error")
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     instructions = "Answer in verse. " * 33
     page.locator("#set-temperature").fill("7")  # cannot be, and keeps nothing else from being kept
     page.locator("#set-top_p").fill("0.7")
+    page.locator("#tab-chat").click()
     page.locator("#set-titles").select_option("on")
     page.locator("#set-system_prompt").fill(instructions)
     with page.expect_response(
@@ -63,11 +64,12 @@ def test_settings_are_kept_when_the_sheet_is_left(chat: Callable[..., Page], pic
     ):
         page.keyboard.press("Escape") if leave == "Escape" else page.mouse.click(5, 5)
     expect(page.locator("#settings")).to_be_hidden()
-    page.get_by_role("button", name="Settings").click()
+    show_settings(page, "model")
     expect(page.locator("#set-temperature")).to_have_value("")
     expect(page.locator("#set-system_prompt")).to_have_value(instructions)
     expect(page.locator("#set-top_p")).to_have_value("0.7")
     expect(page.locator("#set-titles")).to_have_value("on")
+    page.locator("#tab-model").click()
     page.locator("#set-min_p").fill("0.1")
     page.locator("#set-seed").focus()
     page.keyboard.type("12")

@@ -1,4 +1,4 @@
-"""`notso doctor --from URL`, the check of a container: 0 where a question would be answered, 1 everywhere else."""
+"""`notso doctor --from URL`, the check of a container, and `notso doctor --report`, the block for an issue."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from notso.cli import machine_report
+from notso.qtensor import kernel_choice
+from notso.smollm3.diagnostics import benchmark
 
 Run = Callable[..., Any]
 Answers = Callable[[int, bytes], str]
@@ -62,3 +67,30 @@ def test_it_says_what_the_server_says(
 def test_nobody_there_is_a_failure(notso: Run, address: str) -> None:
     result = notso("doctor", "--from", address)
     assert result.code == 1 and result.out.startswith("fail  server") and result.out.count("\n") == 1
+
+
+def test_a_report_compares_the_kernel_families(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    families = kernel_choice.available_kernels()[-2:]  # the fewest, and generic
+    monkeypatch.setattr(kernel_choice, "available_kernels", lambda: families)
+    monkeypatch.setattr(machine_report, "PROMPT_TOKENS", 16)
+    monkeypatch.setattr(machine_report, "ANSWER_TOKENS", 4)
+    monkeypatch.setattr(benchmark, "CALM_SECONDS", 0.0)
+    before = kernel_choice.kernels()
+    block = notso("doctor", "--report").out
+    rows = [line.split() for line in block.splitlines() if line.split()[:1] and line.split()[0] in families]
+    assert [row[0] for row in rows] == families and len({row[1] for row in rows}) == 1
+    assert block.startswith("```\n") and block.rstrip().endswith("the families agree\n```")
+    assert str(Path.home()) not in block and "ok    python:" in block
+    assert kernel_choice.kernels() == before
+
+
+def test_a_report_says_which_family_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter(["1", "2"])
+
+    def measured() -> dict[str, Any]:
+        return {"fingerprint": next(results), "prefill": [{"tok_s": 1.0}], "decode": [{"tok_s": 2.0}]}
+
+    monkeypatch.setattr(kernel_choice, "available_kernels", lambda: ["generic"] * 3)
+    monkeypatch.setattr(machine_report, "_measured", measured)
+    lines = machine_report.report([]).splitlines()
+    assert lines[-2] == "FAILED: the families differ" and any("StopIteration" in line for line in lines)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'
 CODE = """
 import ctypes, os, sys
 from pathlib import Path
-from notso.private_memory import keep_memory_private
+from notso.system.processes import keep_memory_private
 
 if os.getuid() == 0:  # who may read everything
     os.setgroups([])

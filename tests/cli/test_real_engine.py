@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from notso import Engine
-from notso.qtensor.host_memory import MemoryLimit
 from notso.smollm3.hub import registry
+from notso.system.memory import MemoryLimit
 
 Run = Callable[..., Any]
 MEASURING = Path(__file__).parents[2] / "docs" / "measuring.md"

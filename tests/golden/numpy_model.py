@@ -60,6 +60,10 @@ class NumpyModel:
 
     def logits(self, ids: Sequence[int], matmul: Matmul, attention: Attention = float_attention) -> Floats:
         """(L, V) after each of `ids`."""
+        return matmul(self.hidden_states(ids, matmul, attention), self._weights.lm_head)
+
+    def hidden_states(self, ids: Sequence[int], matmul: Matmul, attention: Attention = float_attention) -> Floats:
+        """(L, C) of each of `ids`, after the last norm."""
         config, weights = self.config, self._weights
         x = reference.embedding_rows(weights.embed_tokens, np.array(ids))
         for index, layer in enumerate(weights.layers):
@@ -75,4 +79,4 @@ class NumpyModel:
             h = reference.rms_norm(x, layer.post_attention_layernorm, config.rms_norm_eps)
             gated = reference.silu_mul(matmul(h, layer.gate_proj), matmul(h, layer.up_proj))
             x = x + matmul(gated, layer.down_proj)
-        return matmul(reference.rms_norm(x, weights.norm, config.rms_norm_eps), weights.lm_head)
+        return reference.rms_norm(x, weights.norm, config.rms_norm_eps)

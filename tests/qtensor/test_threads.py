@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.cli import doctor
 from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.errors import KernelChoiceError
 from notso.qtensor.formats import FORMATS, Q4_K, Q6_K, Format
 from notso.qtensor.tensor import QTensor
-from notso.smollm3.diagnostics.machine import describe_machine
+from notso.system.processors import usable_cores, usable_processors
 
 COUNTS = (1, 2, 3, 8)
 
@@ -184,24 +183,8 @@ def test_threads_that_cannot_start_are_an_error() -> None:
 
 
 def test_the_default_is_within_what_we_may_use() -> None:
-    assert 1 <= kernel_choice.default_threads() <= (os.cpu_count() or 1)
+    assert 1 <= usable_cores() <= usable_processors() <= (os.cpu_count() or 1)
     kernel_choice.configure(None)
-    assert kernel_choice.threads() == kernel_choice.default_threads()
+    assert kernel_choice.threads() == usable_cores()
     kernel_choice.configure(3)
     assert kernel_choice.threads() == 3
-
-
-def test_without_an_affinity_every_cpu_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, which has neither this nor posix_fadvise."""
-    monkeypatch.delattr(os, "sched_getaffinity")
-    cpus = os.cpu_count() or 1
-    assert kernel_choice.usable_cpus() == set(range(cpus)) and kernel_choice.default_threads() >= 1
-    assert describe_machine()["cores"] == cpus
-    (finding,) = doctor._cpu()
-    assert finding.status == "ok" and f"{cpus} cores usable" in finding.message
-
-
-def test_one_function_asks_for_the_affinity() -> None:
-    sources = Path(kernel_choice.__file__).parents[3]
-    asking = [path.name for path in sources.rglob("*.py") if "os.sched_getaffinity" in path.read_text()]
-    assert asking == ["kernel_choice.py"]

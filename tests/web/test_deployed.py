@@ -457,3 +457,17 @@ def test_a_whole_answer_may_take_longer_than_other_timeouts(
             while (answer := httpx.post(url + path, json={}, headers=headers, timeout=120)).status_code == 503:
                 pass
             assert (answer.status_code, answer.text) == (200, "whole")
+
+
+@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="takes two minutes for each proxy: make chaos")
+@pytest.mark.parametrize("proxy", [haproxy, caddy])
+def test_a_whole_answer_of_two_minutes_passes(
+    machine: Machine, replicas: dict[str, str], proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file's own timeouts."""
+    monkeypatch.setattr(_Replica, "seconds", 120.0)
+    headers = {"Host": "chat.example.com"}
+    with proxy(machine, replicas) as url:
+        machine.wait(lambda: machine.answers(f"{url}/health", headers))
+        answer = httpx.post(f"{url}/v1/whole", json={}, headers=headers, timeout=300)
+        assert (answer.status_code, answer.text) == (200, "whole")

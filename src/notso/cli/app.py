@@ -111,9 +111,11 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier r
 
 
 def _drop_service_links() -> None:
-    # Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, also for one called `notso`.
-    if os.environ.get("NOTSO_PORT", "").startswith(("tcp://", "udp://", "sctp://")):
-        del os.environ["NOTSO_PORT"]
+    # Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, also for one called `notso` or `notso-ollama`.
+    for name, value in os.environ.copy().items():
+        is_ours = name.startswith("NOTSO_") and name.endswith("PORT")
+        if is_ours and value.startswith(("tcp://", "udp://", "sctp://")):
+            del os.environ[name]
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,6 @@ start; all others are recognized by their id, a hash of the request's line.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 import typer
 
+from notso.system.files import lock, sync
 from notso.text_file import NotTextError, utf8_stream
 
 MAX_LINE_BYTES = 1 << 20
@@ -81,7 +81,7 @@ class BatchOutput:
         self.failed = 0  # answers in the file that are errors
         self._file: BinaryIO = path.open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file.fileno())
             # Ids already answered. A file with other lines is not an output of this batch and is left unchanged.
             self.done = self._take_stock(wanted)
         except BlockingIOError:
@@ -96,7 +96,7 @@ class BatchOutput:
         line = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
         self._file.write(line)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno())
         self.done.add(answer["id"])
         self.failed += answer.get("error") is not None
 

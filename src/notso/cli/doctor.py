@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 import shutil
 import socket
 import sqlite3
@@ -21,6 +20,7 @@ from notso.cli import engines, exit_codes, options, terminal
 EXAMPLES = """\
   notso doctor
   notso doctor --json
+  notso doctor --report
   notso doctor --from http://127.0.0.1:3000"""
 
 WHOLE_MODEL_BYTES = 2_600_000_000  # SmolLM3-3B Q4_K_M with 4,096 tokens of context and the process around it
@@ -48,6 +48,9 @@ def doctor(
         str | None,
         typer.Option("--from", metavar="URL", help="Only check whether a running server is ready."),
     ] = None,
+    as_report: Annotated[
+        bool, typer.Option("--report", help="Print a block to paste into an issue; measures every kernel family.")
+    ] = False,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -58,7 +61,13 @@ def doctor(
     versions. Each line is ok, warn or fail; exit code 1 if a check fails.
     """
     findings = [_answering(server)] if server else examine(port)
-    if as_json:
+    if as_report:
+        from notso.cli.machine_report import report
+
+        with terminal.waiting("measuring the demo model"):
+            block = report(findings)
+        print(block)
+    elif as_json:
         terminal.say_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
@@ -116,17 +125,22 @@ def examine(port: int) -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
-    if platform.system() != "Linux":
-        yield Finding("warn", "system", f"{platform.system()} is not tested", "use Linux for production")
+    from notso.system.desktop import system_name
+    from notso.system.processes import unenforced_limits
+
+    yield Finding("ok", "python", f"{sys.version.split()[0]} on {system_name()}")
+    if unlimited := unenforced_limits():
+        message = f"it does not limit {'; '.join(unlimited)}"
+        yield Finding("warn", "system", message, "use Linux for other people's templates, files and plugins")
 
 
 def _cpu() -> Iterator[Finding]:
     from notso.qtensor import kernel_choice
     from notso.smollm3.diagnostics.machine import cpu_name
+    from notso.system.processors import usable_processors
 
     features = ", ".join(kernel_choice.cpu_features()) or "no relevant features"
-    yield Finding("ok", "cpu", f"{cpu_name()}, {len(kernel_choice.usable_cpus())} cores usable; {features}")
+    yield Finding("ok", "cpu", f"{cpu_name()}, {usable_processors()} cores usable; {features}")
 
 
 def _kernels() -> Iterator[Finding]:
@@ -190,15 +204,12 @@ def _memory() -> Iterator[Finding]:
 
 
 def _pages() -> Iterator[Finding]:
-    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    try:
-        setting = huge.read_text()
-        chosen = setting[setting.index("[") + 1 : setting.index("]")]
-    except (OSError, ValueError):
-        chosen = "not offered"
+    from notso.system.pages import HUGE_PAGE_SETTING, huge_page_policy
+
+    chosen = huge_page_policy() or "not offered"
     message = f"{os.sysconf('SC_PAGE_SIZE')} bytes; transparent huge pages: {chosen}"
     if chosen == "never":
-        yield Finding("warn", "pages", message, f"as root: echo madvise > {huge}")
+        yield Finding("warn", "pages", message, f"as root: echo madvise > {HUGE_PAGE_SETTING}")
     else:
         yield Finding("ok", "pages", message)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import shutil
-import sys
 import threading
 import webbrowser
 from dataclasses import replace
@@ -19,7 +17,8 @@ import typer
 from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.field_options import settings_from, takes_settings
 from notso.cli.model_files import model_file
-from notso.private_memory import keep_memory_private
+from notso.system.desktop import has_display
+from notso.system.processes import keep_memory_private
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -171,13 +170,6 @@ def serve(
         run_server(source, settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
     finally:
         gc.enable()
-
-
-def has_display() -> bool:
-    """Whether a browser would open in front of the user."""
-    if sys.platform == "darwin":
-        return "SSH_CONNECTION" not in os.environ
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 class Introduction(NamedTuple):

@@ -6,19 +6,18 @@ server's log. The process ends when the server does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from notso.plugins import loading, wire
 from notso.plugins.offers import is_answer
 from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, SignInRequest
+from notso.system.processes import end_first_out_of_memory
 
 CALLS_AT_ONCE = 8
 
@@ -124,8 +123,7 @@ def main(name: str, end: socket.socket, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel kills the plugin first
+    end_first_out_of_memory()
     try:
         main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:

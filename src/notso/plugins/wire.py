@@ -7,10 +7,10 @@ import mmap
 import os
 import socket
 import struct
-import tempfile
 from typing import Any
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
+from notso.system.files import anonymous_file
 
 MAX_CALL_BYTES = 64 * 1024 * 1024  # a tool call with all attachments of a chat
 MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the largest page, with every character escaped
@@ -68,11 +68,7 @@ def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
 
 def shared_file() -> int:
     """Return a descriptor of anonymous zeroed memory."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("notso-plugin")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = anonymous_file()
     try:
         os.ftruncate(descriptor, SHARED_BYTES)
     except OSError:

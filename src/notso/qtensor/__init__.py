@@ -25,7 +25,8 @@ from notso.qtensor.errors import (
     quoted,
 )
 from notso.qtensor.formats import BF16, F16, F32, FORMATS, FORMATS_BY_NAME, Q4_K, Q5_K, Q6_K, Q8_0, Format
-from notso.qtensor.host_memory import (
+from notso.qtensor.kv_formats import KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
+from notso.system.memory import (
     MIB,
     MemoryLimit,
     ProcessMemory,
@@ -35,12 +36,11 @@ from notso.qtensor.host_memory import (
     memory_limits,
     process_memory,
 )
-from notso.qtensor.kv_formats import KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
 
 if TYPE_CHECKING:
     from notso.qtensor.backends.cpu import ceilings, kernel_choice
     from notso.qtensor.backends.cpu.cpu_backend import CPU
-    from notso.qtensor.backends.cpu.huge_pages import HugePageArena, huge_page_bytes, zeroed
+    from notso.qtensor.backends.cpu.huge_pages import HugePageArena, zeroed
     from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
     from notso.qtensor.backends.cuda.cuda_backend import CUDA
     from notso.qtensor.backends.cuda.driver import architectures as cuda_architectures
@@ -62,7 +62,7 @@ __all__ = [
     "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError", "OperandError", "ProcessMemory",
     "Program", "QTensor", "QTensorError", "RMSNorm", "SafetensorsError", "SafetensorsFile",
     "UnsupportedFormatError", "Weight", "WeightArena", "available_memory", "ceilings", "cuda_architectures",
-    "differing_operations", "give_back_freed", "has_cuda_driver", "huge_page_bytes", "keep_few_heaps",
+    "differing_operations", "give_back_freed", "has_cuda_driver", "keep_few_heaps",
     "kernel_choice", "kv_block_bytes", "matmul_q8k", "memory_limits", "name_file", "one_line", "process_memory",
     "quoted", "random_blocks", "reserved_blocks", "scales_of", "zeroed",
 ]  # fmt: skip
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
         from notso.qtensor.backends.differences import differing_operations
 
         return differing_operations
-    if name in ("HugePageArena", "huge_page_bytes", "zeroed"):
+    if name in ("HugePageArena", "zeroed"):
         from notso.qtensor.backends.cpu import huge_pages
 
         return getattr(huge_pages, name)

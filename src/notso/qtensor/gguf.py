@@ -172,7 +172,7 @@ class GGUFFile:
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
         first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page
-        if start >= 0 and start + tensor.nbytes <= self.size_bytes and first < end and hasattr(mmap, "MADV_DONTNEED"):
+        if start >= 0 and start + tensor.nbytes <= self.size_bytes and first < end:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def __enter__(self) -> GGUFFile:

@@ -10,7 +10,6 @@ Tensor bytes are not held in memory; they are read while the file is written, at
 from __future__ import annotations
 
 import math
-import os
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +39,7 @@ from notso.qtensor.gguf import (
     STRING,
     VALUE_TYPES,
 )
+from notso.system.files import sync
 
 Chunk: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 TensorBytes: TypeAlias = Chunk | Iterable[Chunk] | Callable[[], Iterable[Chunk]]
@@ -146,7 +146,7 @@ class GGUFWriter:
                     self._write_tensor(file, name, size, data)
                 file.flush()
                 if self._durable:
-                    os.fsync(file.fileno())
+                    sync(file.fileno())
             temporary.replace(self.path)
         except BaseException:
             temporary.unlink(missing_ok=True)

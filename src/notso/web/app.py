@@ -36,7 +36,7 @@ from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, models, openapi, server_facts, tokens
+from notso.web.api.server import adapters, embeddings, models, openapi, reference, server_facts, tokens
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
@@ -45,7 +45,18 @@ from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import adapters as adapter_pages
-from notso.web.chat.routes import archive, messages, operator, preview, prompts, sign_in, tools, transfer
+from notso.web.chat.routes import (
+    archive,
+    diagram,
+    messages,
+    operator,
+    preview,
+    prompts,
+    sharing,
+    sign_in,
+    tools,
+    transfer,
+)
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
@@ -272,7 +283,20 @@ def create_app(
     app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
-    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
+    chats = (
+        routes,
+        messages,
+        archive,
+        chat_routes,
+        settings_routes,
+        prompts,
+        preview,
+        tools,
+        transfer,
+        sharing,
+        diagram,
+        plugin_routes,
+    )
     for router in (
         server_facts.health_router,
         server_facts.router,
@@ -280,6 +304,7 @@ def create_app(
         chat_completions.router,
         text_completions.router,
         llama_cpp.router,
+        embeddings.router,
         anthropic_messages.router,
         responses.router,
         stored_responses.router,
@@ -290,6 +315,7 @@ def create_app(
         tokens.router,
         adapters.router,
         openapi.router,
+        reference.router,
         entry.router,
         sign_in.router,
         sign_in.sessions,

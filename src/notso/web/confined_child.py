@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from notso.system.processes import limit_this_process
+
 NICE = 10
 
 
@@ -67,24 +69,9 @@ async def confined(program: str, request: bytes, limits: Limits) -> bytes:
 
 def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
     """Answer the request on stdin. The child calls this after its imports."""
-    _limit_this_process(limits)
+    limit_this_process(limits.cpu_s, limits.memory_bytes)
+    os.nice(NICE)
     answer = work(sys.stdin.buffer.read())
     if len(answer) > limits.answer_bytes:
         raise SystemExit(1)
     sys.stdout.buffer.write(answer)
-
-
-def _limit_this_process(limits: Limits) -> None:
-    import resource
-
-    spent = int(sum(os.times()[:2]))
-    most = {
-        resource.RLIMIT_CPU: spent + limits.cpu_s,
-        resource.RLIMIT_AS: limits.memory_bytes,
-        resource.RLIMIT_NOFILE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for which, limit in most.items():
-        resource.setrlimit(which, (limit, limit))
-    os.nice(NICE)

@@ -12,12 +12,12 @@ from notso.qtensor.errors import GGUFError
 from notso.qtensor.formats import F32
 from notso.qtensor.gguf import GGUFFile
 from notso.qtensor.gguf_writer import GGUFWriter
-from notso.qtensor.host_memory import MemoryLimit
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.diagnostics import inspection
 from notso.smollm3.diagnostics.inspection import Inspection, inspect_file
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.kv.formats import KV_FORMATS
+from notso.system.memory import MemoryLimit
 
 SIZES = {"layers": 9, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 1, "vocab": 1300}
 TEMPLATE = "{{ messages }}" * 30

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from smollm3.conversion.hf_folder_of import write_folder
 
 from notso.qtensor import TILE_POSITIONS, kv_block_bytes
-from notso.qtensor.host_memory import MIB, MemoryLimit
 from notso.smollm3 import Engine
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.conversion.converter import convert
@@ -36,6 +35,7 @@ from notso.smollm3.engine.memory_plan import (
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
+from notso.system.memory import MIB, MemoryLimit
 
 SMALL = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
 WEIGHTS = 1_907_462_144  # SmolLM3-3B in Q4_K_M

@@ -12,6 +12,7 @@ import pytest
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.other_stores import is_smollm3, stored_models
+from notso.system.desktop import cache_folder
 
 
 def manifest(root: Path, name: str, content: bytes, layers: object = None) -> Path:
@@ -39,16 +40,17 @@ def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
     first = manifest(ollama, "registry.ollama.ai/library/smollm3/latest", model)
     manifest(ollama, "hf.co/somebody/My-SmolLM3-GGUF/Q6_K", model + b"2")
     manifest(ollama, "registry.ollama.ai/library/llama3/8b", llama)
+    llama_cpp = cache_folder(own_home) / "llama.cpp"
     kept = {
         own_home / ".lmstudio/models/somebody/My-GGUF/tuned-Q8_0.gguf": model + b"3",
         own_home / ".lmstudio/models/somebody/My-GGUF/llama.gguf": llama,
-        own_home / "cache/llama.cpp/somebody_tuned-IQ4_XS.gguf": model + b"4",
+        llama_cpp / "somebody_tuned-IQ4_XS.gguf": model + b"4",
         own_home / "hf/hub/models--a--b/snapshots/c/tuned-Q5_K.gguf": model + b"5",
     }
     for path, content in kept.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    (own_home / "cache/llama.cpp/again.gguf").symlink_to(own_home / "cache/llama.cpp/somebody_tuned-IQ4_XS.gguf")
+    (llama_cpp / "again.gguf").symlink_to(llama_cpp / "somebody_tuned-IQ4_XS.gguf")
     found = {each.name: (each.where, each.quantisation) for each in registry.local_models() if each.name != "demo"}
     assert found == {
         "tuned-Q5_K": ("cache", "Q5_K"),

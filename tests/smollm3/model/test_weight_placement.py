@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notso.qtensor.backends.cpu import huge_pages, kernel_choice
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.formats import Q4_K
 from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.hub.registry import demo_path
+from notso.system.pages import have_huge_pages
 
 IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
 
-needs_huge_pages = pytest.mark.skipif(not huge_pages.available(), reason="this system gives no huge pages")
+needs_huge_pages = pytest.mark.skipif(not have_huge_pages(), reason="this system gives no huge pages")
 
 
 def answer(engine: Engine) -> list[str]:

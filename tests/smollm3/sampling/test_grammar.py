@@ -85,6 +85,22 @@ def test_a_regular_expression_with_marks(grammars: Grammars, small_tokenizer: To
     assert made.is_over
 
 
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        (r"(?=.*\d)(?=.*[a-z])[a-z0-9]{3,5}", ["a1b", "12c45"], ["abc", "123", "a1", "a1b2c3"]),
+        (r"foo(?!bar)[a-z]*", ["foo", "foobaz"], ["foobar", "foobarn"]),
+        (r"\bcat\b", ["cat"], ["cats", "a cat"]),
+    ],
+)
+def test_a_regular_expression_may_look_ahead(
+    grammars: Grammars, small_tokenizer: Tokenizer, pattern: str, matching: list[str], other: list[str]
+) -> None:
+    for text in (*matching, *other):
+        made = matcher(grammars, "regex", pattern)
+        assert (made.takes_all(small_tokenizer.encode(text)) and made.may_end) == (text in matching), text
+
+
 def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
     assert matcher(grammars, "regex", "abc").takes_all(small_tokenizer.encode("ab"))
     assert not matcher(grammars, "regex", "abc").takes_all(small_tokenizer.encode("xb"))
@@ -118,7 +134,9 @@ def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -
         ("json_schema", " " * (MAX_CHARACTERS + 1), "longer than"),
         ("json_schema", "[" * 60_000, "not JSON"),
         ("regex", "(", "refused"),
-        ("regex", "(?=a)b", "refused"),
+        ("regex", "(?=a)b", "matches no text"),
+        ("regex", "(?<=a)b", "has a lookbehind"),
+        ("regex", r"(a)\1", "has a backreference"),
         ("json_schema", '{"type": "string", "minLength": 1e999}', "is too large"),
         (
             "json_schema",

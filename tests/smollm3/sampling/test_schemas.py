@@ -55,6 +55,35 @@ EXACT: dict[str, dict[str, Any]] = {
             {"type": "object", "properties": {"b": {}}, "additionalProperties": False},
         ]
     },
+    "one of objects that differ in a name": {
+        "required": ["a"],
+        "additionalProperties": True,
+        "oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": "x"}}}],
+    },
+    "one of references": {
+        "oneOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/other"}],
+        "$defs": {
+            "one": {"type": "object", "required": ["a"], "properties": {"a": {}}, "additionalProperties": False},
+            "other": {"type": "object", "required": ["b"], "properties": {"b": {}}, "additionalProperties": False},
+        },
+    },
+    "a type next to references": {
+        "type": "object",
+        "anyOf": [{"$ref": "#/$defs/one"}],
+        "$defs": {
+            "one": {
+                "type": "object",
+                "maxProperties": 1,
+                "additionalProperties": {"anyOf": [{"type": "number"}, {"$ref": "#"}]},
+            }
+        },
+    },
+    "a name that matches a pattern": {
+        "type": "object",
+        "patternProperties": {".": {"anyOf": [{"type": "number"}, {"$ref": "#"}]}},
+        "properties": {"a": {"anyOf": [{"const": 1}, {"$ref": "#"}]}},
+    },
+    "a pattern in two spellings": {"patternProperties": {"^a": {"type": "number"}, "^\\u0061": {"const": 1}}},
     "one of two names": {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
     "contained": {"contains": {"const": 2}},
     "contained among few": {"contains": {"type": "string"}, "maxItems": 2},
@@ -101,6 +130,14 @@ EXACT: dict[str, dict[str, Any]] = {
 NARROWER: dict[str, dict[str, Any]] = {
     "two contained": {"contains": {"const": 2}, "minContains": 2},
     "one name at least": {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2},
+    "one of which one is excluded in part": {
+        "type": "object",
+        "properties": {"b": {}},
+        "oneOf": [
+            {"properties": {"a": {"multipleOf": 3}, "c": {"type": "string"}}},
+            {"properties": {"a": {"multipleOf": 2}, "c": {"const": 1}}},
+        ],
+    },
     "known by a branch": {
         "anyOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 1}}}],
         "unevaluatedProperties": False,
@@ -221,6 +258,21 @@ def test_a_hostile_schema_is_refused_soon(grammars: Grammars, schema: dict[str, 
 def test_what_is_no_schema_is_refused(grammars: Grammars, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+
+
+def test_options_are_told_apart_as_they_are_and_not_as_they_are_closed(
+    grammars: Grammars, small_tokenizer: Tokenizer
+) -> None:
+    """The second is closed, but values with `x` match it by the standard, so the first alone does not."""
+    schema = {"oneOf": [{"required": ["a", "x"]}, {"required": ["a"], "properties": {"a": {"multipleOf": 3}}}]}
+    assert takes(grammars, small_tokenizer, schema, {"a": 3})
+    assert not takes(grammars, small_tokenizer, schema, {"a": 3, "x": 1})
+
+
+def test_overlapping_options_are_refused_by_their_place() -> None:
+    overlapping = {"oneOf": [{"format": "uri"}, {"enum": ["."]}]}
+    with pytest.raises(InvalidRequestError, match="several options of /properties/p/oneOf may match the same value"):
+        held_schema({"properties": {"p": overlapping}}, "grammar")
 
 
 def test_cases_that_multiply_are_refused_before_they_are_made() -> None:

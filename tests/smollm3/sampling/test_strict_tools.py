@@ -137,8 +137,37 @@ def test_what_cannot_be_held_is_refused_at_once(grammars: Grammars, small_tokeni
     with pytest.raises(InvalidRequestError, match="the parameters of weather cannot be enforced") as caught:
         guide_of(small_tokenizer, grammars, tools=odd)
     assert caught.value.param == "tools"
-    asked = RequestOptions(tools=odd)  # not strict: shown to the model, and no more
-    assert structured_output_for(asked, small_tokenizer, grammars, may_think=False, started="") is None
+    assert guide_of(small_tokenizer, grammars, tools=odd, strict_tools=()).holds_calls  # to the name, and no more
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_only_offered_tools_are_called(grammars: Grammars, small_tokenizer: Tokenizer, seed: int) -> None:
+    """The model opens calls, again and again, and would write anything in them."""
+    structured_output, turn = guide_of(small_tokenizer, grammars, strict_tools=()), iter(range(10_000))
+
+    def weigh(logits: np.ndarray) -> None:
+        if next(turn) % 40 == 10:
+            logits[small_tokenizer.tool_call_open_id] = 100
+        logits[small_tokenizer.encode('"}')] += 3
+
+    calls = found_calls(write(structured_output, small_tokenizer, weigh, 800, seed), seed)
+    assert len(calls) > 2 and {call.name for call in calls} <= {"weather", "note"}
+    assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+
+
+def test_a_call_to_a_tool_that_is_not_offered_is_text() -> None:
+    """By a model without a token for calls, which cannot be held to the names."""
+    written = '<tool_call>\n{"name": "note", "arguments": {}}\n</tool_call>'
+    for offered, is_call in ((None, True), ({"note"}, True), ({"weather"}, False), (set(), False)):
+        pieces = ToolCallParser(offered=offered).push(written)
+        assert [isinstance(piece, ToolCall) for piece in pieces] == [is_call]
+        assert is_call or pieces == [written]
+
+
+def test_a_begun_call_to_another_tool_goes_on_freely(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    structured_output = guide_of(small_tokenizer, grammars, 'Well\n<tool_call>\n{"name": "x', strict_tools=())
+    logits = np.zeros(small_tokenizer.vocab_size, np.float32)
+    assert structured_output.restrict(logits, in_reasoning=False) is logits
 
 
 def test_the_engine_holds_them_and_text_stays_the_same(demo_engine: Engine) -> None:

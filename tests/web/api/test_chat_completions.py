@@ -303,7 +303,7 @@ def test_the_client_tries_again_when_told_to(start: Start) -> None:
     assert len(seen) == 2 and seen[1] - seen[0] > 0.9, "not before the time it was told"
 
 
-@pytest.mark.parametrize("name", ["embeddings", "rerank", "reranking", "infill"])
+@pytest.mark.parametrize("name", ["rerank", "reranking", "infill"])
 @pytest.mark.parametrize("prefix", ["/v1/", "/"])
 def test_what_is_not_offered_says_so(served: Any, prefix: str, name: str) -> None:
     answer = served.client.post(prefix + name, json={})

@@ -107,6 +107,13 @@ def test_an_answer_at_the_end_is_to_be_continued() -> None:
         ({"reasoning_effort": "high", "thinking_budget": 5}, True, 5),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False, None),
         ({"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 9}, True, 9),
+        ({"chat_template_kwargs": {"thinking": False}}, False, None),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, True, 256),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}, "thinking": {"type": "disabled"}},
+            False,
+            None,
+        ),
     ],
 )
 def test_ways_to_say_how_much_to_think(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
@@ -221,6 +228,7 @@ INVALID = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [TOOL]}, "tool_choice"),
     ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "reasoning_effort"),
+    ({"enable_thinking": True, "chat_template_kwargs": {"thinking": False}}, "enable_thinking"),
 ]
 
 

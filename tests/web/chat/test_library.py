@@ -29,10 +29,11 @@ def server(start: Start) -> Any:
 
 
 def imported(server: Any, count: int) -> str:
-    """A chat of so many messages. Its id."""
+    """A chat of so many messages, another one each time. Its id."""
     messages = [
         {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
     ]
+    messages[0]["name"] = new_id()  # the same list again would add nothing
     answer = server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     return str(answer.headers["hx-redirect"].removeprefix("/chats/"))
 
@@ -340,5 +341,7 @@ def test_lists_of_chats_read_what_they_show(server: Any, monkeypatch: pytest.Mon
     assert 'hx-get="/chats?count=200&amp;current="' in server.client.get("/").text
     assert listed("/chats?count=200", **FRAGMENT) == (200, 200)
     assert listed("/chats?count=99999999", **FRAGMENT) == (450, 450)
-    assert [listed(f"/archive?page={page}") for page in (0, 1, 2, 3)] == [(200, 200), (200, 200), (50, 50), (0, 0)]
-    assert "/archive?page=2" in server.client.get("/archive?page=1").text
+    # The sidebar beside the table shows 100.
+    pages = [listed(f"/archive?page={page}") for page in (0, 1, 2, 3)]
+    assert pages == [(300, 300), (300, 300), (150, 150), (100, 100)]
+    assert "page=2" in server.client.get("/archive?page=1").text

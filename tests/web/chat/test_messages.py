@@ -301,4 +301,4 @@ def test_what_did_not_fit_is_told_under_the_answer_for_good(start: Start) -> Non
     asked = server.ask("one")
     assert server.finished(asked).dropped_messages == 4
     page = server.client.get(f"/chats/{asked.chat_id}").text
-    assert "The 4 oldest messages no longer fit in the context and were left out." in page
+    assert "4 older messages no longer fit in the context and were left out." in page

@@ -24,7 +24,7 @@ def test_a_page_speaks_the_browsers_language_or_the_chosen_one(start: Start) -> 
     server = start(ScriptedEngine(lambda messages, thinking: say(CODE))).ready()
     for code in LANGUAGES:
         page = server.client.get("/", headers={"Accept-Language": code}).text
-        assert spoken(page) == {code} and f'<html lang="{code}">' in page
+        assert spoken(page) == {code} and f'<html lang="{code}"' in page
     answer = server.client.post("/language", data={"language": "it"}, headers=FRENCH)
     assert answer.status_code == 303
     assert spoken(server.client.get("/", headers=FRENCH).text) == {"it"}

@@ -21,7 +21,7 @@ from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 
-MAX_OWN_SCRIPT_LINES = 601  # so 600
+MAX_OWN_SCRIPT_BYTES = 22_000  # compressed
 TEMPLATES = sorted(TEMPLATE_DIRECTORY.glob("*.html"))
 OWN_SCRIPTS = sorted(STATIC_DIRECTORY.glob("*.js"))
 
@@ -156,8 +156,11 @@ def test_user_text_is_never_markup(shared: Any) -> None:
 
 def test_titles() -> None:
     assert title_of("\n  Hello   there \nmore") == "Hello there"
-    assert title_of("word " * 40) == "word " * 8 + "word…"
-    assert title_of("x" * 80) == "x" * 48 + "…"
+    assert title_of("word " * 40) == "word " * 19 + "word…"
+    assert title_of("x" * 180) == "x" * 100 + "…" and title_of("x" * 80) == "x" * 80
+    assert [title_of(text) for text in ("# A heading", "> quoted", "- 1", "#tag", "-1")] == [
+        *("A heading", "quoted", "1", "#tag", "-1")
+    ]
     assert title_of(" \n ") == wording.words["new_chat"]
     assert new_chat("Hi", thinking=False).title == "Hi"
 
@@ -233,11 +236,12 @@ def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
 
 
 def test_own_scripts_are_few_and_say_why() -> None:
-    lines = [line for path in OWN_SCRIPTS for line in path.read_text().splitlines()]
-    assert len(lines) < MAX_OWN_SCRIPT_LINES
+    assert sum(len(gzip.compress(path.read_bytes())) for path in OWN_SCRIPTS) < MAX_OWN_SCRIPT_BYTES
     for path in OWN_SCRIPTS:
         assert path.read_text().startswith("// "), "each says what htmx cannot do for it"
-        assert not re.search(r"\beval\b|new Function|innerHTML|insertAdjacentHTML|document\.write", path.read_text())
+        assert not re.search(
+            r"\beval\b|new Function|innerHTML\s*=|insertAdjacentHTML|document\.write", path.read_text()
+        )
 
 
 def test_every_word_is_used_and_every_used_word_exists() -> None:
@@ -245,13 +249,16 @@ def test_every_word_is_used_and_every_used_word_exists() -> None:
         path.read_text() for path in Path(wording.__file__).parents[1].rglob("*.py") if path.name != "wording.py"
     ]
     text = "\n".join(sources)
-    used = set(re.findall(r"words\.([a-z_0-9]+)", text)) | set(re.findall(r'words\["([a-z_0-9]+)"\]', text)) - {"get"}
+    used = set(re.findall(r"words\.([a-z_0-9]+)", text)) | set(re.findall(r'(?i:words)\["([a-z_0-9]+)"\]', text)) - {
+        "get"
+    }
     used -= {"get", "format"}
     assert used <= wording.words.keys()
     built = ("weights_", "phase_", "announce_", "state_", "theme_", "example_", "reasoning_for", "phase_thinking_for")
     built += ("stat_name_", "day_", "version_", "menu_", "part_", "key_", "set_", "unset_", "prefer_", "limit_")
-    built += ("tool_", "question_", "mark_", "start_", "prompt_kind_")
+    built += ("tool_", "question_", "mark_", "start_", "prompt_kind_", "tab_")
     built += ("toast_", "command_", "shortcut_", "code_", "plugin_")
+    built += ("import_", "imported_", "left_out_", "alert_")
     assert {word for word in wording.words if word not in used and not word.startswith(built)} == set()
 
 

@@ -54,7 +54,7 @@ def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
     server.wait(lambda: not server.chat.turns.unfinished)
     assert len(asked_for(engine)) == 1
     listed = server.client.get(f"/chats?current={asked.chat_id}", headers={"HX-Request": "true"}).text
-    assert 'header h1" hx-swap="textContent">A Chat About Cats<' in listed
+    assert '#chat-title" hx-swap="textContent">A Chat About Cats<' in listed
 
 
 def test_a_name_that_a_person_gave_stays(start: Start) -> None:

@@ -53,7 +53,7 @@ def test_json_goes_out_and_in_again_with_the_whole_tree(server: Any, chat_id: st
     answer = server.client.get(f"/chats/{chat_id}/export/json")
     assert answer.headers["content-disposition"] == 'attachment; filename="bung-a-b.json"'
     data = answer.json()
-    assert (data["format"], data["version"], len(data["chats"][0]["messages"])) == ("notso-chats", 2, 3)
+    assert (data["format"], data["version"], len(data["chats"][0]["messages"])) == ("notso-chats", 3, 3)
     back = send(server, data)
     assert back.status_code == 303
     other = back.headers["location"].removeprefix("/chats/")
@@ -201,7 +201,7 @@ BROKEN: list[Any] = [
     [{"role": "user", "content": "x", "tool_calls": []}],
     [{"role": "system", "content": "x"}],
     [{"role": "system", "content": "x" * 20_001}, {"role": "user", "content": "x"}],
-    file(version=3),
+    file(version=4),
     file(chats=[]),
     file(extra=1),
     file(chats=[chat(title="")]),

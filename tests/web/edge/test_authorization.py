@@ -70,6 +70,7 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
     **dict.fromkeys(("GET /backup", "GET /metrics", "GET /operator", "POST /plugins/{name}/start"), OPERATOR),
     **dict.fromkeys(("POST /models/switch", "POST /models/download", "POST /models/download/stop"), OPERATOR),
+    **dict.fromkeys(("POST /operator/keys", "POST /operator/keys/revoke"), OPERATOR),
     **dict.fromkeys(("POST /models/adapters/load", "POST /models/adapters/unload"), OPERATOR),
     **dict.fromkeys(("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"), OPERATOR),
     **{f"POST /engine/v1/{name}": FRONT_END for name in ("events", "submit", "prepare", "steer", "call")},
@@ -88,10 +89,22 @@ ENTRIES: dict[str, Entry] = {
     **{f"{verb} /api/{name}": OPEN for verb in ("GET", "HEAD") for name in ("version", "tags")},
     **dict.fromkeys(("DELETE /api/delete", "GET /api/ps", "HEAD /"), OPEN),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{name:path}", "GET /models", "GET /models/download"), OPEN),
-    **dict.fromkeys(("POST /completion", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN),
     **dict.fromkeys(
-        ("GET /tokenizer_info", "GET /props", "GET /openapi.json", "GET /slots", "GET /version", "GET /load"), OPEN
+        ("POST /completion", "POST /embedding", "POST /tokenize", "POST /detokenize", "POST /apply-template"), OPEN
     ),
+    **dict.fromkeys(
+        (
+            "GET /tokenizer_info",
+            "GET /props",
+            "GET /openapi.json",
+            "GET /docs",
+            "GET /slots",
+            "GET /version",
+            "GET /load",
+        ),
+        OPEN,
+    ),
+    "GET /load": OPEN,
     **dict.fromkeys(("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"), OPEN),
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
     **dict.fromkeys(("GET /plugins/{name}/pages/{path:path}", "POST /preview", "POST /language"), OPEN),
@@ -121,6 +134,11 @@ ENTRIES: dict[str, Entry] = {
     "GET /chats/{chat_id}/settings": OWNED,
     "GET /chats/{chat_id}/tools": OWNED,
     "GET /chats/{chat_id}/export/{kind}": OWNED,
+    "GET /chats/{chat_id}/share": OWNED,
+    "POST /chats/{chat_id}/share": _form(days="1"),
+    "POST /chats/{chat_id}/share/{share_id}/delete": Entry(ids={"share_id": "key"}, form={}, own=frozenset({404})),
+    "GET /diagram": PUBLIC,
+    "GET /shared/{secret}": Entry("public", ids={"secret": "key"}),
     "POST /chats/{chat_id}/messages": _form(text="more", key="{new_key}"),
     "POST /chats/{chat_id}/thinking": _form(),
     "POST /chats/{chat_id}/title": _form(title="Renamed"),
@@ -142,6 +160,11 @@ ENTRIES: dict[str, Entry] = {
     "POST /chats/{chat_id}/messages/{message_id}/continue": _form(),
     "POST /chats/{chat_id}/messages/{message_id}/choose": _form(),
     "POST /chats/{chat_id}/messages/{message_id}/branch": _form(),
+    "GET /chats/{chat_id}/messages/{message_id}/again": OWNED,
+    "POST /chats/{chat_id}/messages/{message_id}/rate": _form(mode="up"),
+    "POST /chats/{chat_id}/messages/{message_id}/delete": Entry(
+        ids={"chat_id": "busy_chat"}, form={}, own=frozenset({404})
+    ),
     "POST /chats/{chat_id}/messages/{message_id}/unsummarize": Entry(form={}, own=frozenset({409})),
     "POST /generations/{generation_id}/stop": Entry(ids={"generation_id": "busy_generation"}, form={}),
     "POST /generations/{generation_id}/answer-now": Entry(ids={"generation_id": "busy_generation"}, form={}),

@@ -46,7 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
     r"/tokenize": {"content": "WHO"},
     r"/detokenize": {"tokens": [1]},
     r"/apply-template|/import": MESSAGES,
-    r"/v1/.*|/api/.*|/engine/.*|/(embeddings|infill|rerank|reranking)": {"model": "smollm3", "input": "WHO"},
+    r"/v1/.*|/api/.*|/engine/.*|/(embeddings?|infill|rerank|reranking)": {"model": "smollm3", "input": "WHO"},
 }
 REFUSED = {408, 429, 500, 502, 503, 504}
 

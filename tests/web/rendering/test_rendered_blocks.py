@@ -72,7 +72,8 @@ def test_only_long_code_is_folded(lines: int) -> None:
 
 def test_a_wide_table_scrolls_in_a_box_of_its_own() -> None:
     html = render_markdown("|a|b|\n|-|-:|\n|1|2|")
-    assert html.startswith('<figure class="wide-table" tabindex="0"><table>') and html.endswith("</table></figure>\n")
+    assert html.startswith('<figure class="wide-table" tabindex="0"><table dir="auto">')
+    assert html.endswith("</table></figure>\n")
     assert '<td class="align-right">2</td>' in html
 
 

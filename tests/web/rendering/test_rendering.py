@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notso.web.rendering.code import LANGUAGES, TOKEN_CLASSES
+from notso.web.rendering.extensions import ALERTS
 from notso.web.rendering.markdown import MAX_MARKDOWN_CHARACTERS, MAX_PARAGRAPH_CHARACTERS, render_markdown
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.rendering.streaming import StreamingMarkdown
@@ -115,7 +116,7 @@ def test_a_document_streamed_byte_by_byte_is_the_document() -> None:
     assert streamed == whole
     for needed in (
         "<h1>",
-        "<table>",
+        '<table dir="auto">',
         "<strong>",
         "<ol>",
         "<blockquote>",
@@ -211,14 +212,15 @@ def test_highlighting_knows_every_language_offered() -> None:
         assert '<div class="code-label">' in render_markdown(f"```{name}\nx = 1\n```")
 
 
-ALLOWED_ATTRIBUTES = {"class", "href", "rel", "target", "start", "type", "tabindex"}
+ALLOWED_ATTRIBUTES = {"class", "href", "rel", "target", "start", "type", "tabindex", "dir"}
 ALLOWED_TAGS = {
     *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
     *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("details", "ins", "kbd", "mark", "sub", "summary", "sup"),
 }
 CLASSES = TOKEN_CLASSES | {
     *("code-block", "code-label", "long", "copy-code", "wrap-code", "whole-code", "plain", "wide-table"),
-    *("preview-code", "task"),
+    *("preview-code", "task", "alert", "alert-title", *(f"alert-{kind}" for kind in ALERTS)),
     *("align-left", "align-right", "align-center", "math", "inline", "display"),
 }
 

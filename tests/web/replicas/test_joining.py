@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from valkey.asyncio import Valkey
 
 from notso.web.replicas.joining import _with_port
 
@@ -21,3 +22,14 @@ from notso.web.replicas.joining import _with_port
 )
 def test_the_usual_port_is_used_where_none_is_named(given: str, used: str) -> None:
     assert _with_port(given) == used
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "valkeys", "redis", "rediss"])
+@pytest.mark.parametrize("who", ["", ":secret@", "user:secret@", "user:p%40ss@"])
+@pytest.mark.parametrize("host", ["notso-valkey", "[fd00::1]"])
+@pytest.mark.parametrize("rest", ["", "/2", "/0?health_check_interval=5"])
+def test_the_client_takes_an_address_without_a_port(scheme: str, who: str, host: str, rest: str) -> None:
+    url = f"{scheme}://{who}{host}"
+    assert _with_port(url + rest) == f"{url}:6379{rest}"
+    taken = Valkey.from_url(_with_port(url + rest)).connection_pool.connection_kwargs
+    assert (taken["host"], taken["port"], taken.get("db", 0)) == (host.strip("[]"), 6379, 2 * rest.startswith("/2"))

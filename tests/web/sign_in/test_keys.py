@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -287,6 +288,33 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
     assert set(flood) == {403}
     log = server.on_loop(lambda: server.shared.accounts.store.audit(1000))
     assert sum(entry.action == "used a wrong key" for entry in log) <= 20
+
+
+def test_keys_are_created_and_revoked_on_the_operators_page(start: Start, book: KeyBook) -> None:
+    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    pages = {key: server.client.get("/", headers=bearer(key)).text for key in (operator, ann)}
+    assert 'href="/operator"' in pages[operator] and 'href="/operator"' not in pages[ann]
+
+    def create(**fields: str) -> httpx.Response:
+        response: httpx.Response = server.client.post("/operator/keys", data=fields, headers=bearer(operator))
+        return response
+
+    made = create(name="bob", tokens_per_day="5000", requests_per_minute="")
+    assert made.status_code == 200 and made.headers["cache-control"] == "no-store"
+    secret = re.search(r"<code>(notso-[\w-]+)</code>", made.text)
+    assert secret and "5,000" in made.text and asked(server, secret[1]).status_code == 200
+    assert secret[1] not in server.client.get("/operator", headers=bearer(operator)).text, "it is shown once"
+    refused = [create(name=name) for name in ("bob", "", "x" * 65)] + [create(name="eve", tokens_per_day="many")]
+    assert {each.status_code for each in refused} == {400}
+    assert {key.name for key in book.all()} == {"olga", "ann", "bob"}
+    headers = bearer(operator)
+    revoked = server.client.post("/operator/keys/revoke", data={"name": "bob"}, headers=headers, follow_redirects=False)
+    assert revoked.status_code == 303 and asked(server, secret[1]).status_code == 401
+    assert server.client.post("/operator/keys/revoke", data={"name": "bob"}, headers=headers).status_code == 404
+    log = [entry.action for entry in server.on_loop(lambda: server.shared.accounts.store.audit(20))]
+    (key,) = (key for key in book.all() if key.name == "bob")
+    assert f"added the key {key.id}" in log and f"revoked the key {key.id}" in log
 
 
 def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(

@@ -109,6 +109,35 @@ def test_reads_of_one_owner_do_not_hold_up_those_of_another(kept: Kept) -> None:
     kept.run(work)
 
 
+def test_all_chats_are_sorted_filtered_and_counted(kept: Kept) -> None:
+    chats = [replace(a_chat(title), updated_ms=number) for number, title in enumerate(("b_1", "A%", "c"), start=1)]
+    hidden = [replace(a_chat("hidden"), temporary=True), replace(a_chat("archived"), archived=True, updated_ms=9)]
+
+    async def look(store: ChatStore) -> None:
+        for number, chat in enumerate([*chats, *hidden]):
+            await store.add_turn(OWNER, a_turn(chat, "word " * (100 * number + 1)), chat)
+            await store.update_chat(OWNER, chat.id, archived=chat.archived)
+        await store.add_turn("another", a_turn(other := a_chat("other")), other)
+
+        async def titles(order: Any = "-used", **more: Any) -> list[str]:
+            rows, _ = await store.chat_rows(OWNER, 10, order=order, **more)
+            return [row.chat.title for row in rows]
+
+        assert set(await titles()) == {"b_1", "A%", "c", "archived"}
+        assert await titles("title") == ["A%", "archived", "b_1", "c"]
+        assert await titles("-title") == ["c", "b_1", "archived", "A%"]
+        assert await titles("size") == ["b_1", "A%", "c", "archived"]
+        assert await titles("-size", title="a") == ["archived", "A%"]
+        assert [await titles(title=part) for part in ("%", "_", "\\", "B")] == [["A%"], ["b_1"], [], ["b_1"]]
+        rows, more = await store.chat_rows(OWNER, 2, skip=1, order="title")
+        assert [row.chat.title for row in rows] == ["archived", "b_1"] and more
+        assert all(row.messages == 2 and row.size_bytes > 0 for row in rows)
+        counted, _ = await store.chat_rows(OWNER, 9, order="-messages")
+        assert len(counted) == 4
+
+    kept.run(look)
+
+
 def test_one_turn_per_chat_and_one_message_per_key(kept: Kept) -> None:
     async def work(store: ChatStore) -> None:
         chat = a_chat()

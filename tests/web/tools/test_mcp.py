@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -181,6 +182,25 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python that imports the library takes seconds, and many on a busy machine."""
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
     monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(("is_path", "said"), [(False, "no such program"), (True, "Permission denied")])
+def test_an_unreadable_folder_in_path_does_not_stand_for_a_missing_program(
+    is_path: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reports it for a plain user where no other folder has the program; root may read everything."""
+
+    async def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", denied)
+    program = tmp_path / "program"
+    program.touch()
+
+    async def work(servers: McpServers, called: Use) -> None:
+        assert servers.failures() == {"a": said}
+
+    with_servers(work, McpEntry("a", str(program) if is_path else "no-such-program-anywhere"))
 
 
 def test_servers_that_do_not_come_up_say_why() -> None:

@@ -84,7 +84,7 @@ def test_rows_say_only_what_is_known() -> None:
     )
     assert rows == {
         "queue": "1.2 s",
-        "prompt": "1,249 tokens, 249 processed in 2.0 s (124.5 tokens/s), 1,000 cached",
+        "prompt": "1,249 tokens, 249 processed in 2.0 s (124 tokens/s), 1,000 cached",
         "thinking": "300 tokens in 10.0 s, 0 left of 256",
         "written": "400 tokens in 20.0 s (20.0 tokens/s)",
         "first": "3.3 s",

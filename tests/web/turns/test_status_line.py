@@ -36,13 +36,13 @@ def test_what_was_left_out_is_said() -> None:
     status_line = StatusLine(0.0)
     status_line.take(Event("trimmed", dropped_messages=4), 1.0)
     status_line.take(Event("progress", progress=Progress(0, 100, 0)), 1.0)
-    assert status_line.status(1.0).detail == "The 4 oldest messages no longer fit in the context and were left out."
+    assert status_line.status(1.0).detail == "4 older messages no longer fit in the context and were left out."
     assert status_line.dropped_messages == 4
 
 
 def test_a_thought_that_goes_on_counts_from_where_it_was() -> None:
     status_line = StatusLine(0.0, reasoning_before_s=7.0)
     status_line.take(Event("reasoning", text="hm", tokens=1), 1.0)
-    assert status_line.status(3.0).reasoning_label == "Thinking, 9 s, 1 tokens"
+    assert status_line.status(3.0).reasoning_label == "Thinking, 9 s, 1 token"
     status_line.end_of_reasoning(4.0)
     assert status_line.thinking_s == 10.0

@@ -518,7 +518,7 @@ def test_files_out_and_in_carry_the_calls(using: Callable[..., Any]) -> None:
     order = [text.index(piece) for piece in ("**Part 0**", "Tool: calculator (done)", '"6 * 7"', "42", "It is `42`.")]
     assert order == sorted(order)
     body = server.client.get(f"/chats/{turn.chat_id}/export/json").json()
-    assert body["version"] == 2 and "tools_allowed" not in json.dumps(body)
+    assert body["version"] == 3 and "tools_allowed" not in json.dumps(body)
     headers = {"Content-Type": "application/json"}
     imported = server.client.post("/import", content=json.dumps(body), headers=headers)
     assert imported.status_code in (200, 303), imported.text

@@ -13,12 +13,16 @@ from notso.web.values.slash_commands import SLASH_COMMANDS
 from notso.web.values.wording import (
     FOR_THE_MODEL,
     LANGUAGES,
-    SEPARATORS,
+    PLURALS,
+    TWO_FORMS,
     chosen_language,
+    direction,
     language,
     missing,
     number,
     ordinal,
+    rate_of,
+    separators,
     table,
     words,
 )
@@ -30,8 +34,17 @@ SAME_EVERYWHERE = 60
 OTHERS = sorted(set(LANGUAGES) - {"en"})
 
 
+WITHOUT_SPACES = ("ja", "zh-Hans")
+"""Languages whose commas and colons have a full width of their own: no space stands beside them."""
+
+
 def holes(text: str) -> list[str]:
     return sorted(re.findall(r"\{[a-z_]+\}", text))
+
+
+def plurals(text: str) -> list[str]:
+    """Names of the numbers whose plural forms a string chooses, and the forms."""
+    return re.findall(r"\{([a-z_]+):([^}]*)\}", text)
 
 
 @pytest.mark.parametrize("code", OTHERS)
@@ -42,8 +55,10 @@ def test_a_table_has_known_keys_and_the_same_placeholders(code: str) -> None:
     assert [name for name in here if name in ordered] == ordered, "in the order of the English table"
     assert {name: text for name, text in here.items() if holes(text) != holes(english[name])} == {}
     assert {name for name, text in here.items() if not text.strip() and english[name].strip()} == set()
+    wide = "、，：（" if code in WITHOUT_SPACES else ""
     edges = [name for name, text in here.items() if text[-1:].isspace() != english[name][-1:].isspace()]
-    assert edges == [] and [name for name in here if english[name][:1] == " " != here[name][:1]] == []
+    assert [name for name in edges if here[name][-1:] not in wide] == []
+    assert [name for name in here if english[name][:1] == " " and here[name][:1] not in {" ", ",", *wide}] == []
     same = [name for name, text in here.items() if text == english[name]]
     assert len(same) < SAME_EVERYWHERE, same
 
@@ -67,7 +82,7 @@ def test_words_follow_the_current_language(code: str) -> None:
         assert words["chats"] == table(code)["chats"]
         assert words["tool_says_none"] == table("en")["tool_says_none"]
         assert all(command.does for command in SLASH_COMMANDS) and all(shortcut.does for shortcut in SHORTCUTS)
-        group, point = SEPARATORS[code]
+        group, point = separators(code)
         assert number(1234567.25, 1) == f"1{group}234{group}567{point}2" and number(12) == "12"
         assert ordinal(2) == {"en": "2nd", "de": "2."}.get(code, "2")
     finally:
@@ -80,7 +95,11 @@ def test_words_follow_the_current_language(code: str) -> None:
         ("", "", "en"),
         ("", "fr", "fr"),
         ("", "de-AT,de;q=0.9,en;q=0.8", "de"),
-        ("", "ja,pt-BR;q=0.8,en;q=0.5", "pt"),
+        ("", "sv,pt-BR;q=0.8,en;q=0.5", "pt"),
+        ("", "ja-JP", "ja"),
+        ("", "zh-CN,zh;q=0.9", "zh-Hans"),
+        ("", "zh-TW,zh-Hant;q=0.9,ko;q=0.5", "ko"),
+        ("zh-Hans", "fr", "zh-Hans"),
         ("", "en;q=0.2,it;q=0.7", "it"),
         ("", "es;q=nonsense,en", "en"),
         ("", "*", "en"),
@@ -93,3 +112,69 @@ def test_words_follow_the_current_language(code: str) -> None:
 )
 def test_the_chosen_language_counts_then_the_browsers(chosen: str, accepted: str, expected: str) -> None:
     assert chosen_language(chosen, accepted) == expected
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_each_number_has_all_plural_forms_of_the_language(code: str) -> None:
+    count = PLURALS.get(code, TWO_FORMS)[0]
+    wrong = {
+        name: text
+        for name, text in table(code).items()
+        if any(len(forms.split("|")) != count or f"{{{each}}}" not in text for each, forms in plurals(text))
+    }
+    assert wrong == {}
+    # Where a language distinguishes forms and English chooses one, so does the translation, or it avoids the noun.
+    assert count == 1 or sum(bool(plurals(text)) for text in table(code).values()) >= 6
+
+
+@pytest.mark.parametrize(
+    ("code", "count", "expected"),
+    [
+        ("en", 1, "1 token"),
+        ("en", 0, "0 tokens"),
+        ("en", 1000, "1,000 tokens"),
+        ("de", 1234, "1.234 Token"),
+        ("fr", 0, "0 token"),
+        ("fr", 2, "2 tokens"),
+        ("pl", 1, "1 token"),
+        ("pl", 22, "22 tokeny"),
+        ("pl", 12, "12 tokenów"),
+        ("pl", 5, "5 tokenów"),
+        ("ar", 2, "2 رمزان"),
+        ("ar", 7, "7 رموز"),
+        ("ar", 11, "11 رمزًا"),
+        ("ar", 100, "100 رمز"),
+        ("ja", 1, "1 トークン"),
+        ("zh-Hans", 2, "2 个 token"),
+    ],
+)
+def test_a_noun_agrees_with_its_number(code: str, count: int, expected: str) -> None:
+    spoken = language.set(code)
+    try:
+        assert words["stat_tokens"].format(tokens=number(count)) == expected
+        assert str(number(count)) in words["earlier"].format(count=number(count))
+    finally:
+        language.reset(spoken)
+
+
+def test_a_string_that_falls_back_to_english_keeps_english_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = {name: text for name, text in table("fr").items() if name != "stat_tokens"}
+    monkeypatch.setattr(wording, "table", lambda each: lacking if each == "fr" else table(each))
+    spoken = language.set("fr")
+    try:
+        assert words["stat_tokens"].format(tokens=number(0)) == "0 tokens"
+    finally:
+        language.reset(spoken)
+
+
+def test_a_rate_has_a_decimal_only_where_it_says_something() -> None:
+    assert (rate_of(9.87), rate_of(83678.5)) == ("9.9", "83,678")
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_the_page_is_laid_out_in_the_direction_of_its_language(code: str) -> None:
+    spoken = language.set(code)
+    try:
+        assert direction() == ("rtl" if code == "ar" else "ltr")
+    finally:
+        language.reset(spoken)

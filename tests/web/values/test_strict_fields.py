@@ -11,7 +11,8 @@ from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.request_fields import fields
 from notso.web.api.request_fields.fields import MAX_HINTS
 from notso.web.api.shared.api_request import MAX_NAMES, ignored_headers
-from notso.web.chat.files.imports import read_chats
+from notso.web.chat.files import import_process
+from notso.web.chat.files.imports import incoming
 from notso.web.edge.api_error import ApiError
 from notso.web.values.problems import Problem
 from notso.web.values.strict_fields import StrictFields, at_most
@@ -76,15 +77,18 @@ def test_no_body_has_more_faults_than_can_be_counted(body: dict[str, Any], monke
 
 
 FILES = [
-    (b"[" + b"{}," * 2_000_000 + b"{}]", "more than 100,000 objects"),
-    (b"[" + b"1," * 2_000_000 + b"1]", "more than 1,000,000 values"),
-    (b"[" * 100 + b"]" * 100, "deeper than 64"),
+    (b"[" + b"{}," * 2_000_000 + b"{}]", "more than 50,000 messages"),
+    (b"[" + b"1," * 2_000_000 + b"1]", "more than 50,000 messages"),
+    (b'[{"role": "user", "content": [' + b"[]," * 3_000_000 + b"[]]}]", "more than 4,000,000 values"),
+    (b'[{"role": "user", "content": [' + b"1," * 5_000_000 + b"1]}]", "more than 4,000,000 values"),
+    (b'[{"role": "user", "content": ' + b"[" * 100 + b"]" * 100 + b"}]", "deeper than 64"),
+    (b"[" * 5000 + b"]" * 5000, "nested too deep"),
     (b'[{"role": "user", "content": "x"' + b"".join(b',"%d":1' % n for n in range(300_000)) + b"}]", "messages.0"),
     (
         b'{"format": "notso-chats", "version": 2, "chats": ['
-        + b",".join([b'{"messages": [' + b",".join([b"{}"] * 20_000) + b"]}"] * 2)
+        + b",".join([b'{"messages": [' + b",".join([b"{}"] * 20_000) + b"]}"] * 3)
         + b"]}",
-        "more than 25,000 messages",
+        "more than 50,000 messages",
     ),
 ]
 
@@ -92,5 +96,5 @@ FILES = [
 @pytest.mark.parametrize(("body", "reason"), FILES, ids=range(len(FILES)))
 def test_a_file_of_much_of_nothing_is_refused_by_its_counts(body: bytes, reason: str) -> None:
     with pytest.raises(Problem) as refused:
-        read_chats(body, lambda text: text)
+        incoming(import_process.decoded(import_process.parsed(body)), str)
     assert refused.value.status == 400 and reason in refused.value.sentence

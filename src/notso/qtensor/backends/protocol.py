@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from notso.qtensor.host_memory import MemoryLimit
 from notso.qtensor.kv_formats import KVFormat
 from notso.qtensor.tensor import QTensor
+from notso.system.memory import MemoryLimit
 
 # Row-major values in backend memory, with `shape`, `array[i]`, `array[a:b]` and `reshape`, which share the memory. (A
 # proper type would make every class that holds one generic.)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notso.qtensor import GGUFFile, ceilings, huge_page_bytes
+from notso.qtensor import GGUFFile, ceilings
 from notso.smollm3.diagnostics.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKENS, EngineMeter
 from notso.smollm3.diagnostics.fingerprint import model_fingerprint
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine, probe_buffer, resident_memory
@@ -25,6 +25,7 @@ from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.values.engine_config import KVChoice, Placement
 from notso.smollm3.values.sampling_params import SamplingParams
+from notso.system.pages import huge_page_bytes
 
 PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # the first also faults the pages in; the best is the ceiling

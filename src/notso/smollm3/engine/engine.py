@@ -48,7 +48,7 @@ from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
 from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
 from notso.smollm3.values.events import Event
-from notso.smollm3.values.messages import Message
+from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
@@ -157,6 +157,7 @@ class Engine:
             self._prompts,
             self.tokenizer,
             plan.context_tokens,
+            self.config.hidden_size,
             signal,
             latency if config.speculation else None,
             find_processor,
@@ -422,6 +423,32 @@ class Engine:
         sampling, asked = settings_of(params, options, settings)
         with AnswerStream(self.submit(text, sampling, asked)) as answer:
             return answer.result()
+
+    def embed(
+        self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None, priority: Priority = "api"
+    ) -> Floats:
+        """Return embeddings (texts, hidden) float32 of length 1: the mean of each text's last hidden states.
+
+        SmolLM3 was trained to write, not to embed: models made for search rank better. Raises InvalidRequestError,
+        ContextLengthError or EngineError.
+        """
+        options = RequestOptions(
+            prompt_only=True, embedding=True, thinking=False, owner=owner, adapter=adapter, priority=priority
+        )
+        begins = [self.prepare(text, None, options) for text in ([texts] if isinstance(texts, str) else texts)]
+        begun: list[Generation] = []
+        try:
+            vectors = []
+            for place in range(len(begins)):
+                begun += [begin() for begin in begins[len(begun) : place + MAX_BATCHED]]
+                events = list(begun[place].events())
+                if events[-1].error is not None:
+                    raise events[-1].error
+                vectors.append(next(event.embedding for event in events if event.kind == "embedding"))
+            return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
+        finally:
+            for generation in begun:
+                generation.stop()
 
     # Generation
 

@@ -303,6 +303,7 @@ class EngineCore:
         if logits is None:
             return  # cancelled
         self._count(plan, time.perf_counter() - started)
+        self._pool(plan)
         self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
         for chunk, rows in zip(plan.chunks, logits, strict=True):
             request = self._requests[chunk.sequence]
@@ -313,6 +314,12 @@ class EngineCore:
             except Exception as error:
                 request.generation.context.run(_log.exception, "generation failed")
                 self._fail(request, EngineError(f"internal error: {type(error).__name__}"))
+
+    def _pool(self, plan: Plan) -> None:
+        for chunk in plan.chunks:
+            pooling = self._requests[chunk.sequence].pooling
+            if chunk.scores and pooling is not None:
+                pooling.take(chunk.start, self.runner.hidden_states(chunk))
 
     def _draft_tokens(self) -> int:
         # Nothing is drafted while prompts need the rows. Returns the answers' rows.
@@ -371,6 +378,8 @@ class EngineCore:
         if not request.read:
             request.read = now
             request.generation.write([progress(request, request.prompt_tokens, self._prompt_s_per_token)])
+            if request.pooling is not None:
+                request.generation.write([Event("embedding", embedding=request.pooling.embedding())])
         if request.is_over:  # nothing to generate
             self.scheduler.advance(chunk)
             self._end_if_over(request)

@@ -14,13 +14,14 @@ from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores, token_logprob
+from notso.smollm3.output.mean_pooling import MeanPooling
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
-from notso.smollm3.sampling.structured_output import structured_output_for
+from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import PRIORITIES
@@ -51,6 +52,7 @@ class InputProcessor:
         prompts: PromptWriter,
         tokenizer: Tokenizer,
         context_tokens: int,
+        hidden_size: int,
         signal: WorkSignal,
         latency: StepLatency | None,
         find_processor: FindProcessor | None = None,
@@ -61,6 +63,7 @@ class InputProcessor:
         self._grammars = Grammars(tokenizer)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
+        self._hidden_size = hidden_size
         # Woken when a reader stops or redirects its answer.
         self._signal = signal
         self._latency = latency
@@ -101,7 +104,7 @@ class InputProcessor:
                 prompt.ids,
                 salt=self.salted(salt, prompt, asked, options),
                 adapter=adapter,
-                scored=options.prompt_logprobs is not None,
+                scored=options.prompt_logprobs is not None or options.embedding,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
                 reading=reading_of(options),
@@ -119,6 +122,7 @@ class InputProcessor:
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
+                offered=tool_names(options.tools or ()),
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
             ),
@@ -130,6 +134,7 @@ class InputProcessor:
             structured_output=structured_output,
             answer_end=answer_end_for(params, tokenizer.end_ids),
             scores=scores,
+            pooling=MeanPooling(len(prompt.ids), self._hidden_size) if options.embedding else None,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores
+from notso.smollm3.output.mean_pooling import MeanPooling
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.logits_processor import AnswerEnd, LogitsProcessors
 from notso.smollm3.sampling.sampler import Floats, Sampler
@@ -37,6 +38,7 @@ class Request:
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
     scores: PromptScores | None = None
+    pooling: MeanPooling | None = None
     # Builds a token's log probabilities.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
     # Renders the beginning of the next turn's prompt, given the answer; empty if useless.

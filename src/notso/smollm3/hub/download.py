@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 from notso.smollm3.errors import DownloadError, NoSpaceError, quoted
 from notso.smollm3.hub import redirects, registry
 from notso.smollm3.hub.registry import KnownFile, Progress
+from notso.system.files import lock, sync
 
 if TYPE_CHECKING:
     import httpx2
@@ -168,7 +168,7 @@ class _Part:
     def sha256(self) -> str:
         """Hash of the contents, after an fsync."""
         self._handle.flush()
-        os.fsync(self._handle.fileno())
+        sync(self._handle.fileno())
         return self._digest.hexdigest()
 
     def restart(self) -> None:
@@ -200,15 +200,15 @@ def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
 
 
 @contextlib.contextmanager
-def _only_one(file: KnownFile) -> Iterator[None]:
+def _only_one(wanted: KnownFile) -> Iterator[None]:
     # huggingface_hub takes the same lock for the same file.
-    folder = registry.hub_cache() / ".locks" / registry.repository_folder(file).name
+    folder = registry.hub_cache() / ".locks" / registry.repository_folder(wanted).name
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{file.sha256}.lock").open("w") as lock:
+    with (folder / f"{wanted.sha256}.lock").open("w") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno())
         except BlockingIOError:
-            raise DownloadError(f"another process is already downloading {file.filename}") from None
+            raise DownloadError(f"another process is already downloading {wanted.filename}") from None
         yield
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from notso.regular_file import open_regular, read_regular
+from notso.system.desktop import cache_folder
 
 Store = Literal["ollama", "lm studio", "llama.cpp"]
 
@@ -82,11 +83,12 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
 
 def _of_folders() -> Iterator[StoredModel]:
     # LM Studio: publisher/repository/file. llama.cpp: a single folder.
-    home, cache = _home(), Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
+    home = _home()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     for root in (home / ".lmstudio/models", cache / "lm-studio/models"):
         for path in _files(root, "*/*/*.gguf"):
             yield StoredModel(f"{path.parent.parent.name}/{path.parent.name}/{path.stem}", path, "lm studio")
-    for path in _files(Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"), "*.gguf"):
+    for path in _files(Path(os.environ.get("LLAMA_CACHE") or cache_folder(home) / "llama.cpp"), "*.gguf"):
         yield StoredModel(path.stem, path, "llama.cpp")
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, HASH_BYTES
+from notso.system.files import read_ahead, sync
 
 VERSION = 2  # block hashes no longer start from the cache version
 TAG_BYTES = 8
@@ -115,22 +116,13 @@ def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
             if flush:
-                os.fsync(descriptor)
+                sync(descriptor)
         finally:
             os.close(descriptor)
         draft.rename(path)
     except OSError:
         draft.unlink(missing_ok=True)
         raise
-
-
-def flush_folder(folder: Path) -> None:
-    """Sync a folder. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_block(path: Path, name: BlockName, cache_version: bytes, content: Sequence[memoryview]) -> list[int]:
@@ -159,10 +151,8 @@ def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes
 
 def announce(path: Path) -> None:
     """Start reading ahead. Raises OSError."""
-    # The kernel reads in requests of its own size, many in parallel, which is several times faster than serial reads.
     with _opened(path) as file:
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        read_ahead(file.fileno())
 
 
 def _opened(path: Path) -> BinaryIO:

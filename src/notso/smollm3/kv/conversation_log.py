@@ -24,8 +24,9 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from notso.smollm3.kv.block_file import BlockName, flush_folder, write_file
+from notso.smollm3.kv.block_file import BlockName, write_file
 from notso.smollm3.scheduling.block_pool import outlives
+from notso.system.files import sync_folder
 
 MAGIC = b"NOTSO-C1"
 # Obsolete records, beyond as many live ones, that trigger a rewrite.
@@ -146,7 +147,7 @@ class ConversationLog:
         """Write records. Raises OSError."""
         if is_anew:
             write_file(self._path, [MAGIC + records], flush=True)
-            flush_folder(self._path.parent)
+            sync_folder(self._path.parent)
         elif records:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -30,13 +30,14 @@ from notso.smollm3.kv.block_file import (
     announce,
     encode_block,
     file_bytes,
-    flush_folder,
     read_block,
     read_tokens,
     write_file,
 )
 from notso.smollm3.kv.block_folder import BlockFolder
 from notso.smollm3.scheduling.block_pool import ANONYMOUS, outlives
+from notso.system.files import sync_folder
+from notso.system.processes import lower_thread_priority
 
 MIB = 1 << 20
 # Bytes waiting to be written; further blocks are refused and can be offered again later.
@@ -380,7 +381,7 @@ class DiskStore:
             self._folder.unlink(str(queued.name))
         if is_last and self._problem is None:
             try:
-                flush_folder(self.folder)
+                sync_folder(self.folder)
             except OSError as error:
                 self._turn_off(error)
 
@@ -411,6 +412,6 @@ class DiskStore:
 def lower_priority() -> None:
     """Give the calling thread, and on Linux no other, the lowest priority."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        lower_thread_priority()
     except OSError as error:
         _log.debug("cannot lower the thread's priority: %s", error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
+
+from notso.system.files import lock
 
 
 class FolderLock:
@@ -22,7 +23,7 @@ class FolderLock:
         """Try without waiting. Raises OSError if the file cannot be created."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return False

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from notso.qtensor import kernel_choice
 from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
@@ -18,6 +17,7 @@ from notso.smollm3.kv.readings import Readings
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash, is_reading
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import BlockLoad
+from notso.system.processors import usable_processors
 
 TAG = b"chats"  # on all files of this program, which alone are removed
 
@@ -141,7 +141,7 @@ class KVOffload:
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; False for each unavailable one."""
         # Checksums and page faults cost more CPU time than a disk needs.
-        at_once = min(MOST_READERS, len(kernel_choice.usable_cpus()), len(loads))
+        at_once = min(MOST_READERS, usable_processors(), len(loads))
         if at_once < 2:
             return [self._load_or_note(load) for load in loads]
         with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-offload") as readers:

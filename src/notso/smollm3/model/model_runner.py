@@ -48,6 +48,7 @@ class ModelRunner:
         self._step = InputBatch(cache.backend, config, max_rows, MAX_SAMPLED)
         self._captured: OrderedDict[Shape, tuple[InputBatch, Program]] = OrderedDict()
         self._adapters: set[Adapter] = set()
+        self._last: tuple[InputBatch, Sequence[Chunk]] | None = None
         self.has_captured_steps = False
 
     @property
@@ -101,8 +102,22 @@ class ModelRunner:
             program.run()
         elif not self._model.forward(step, go_on):
             return None
+        self._last = step, chunks
         logits = self.cache.backend.download(step.logits)
         return [logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
+
+    def hidden_states(self, chunk: Chunk) -> Floats:
+        """Return a chunk's last hidden states (sampled rows, hidden) after the final norm, until the next step."""
+        if self._last is None:
+            raise ValueError("no step has run")
+        step, chunks = self._last
+        place = next(place for place, each in enumerate(chunks) if each is chunk)
+        end = sum(each.sampled_rows for each in chunks[: place + 1])
+        download = self.cache.backend.download
+        states: npt.NDArray[np.float64] = download(step.last[end - chunk.sampled_rows : end]).astype(np.float64)
+        scale = np.sqrt(np.square(states).mean(axis=-1, keepdims=True) + self._model.config.rms_norm_eps)
+        states *= download(self.weights.norm) / scale
+        return states.astype(np.float32)
 
     def capture_ahead(self) -> None:
         """Capture a likely step while idle."""

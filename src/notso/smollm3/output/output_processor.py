@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from notso.smollm3.output.logprobs import LogprobAlignment
 from notso.smollm3.output.lookahead import Span, StopStrings
@@ -31,13 +31,14 @@ class OutputProcessor:
         one_call: bool = False,
         is_structured: bool = False,
         calls_are_held: bool = False,
+        offered: Collection[str] | None = None,
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
     ) -> None:
         # goes_on: the prompt holds the beginning of the answer. is_plain: tags are text. calls_are_held: a grammar
-        # guarantees calls, so arguments stream. min_tokens: stop strings count only after these.
-        # one_call: the answer ends with its first call. is_structured: the answer starts at `begin`. stop_token_ids:
-        # additional end tokens.
+        # guarantees calls, so arguments stream. offered: names of tools that can be called; None: any. min_tokens: stop
+        # strings count only after these. one_call: the answer ends with its first call. is_structured: the answer
+        # starts at `begin`. stop_token_ids: additional end tokens.
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)
         self._min_tokens = min_tokens
@@ -47,7 +48,7 @@ class OutputProcessor:
             *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_structured
         )
         self._stops = StopStrings(stop)
-        self._calls = ToolCallParser(calls_are_held) if find_tool_calls else None
+        self._calls = ToolCallParser(calls_are_held, offered) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
         # Each log probability is emitted once, with its token's first shown character. Those of hidden tokens (tags,

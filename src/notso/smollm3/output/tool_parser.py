@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,11 @@ class ToolCallParser:
 
     # in_parts: a grammar guarantees calls, so arguments stream before the whole call. Newlines around calls are
     # dropped.
-    # A call that is cut leaves only its parts. Chunking does not affect the result.
-    def __init__(self, in_parts: bool = False) -> None:
+    # A call that is cut leaves only its parts. Chunking does not affect the result. offered: names of the tools there
+    # are; a call to another is text, because no program could run it. None: any.
+    def __init__(self, in_parts: bool = False, offered: Collection[str] | None = None) -> None:
         self._in_parts = in_parts
+        self._offered = offered
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
@@ -80,6 +83,8 @@ class ToolCallParser:
 
     def _call(self, body: str) -> ToolCall | None:
         call = parse_call(body)
+        if call is not None and self._offered is not None and call.name not in self._offered:
+            return None
         if call is None or self._arguments is None:
             return call
         return ToolCall(self._arguments.id, call.name, call.arguments)

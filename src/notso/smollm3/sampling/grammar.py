@@ -23,6 +23,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
     checked_schema,
     held_schema,
 )
+from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, looks_around
 from notso.smollm3.sampling.shortest_end import ShortestEnd
 from notso.smollm3.sampling.token_limit import Pieces, TokenLimit
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -56,6 +57,10 @@ JSON_STYLE = {
 
 _DEEP = threading.Lock()
 # A literal or comment. Unclosed ones extend to the end of the line, so that scanning stays linear.
+SHOWN_REGEX = 200
+"""Maximum characters of a regular expression in an error message."""
+
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
 
 
@@ -231,11 +236,14 @@ class Grammars:
                 self._spellings[tag] = _spelling(self._tokenizer, tag.encode())
             return self._spellings[tag]
 
+    def prepare(self) -> None:
+        """Make what the first grammar needs, which takes a third of a second for the 3B's vocabulary."""
+        self._library_vocabulary()
+
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
         import llguidance
 
         with self._lock:
-            # Built on first use: it takes a third of a second for the 3B's vocabulary.
             if self._vocabulary is None:
                 ends = sorted(self._tokenizer.end_ids)
                 self._vocabulary = llguidance.LLTokenizer(
@@ -285,14 +293,26 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
     if grammar.kind == "json_schema":
         return schema_part(checked_schema(grammar.source, param).schema)
     if grammar.kind == "regex":
-        import llguidance
-
-        return {"lark_grammar": f"start: /{llguidance.regex_to_lark(grammar.source, '')}/"}
+        return _regex_part(grammar.source, param)
     if grammar.kind == "gbnf":
         return {"lark_grammar": lark_of_gbnf(grammar.source, param)}
     if grammar.kind == "choice":
         return _choice_part(grammar.source, param)
     return {"lark_grammar": _checked_lark(grammar.source, param)}
+
+
+def _regex_part(source: str, param: str) -> Part:
+    import llguidance
+
+    try:
+        if looks_around(source):  # which the library does not
+            source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
+    except PatternError as error:
+        if _LOOK_AROUND.search(source):
+            shown = source if len(source) <= SHOWN_REGEX else f"{source[:SHOWN_REGEX]}..."
+            raise InvalidRequestError(f"the regular expression {error}: {shown}", param=param) from None
+        # Written for another dialect, which the library may know.
+    return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 
 def _checked_lark(source: str, param: str) -> str:
@@ -366,8 +386,6 @@ def _written(schema: object) -> str:
 
 def _sentence(error: str) -> str:
     # llguidance's messages, replaced or cut to the first line.
-    if "oneOf constraints" in error:
-        return "several options of a oneOf may match the same value, which cannot be prevented; use anyOf"
     if "lookarounds not supported" in error:
         return "^ before text or $ after text in the middle of a pattern is not supported"
     if "NoExtensionBias" in error:

@@ -148,9 +148,16 @@ class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
 
     # Only the tag's token opens a call: completing a spelled-out tag is masked. `started`: text of the answer in the
-    # prompt; InvalidRequestError is raised if an unfinished call in it violates its grammar.
+    # prompt; if an unfinished call in it violates its grammar, it is left free, or InvalidRequestError is raised if
+    # is_strict.
     def __init__(
-        self, tokenizer: Tokenizer, begin: Callable[[], Matcher], spelling: Mapping[bytes, Sequence[int]], started: str
+        self,
+        tokenizer: Tokenizer,
+        begin: Callable[[], Matcher],
+        spelling: Mapping[bytes, Sequence[int]],
+        started: str,
+        *,
+        is_strict: bool,
     ) -> None:
         super().__init__(tokenizer, None)
         self._tokenizer = tokenizer
@@ -163,7 +170,10 @@ class StructuredCalls(StructuredOutput):
         if opened and CALL_END not in rest:
             self._open()
             if self._call is None or not self._call.takes_all(tokenizer.encode(rest)):
-                raise InvalidRequestError("the text so far does not match the tool's parameters", param="continue_last")
+                if is_strict:
+                    said = "the text so far does not match the tool's parameters"
+                    raise InvalidRequestError(said, param="continue_last")
+                self._call = None
 
     @property
     def holds_calls(self) -> bool:
@@ -245,8 +255,10 @@ def structured_output_for(
     is_barred = options.tool_choice == "none" and bool(options.tools)
     masked = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
-    if matcher is None and options.strict_tools and options.tools and options.tool_choice == "auto":
-        return _structured_calls(options, tokenizer, grammars, started)
+    if matcher is None and options.tools and options.tool_choice == "auto":
+        calls = _structured_calls(options, tokenizer, grammars, started)
+        if calls is not None:
+            return calls
     if matcher is None:
         return StructuredOutput(tokenizer, None, masked=masked) if masked else None
     if started:
@@ -304,19 +316,28 @@ def _calls_matcher(
 
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
-) -> StructuredOutput:
+) -> StructuredOutput | None:
+    """Return what holds calls to the names of the tools, and those of strict ones to their parameters.
+
+    None if no tool is strict and the model's calls cannot be held: it has no token for them, or a tool has no name.
+    """
+    tools = options.tools or ()
+    if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
+        return None
     if tokenizer.tool_call_open_id is None:
         raise InvalidRequestError(
             "this model has no token that begins a tool call, so arguments cannot be constrained", param="tools"
         )
-    tools = options.tools or ()
     parts = _arguments_parts(tools, options.strict_tools)
 
     def begin() -> Matcher:
         return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
 
-    begin()  # refuses unsupported tools before generation
-    return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started)
+    is_strict = bool(options.strict_tools)
+    grammars.prepare()  # not when a call begins, which would delay other answers
+    if is_strict:
+        begin()  # refuses unsupported tools before generation
+    return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started, is_strict=is_strict)
 
 
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
@@ -368,6 +389,11 @@ def _parameters(tool: Tool) -> object:
 def _function(tool: Tool) -> Mapping[str, Any]:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     return function if isinstance(function, Mapping) else {}
+
+
+def tool_names(tools: Sequence[Tool]) -> set[Any]:
+    """Return the names of tools; None for one without."""
+    return {name if isinstance(name := _function(tool).get("name"), str) and name else None for tool in tools}
 
 
 def _name(tool: Tool) -> str:

@@ -4,7 +4,7 @@ A template is a program from an untrusted file. It gets jinja2's immutable sandb
 that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs unknown
 templates in a child process with hard limits; `render_here` is for known ones.
 
-This file is also the child's program, started by path: it must not import from this package.
+This file is also the child's program, started by path: of this project it may import notso.system only.
 """
 
 from __future__ import annotations
@@ -121,9 +121,11 @@ def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str
 
 def main() -> None:
     """Entry point of the child."""
+    from notso.system.processes import limit_this_process
+
     request = json.loads(sys.stdin.buffer.read())
     compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can be opened
-    _limit_this_process()
+    limit_this_process(CHILD_CPU_SECONDS, CHILD_MEMORY_BYTES)
     try:
         template = compile_template(request["source"])
         day = datetime.fromisoformat(request["day"])
@@ -131,21 +133,6 @@ def main() -> None:
     except SandboxFailure as failure:
         answer = {"failure": str(failure)}
     sys.stdout.buffer.write(json.dumps(answer).encode())
-
-
-def _limit_this_process() -> None:
-    import resource
-
-    spent = int(sum(os.times()[:2]))
-    limits = {
-        resource.RLIMIT_CPU: spent + CHILD_CPU_SECONDS,
-        resource.RLIMIT_AS: CHILD_MEMORY_BYTES,
-        resource.RLIMIT_NOFILE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for which, limit in limits.items():
-        resource.setrlimit(which, (limit, limit))
 
 
 def _render_capped(template: jinja2.Template, variables: Variables, day: date) -> str:
@@ -221,4 +208,5 @@ def _clock(day: date) -> Callable[[str], str]:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - as above
     main()

@@ -26,6 +26,7 @@ class AnswerSettings(SamplingSettings, total=False):
     top_logprobs: int | None
     prompt_logprobs: int | None
     prompt_only: bool
+    embedding: bool
     is_plain: bool
     date: Date | None
     priority: Priority

@@ -13,6 +13,7 @@ EventKind = Literal[
     "progress",
     "trimmed",
     "prompt",
+    "embedding",
     "reasoning",
     "text",
     "tool_call_part",
@@ -73,14 +74,14 @@ class Event:
     """One event of an answer.
 
     Order: `trimmed` if turns were dropped; `queued` at each new place in the queue; `progress`, and `prompt` if
-    requested, during prefill; then reasoning, text and tool_call events; finally one usage and one `end`, or `error`
-    instead.
+    requested, during prefill, and `embedding` if requested at its end; then reasoning, text and tool_call events;
+    finally one usage and one `end`, or `error` instead.
 
     Fields set, besides `kind`: queued: `place` (1 is next). trimmed: `dropped_messages`. progress: `progress`.
     reasoning, text: `text`, `tokens` so far, including reasoning, and `logprobs` if requested. tool_call: `tool_call`.
     tool_call_part (grammar-held calls only): `text`, further arguments of `begun_call`; the tool_call with that id
-    follows unless the answer is cut. prompt: `logprobs`. usage: `usage`. error: `error`. end: `finish_reason`, `stop`
-    (the matched stop string), and `logprobs` of tokens without visible text.
+    follows unless the answer is cut. prompt: `logprobs`. embedding: `embedding`. usage: `usage`. error: `error`. end:
+    `finish_reason`, `stop` (the matched stop string), and `logprobs` of tokens without visible text.
     """
 
     kind: EventKind
@@ -96,6 +97,7 @@ class Event:
     error: NotsoError | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+    embedding: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         held = ((each.name, getattr(self, each.name), each.default) for each in fields(self)[1:])

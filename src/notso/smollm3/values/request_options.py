@@ -73,12 +73,13 @@ class RequestOptions:
     once. parallel_tool_calls: allow several calls. strict_tools: tools with enforced argument schemas under "auto";
     required calls always enforce them. grammar: constraint on the answer after reasoning, unless it is cut short.
     top_logprobs: report log probabilities with this many alternatives (0 to 20); None: none. prompt_logprobs: the same
-    for prompt tokens, in `prompt` events, bypassing the cache. prompt_only: prefill without generating. is_plain: token
-    ids are plain text, and so is the answer. date: day shown in the prompt. priority: scheduling class. owner: scope of
-    prefix sharing. conversation: name for later eviction; None: evicted only with everything. continue_last: extend the
-    last assistant message, or its reasoning. when_full: refuse an oversized conversation, or drop the oldest turns and
-    report it. adapter: name of a loaded adapter. logits_processors: names, applied in order. prefix: the fixed
-    beginning of the prompt.
+    for prompt tokens, in `prompt` events, bypassing the cache. prompt_only: prefill without generating. embedding:
+    with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event, bypassing the
+    cache. is_plain: token ids are plain text, and so is the answer. date: day shown in the prompt. priority:
+    scheduling class. owner: scope of prefix sharing. conversation: name for later eviction; None: evicted only with
+    everything. continue_last: extend the last assistant message, or its reasoning. when_full: refuse an oversized
+    conversation, or drop the oldest turns and report it. adapter: name of a loaded adapter. logits_processors:
+    names, applied in order. prefix: the fixed beginning of the prompt.
 
     Raises InvalidRequestError naming the option.
     """
@@ -92,6 +93,7 @@ class RequestOptions:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_only: bool = False
+    embedding: bool = False
     is_plain: bool = False
     date: Date | None = None
     priority: Priority = "interactive"
@@ -123,8 +125,9 @@ class RequestOptions:
             is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
             require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
         require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
-        for name in ("prompt_only", "is_plain"):
+        for name in ("prompt_only", "embedding", "is_plain"):
             require(isinstance(getattr(self, name), bool), name, "true or false")
+        require(self.prompt_only or not self.embedding, "embedding", "combined with prompt_only")
         require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
         require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +15,13 @@ from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_branch
 from notso.web.chat.services import ChatServices, models_of
-from notso.web.engine.model_names import ModelChoice, chosen_model
+from notso.web.engine.model_names import ModelChoice, chosen_model, model_id
 from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import Prepared, RunningRequest, asks, prepare
 from notso.web.store.protocol import Chat, NewMessage, NewTurn, SettingValue, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.attachments import attachments_from
-from notso.web.turns.chat_settings import NO_LIMIT, ChatSettings, settings_from
+from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
 from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.tool_rounds import next_request
@@ -107,7 +108,8 @@ Submitted = tuple[TurnAccepted, ChatView]
 """The stored turn, and the branch down to its question."""
 
 MAX_TITLE_CHARACTERS = 120
-TITLE_WIDTH = 48
+TITLE_WIDTH = 100
+_LEADING_MARK = re.compile(r"(#{1,6}|>|[-*+])\s+")
 MAX_SUMMARY_TOKENS = 512
 
 
@@ -138,7 +140,8 @@ async def ask(
             asked = view.with_question(user_message)
             request, _ = await _request(services, owner, asked, choice)
             prepared = await _reserved(services, running, request, asked)
-            turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of, last)
+            answer = replace(_new_message(chat), model=_model_name(services, choice))
+            turn = NewTurn(user_message, answer, _key(fields), instead_of, last)
             new = chat if is_new else None
             accepted, view = await _begin(
                 services,
@@ -174,9 +177,13 @@ async def add_version(
     """Generate another version of an answer. `view` ends in its question."""
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
-    new = NewMessage(_new_message(view.chat), message.parent_id, _key(fields))
+    own = _for_this_version(view, fields)
+    view = _with_settings(view, own)
+    key = _key(fields)
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), view.settings.model)
+        answer = replace(_new_message(view.chat), model=_model_name(services, choice))
+        new = NewMessage(answer, message.parent_id, key)
         request, _ = await _request(services, owner, view, choice)
         prepared = await _reserved(services, running, request, view)
         return await _begin(
@@ -188,7 +195,22 @@ async def add_version(
             lambda: services.shared.store.add_message(owner, new),
             choice=choice,
             prepared=prepared,
+            own=own,
         )
+
+
+def _for_this_version(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
+    """Return the chat's settings with those that the form gives for one version only, None if it gives none."""
+    wanted = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
+    settings, problems = changed(view.chat.settings, wanted)
+    if problems:
+        name, reason = next(iter(problems.items()))
+        raise Problem(400, f"{words['set_' + name]}: {reason}")
+    return settings if wanted else None
+
+
+def _with_settings(view: ChatView, own: Mapping[str, SettingValue] | None) -> ChatView:
+    return replace(view, chat=replace(view.chat, settings=own)) if own is not None else view
 
 
 async def write_on(
@@ -289,6 +311,7 @@ def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[Stor
 def title_of(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     line = " ".join(next((line for line in lines if line and not line.startswith("```")), "").split())
+    line = _LEADING_MARK.sub("", line, count=1) if _LEADING_MARK.match(line) else line
     if len(line) <= TITLE_WIDTH:
         return line or words["new_chat"]
     # Cut at a word, unless that loses more than half.
@@ -332,6 +355,7 @@ async def _begin(
     choice: ModelChoice,
     prepared: Prepared | None = None,
     hurry: bool = False,
+    own: Mapping[str, SettingValue] | None = None,
 ) -> Submitted:
     _check_admission(services)  # again: the state may have changed during measuring
     with services.turns.expecting(assistant_message.generation_id or ""):
@@ -341,6 +365,7 @@ async def _begin(
         else:
             question = accepted.user_message
             view = view.after(accepted) or await read_branch(services, owner, question.chat_id, question.id)
+            view = _with_settings(view, own)
             await services.toolbox.ready(view.settings.tool_names)
             request, offer = await _request(services, owner, view, choice)
             in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
@@ -455,6 +480,13 @@ def _message(chat: Chat, role: Role, text: str) -> StoredMessage:
 
 def _new_message(chat: Chat) -> StoredMessage:
     return replace(_message(chat, "assistant", ""), state="queued", generation_id=new_generation_id())
+
+
+def _model_name(services: ChatServices, choice: ModelChoice) -> str:
+    """Return the name of what a choice stands for now, '' while no model is loaded."""
+    info = services.shared.engine.info
+    name = choice.model or (model_id(info) if info is not None else "")
+    return (f"{name}:{choice.adapter}" if choice.adapter else name)[:MAX_MODEL_NAME_CHARACTERS]
 
 
 def _now_ms() -> int:

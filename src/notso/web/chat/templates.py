@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.plugin_view import PluginView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.tool_rounds import parts_of
@@ -29,7 +31,18 @@ from notso.web.values.fair_queue import FairQueue
 from notso.web.values.ids import new_id
 from notso.web.values.shortcuts import SHORTCUTS
 from notso.web.values.visible_text import is_visible, visible
-from notso.web.values.wording import LANGUAGES, language, localised, number, words
+from notso.web.values.wording import (
+    LANGUAGES,
+    UNITS,
+    direction,
+    isolated,
+    language,
+    localised,
+    number,
+    rate_of,
+    separators,
+    words,
+)
 
 # Smaller pages fit into one packet uncompressed. Compressing secrets with other text is safe here (BREACH): SameSite
 # cookies (edge/access.py) keep other sites from choosing part of what is compressed.
@@ -64,8 +77,11 @@ class Pages:
             shortcuts=SHORTCUTS,
             languages=LANGUAGES,
             language=language.get,
+            direction=direction,
+            separators=lambda: separators(language.get()),
             numeric_settings=[(each.name, "numeric" if each.kind is int else "decimal") for each in NUMERIC],
             setting_choices=CHOICES,
+            always_asking={tool.name for tool in BuiltInTools.TOOLS if tool.always_asks},
         )
         self._environment.filters.update(
             answer_html=self.answer_html,
@@ -79,7 +95,10 @@ class Pages:
             duration=human_duration,
             count=human_count,
             number=number,
+            rate=rate_of,
             by_day=by_day,
+            iso_time=iso_time,
+            iso_day=iso_day,
         )
 
     async def html(self, request: Request, template: str, **context: Any) -> bytes:
@@ -184,22 +203,33 @@ def _icons(assets: Assets) -> Callable[[str], Markup]:
     return lambda name: Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>').format(sheet, name)
 
 
+def iso_time(time_ms: int) -> str:
+    """0 -> '1970-01-01T00:00:00+00:00'."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
+
+
+def iso_day(time_ms: int) -> str:
+    """0 -> '1970-01-01', in the server's time zone."""
+    return datetime.fromtimestamp(time_ms / 1000).date().isoformat()
+
+
 def human_size(count_bytes: int) -> str:
     """1915305312 -> '1.92 GB'."""
     size = float(count_bytes)
-    for unit in ("bytes", "kB", "MB"):
+    *smaller, largest = UNITS.get(language.get(), UNITS["en"])
+    for unit in smaller:
         if size < 999.5:  # 999.5 would round to 1000
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{localised(f'{size:.3g}')} {unit}"
+            return isolated(f"{size:.0f} {unit}" if unit == smaller[0] else f"{localised(f'{size:.3g}')} {unit}")
         size /= 1000
-    return f"{localised(f'{size:.3g}')} GB"
+    return isolated(f"{localised(f'{size:.3g}')} {largest}")
 
 
 def human_duration(seconds: float) -> str:
     """75 -> '1 min 15 s'."""
     whole = max(1, round(seconds))
     if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+        return isolated(f"{whole // 3600} h {whole % 3600 // 60} min")
+    return isolated(f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s")
 
 
 def human_count(count: int) -> str:

@@ -19,6 +19,7 @@ from notso.web.engine.port import thinking_set_by
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
 from notso.web.turns.turn_stats import TurnStats, stats_of
+from notso.web.values.errors import StorageError
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -149,6 +150,14 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
     news += found.unread - sum(each.unread for each in found.chats)
     more = min(limit + LISTED_CHATS, MOST_LISTED) if found.has_more else 0
     return {"chats": found.chats, "marks": marks, "news": news, "listed": limit, "more": more}
+
+
+async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None = None) -> dict[str, Any]:
+    """Return the sidebar of a page beside the chats; empty while the store fails, which such a page may not need."""
+    try:
+        return await list_context(services, owner, chat) | {"chat": chat}
+    except StorageError:
+        return {"chats": (), "marks": {}, "news": 0, "listed": LISTED_CHATS, "more": 0, "chat": chat}
 
 
 def in_step_context(request: Request, revision: str) -> dict[str, Any]:

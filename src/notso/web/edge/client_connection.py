@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from notso.system.sockets import limit_unsent
 from notso.web.edge.door import Door
 from notso.web.values.request_id import SCOPE_KEY, request_id
 
@@ -178,13 +179,8 @@ class ClientConnection(H11Protocol):
         self.transport.abort()
 
     def _bound_what_the_system_holds(self) -> None:
-        # By default the kernel buffers megabytes before unread data is noticed, and tries for a quarter of an hour to
-        # deliver data to a client that is gone.
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            later_ms = int(2000 * self._send_seconds)  # later than the send timeout, which notifies the client
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, later_ms)
+        # Later than the send timeout, which notifies the client.
+        limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
     @property
     def gone(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import resource
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from notso.system.processes import descriptor_limit
 
 logger = logging.getLogger("notso.web.connections")
 
@@ -147,14 +148,8 @@ class Door:
 
 def room_for_connections() -> int:
     """Return the connection limit, raising the limit of descriptors as allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + RESERVED_DESCRIPTORS
-    if 0 <= soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return min(MAX_CONNECTIONS, max(soft - RESERVED_DESCRIPTORS, soft // 4))
+    most = descriptor_limit(MAX_CONNECTIONS + RESERVED_DESCRIPTORS)
+    return MAX_CONNECTIONS if most is None else min(MAX_CONNECTIONS, max(most - RESERVED_DESCRIPTORS, most // 4))
 
 
 def network_of(host: str) -> str:

@@ -34,6 +34,7 @@ PATHS = frozenset(
         "/rerank",
         "/infill",
         "/embeddings",
+        "/embedding",
         "/openapi.json",
     }
 )

@@ -4,7 +4,7 @@ A Python thread cannot do that: code that holds the GIL (a regular expression, a
 signal handlers. So a child process pings the loop every second over pipes and counts its own wake-ups without a reply.
 While the server is stopped (SIGSTOP, a debugger, a suspended machine) nothing counts.
 
-This file is also the child's program, started by path: it imports nothing from this package and little else.
+This file is also the child's program, started by path: of this project it imports notso.system only, and little else.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class Silence:
 
 def watch(process: int, tick_s: float, most: int) -> None:
     """Ping over stdout and read replies on stdin until the server exits or is ended."""
+    from notso.system.processes import is_stopped
+
     silence = Silence(most)
     while True:
         _say(b".")
@@ -113,7 +115,7 @@ def watch(process: int, tick_s: float, most: int) -> None:
         answered = bool(select.select([0], [], [], 0)[0])
         if answered and not os.read(0, 4096):
             return
-        if silence.is_over(answered, _is_stopped(process)):
+        if silence.is_over(answered, is_stopped(process)):
             break
     said = f"notso: the event loop did not respond {most} times in a row; terminating, with the stacks of all threads\n"
     sys.stderr.write(said)
@@ -137,18 +139,11 @@ def _rest(tick_s: float) -> bool:
     return not poll.poll(1000 * tick_s)
 
 
-def _is_stopped(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - Path() is slower to load
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # supervisors signal the whole group; the server is stopping this process
     os.set_blocking(1, False)
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - as above
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

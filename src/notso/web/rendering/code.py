@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
@@ -21,6 +22,8 @@ LANGUAGES: dict[str, str] = {
     **{"c++": "cpp", "htm": "html", "js": "javascript", "py": "python", "python3": "python", "rb": "ruby"},
     **{"rs": "rust", "sh": "bash", "shell": "bash", "ts": "typescript", "yml": "yaml"},
 }
+
+_NAME = re.compile(r"[A-Za-z0-9_.+#-]{1,24}")
 
 HIGHLIGHTER = Highlighter()
 _WORDS = table("en")  # cached HTML is in English for all readers: see labels.py
@@ -48,10 +51,18 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
     tools = _button("copy-code", _WORDS["code_copy"]) + _button("wrap-code", _WORDS["code_wrap"])
-    tools += _button("preview-code", _WORDS["code_preview"]) if info.split()[:1] in (["html"], ["svg"]) else ""
+    tools += (
+        _button("preview-code", _WORDS["code_preview"]) if info.split()[:1] in (["html"], ["svg"], ["mermaid"]) else ""
+    )
     tools += _button("whole-code", _WORDS["code_whole"]) if long else ""
-    label = f'<div class="code-label"><span>{language or _WORDS["code"]}</span>{tools}</div>'
+    label = f'<div class="code-label"><span>{escape(_label(info, language))}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
+
+
+def _label(info: str, language: str) -> str:
+    """Return the name of a language, also of one that cannot be highlighted, or "code"."""
+    name = info.split(maxsplit=1)[:1]
+    return language or (name[0] if name and _NAME.fullmatch(name[0]) else _WORDS["code"])
 
 
 def _button(name: str, label: str) -> str:

@@ -12,7 +12,7 @@ _OPEN_CODE = re.compile(r"(?<!`)(`++)([^`]*+)$")
 _OPEN_LINK = re.compile(r"!?\[([^\[\]\n]*)(?:\](?:\([^()\n]*)?)?$")
 _OPEN_HEADING = re.compile(r"(?:^|(?<=\n)) {0,3}#{1,6}[ \t]*$")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
-_OPEN_FORMULA = re.compile(r"^ {0,3}(?:\$\$|\\\[)", re.MULTILINE)
+_OPEN_FORMULA = re.compile(r"^ {0,3}(?:\$\$|\\\[|\\begin\{)", re.MULTILINE)
 _PAIRS = ("~~", "**", "__", "*", "_")
 
 

@@ -1,7 +1,8 @@
-"""Translation of code block labels: cached HTML is rendered once for all readers, in English."""
+"""Translation of labels of code and alerts: cached HTML is rendered once for all readers, in English."""
 
 from __future__ import annotations
 
+from notso.web.rendering.extensions import ALERTS
 from notso.web.values.wording import language, table, words
 
 _LABELS = {
@@ -20,4 +21,7 @@ def with_labels(html: str) -> str:
         # Text cannot contain this, because `<` is escaped in it.
         button = f'<button class="{name}" type="button">'
         html = html.replace(f"{button}{table('en')[word]}</button>", f"{button}{words[word]}</button>")
+    for kind in ALERTS:
+        title = '<p class="alert-title">{}</p>'
+        html = html.replace(title.format(table("en")["alert_" + kind]), title.format(words["alert_" + kind]))
     return html

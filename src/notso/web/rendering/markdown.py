@@ -22,12 +22,13 @@ from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
 from notso.web.rendering.code import code_block
+from notso.web.rendering.extensions import alert_title, enable_extensions
 from notso.web.rendering.inline_marks import enable_inline_marks, note_html
-from notso.web.rendering.math import enable_math, formula_html
+from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
 
-RENDERER_VERSION = 6  # increase when the HTML of a text changes, so that stored HTML is rendered again
+RENDERER_VERSION = 7  # increase when the HTML of a text changes, so that stored HTML is rendered again
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
@@ -53,7 +54,10 @@ class _LongParagraphError(Exception):
 class _Renderer(RendererHTML):
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         deadline, colour = env["deadline"], bool(env["colour"])
-        return code_block(tokens[idx].content, tokens[idx].info, deadline=deadline, colour=colour)
+        code, info = tokens[idx].content, tokens[idx].info
+        if info.split()[:1] in (["math"], ["latex-math"]) and code.strip() and len(code) <= MAX_FORMULA_CHARACTERS:
+            return formula_html(code, "block") + "\n"
+        return code_block(code, info, deadline=deadline, colour=colour)
 
     def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return code_block(tokens[idx].content, "", deadline=env["deadline"], colour=False)
@@ -74,6 +78,10 @@ class _Renderer(RendererHTML):
 
     def plain(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return render_plain(tokens[idx].content)
+
+    def blockquote_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        kind = tokens[idx].meta.get("alert")
+        return f'<blockquote class="alert alert-{kind}">\n{alert_title(kind)}' if kind else "<blockquote>\n"
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return '<figure class="wide-table"><table>\n'  # a box that scrolls, so that the table keeps its layout
@@ -133,6 +141,7 @@ def _parser() -> MarkdownIt:
     )
     enable_math(parser)
     enable_inline_marks(parser)
+    enable_extensions(parser)
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("table", "too_deep", _too_deep)

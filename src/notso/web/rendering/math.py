@@ -1,4 +1,4 @@
-r"""TeX in Markdown: $x$, $$x$$, \\(x\\) and \\[x\\], detected here and typeset by the page.
+r"""TeX in Markdown: $x$, $$x$$, \\(x\\), \\[x\\] and \\begin{align}, detected here and typeset by the page.
 
 A displayed formula begins a line and ends with its own mark or, as in TeX, a blank line. Its first line therefore
 decides, and growing text never changes a block already shown. Formulas that are unclosed or too long stay text, as do
@@ -7,6 +7,7 @@ lone dollar signs, which are prices.
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from markdown_it import MarkdownIt
@@ -17,6 +18,9 @@ MAX_FORMULA_CHARACTERS = 2_000
 MAX_INLINE_CHARACTERS = 1_000  # limits the search after each of a thousand lone dollar signs
 
 _MARKS = {"$$": "$$", "\\[": "\\]"}
+# Environments that are formulas of their own, without dollars around them.
+_ENVIRONMENT = re.compile(r"\\begin\{((?:align|alignat|equation|gather|CD)\*?)\}")
+_IS_TEX = re.compile(r"[\\^_={}]")
 
 
 def enable_math(parser: MarkdownIt) -> None:
@@ -37,6 +41,9 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if state.is_code_block(start):
         return False
     first = _line(state, start)
+    environment = _ENVIRONMENT.match(first)
+    if environment is not None:
+        return _environment(state, start, end, environment[1], silent)
     closing = _MARKS.get(first[:2])
     if closing is None or first[2:3] == "$":
         return False
@@ -52,6 +59,24 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         line += 1
     tex = "\n".join(lines)
     whole = bool(found) and not after.strip() and bool(tex.strip()) and len(tex) <= MAX_FORMULA_CHARACTERS
+    token = state.push("formula" if whole else "plain", "", 0)
+    token.content = tex if whole else state.getLines(start, line, state.blkIndent, False)
+    token.map = [start, line]
+    state.line = line
+    return True
+
+
+def _environment(state: StateBlock, start: int, end: int, name: str, silent: bool) -> bool:
+    if silent:
+        return True
+    closing, lines, line = f"\\end{{{name}}}", [], start
+    while line < end and not state.isEmpty(line) and (line == start or state.sCount[line] >= state.blkIndent):
+        lines.append(_line(state, line))
+        line += 1
+        if closing in lines[-1]:
+            break
+    tex = "\n".join(lines)
+    whole = tex.endswith(closing) and len(tex) <= MAX_FORMULA_CHARACTERS
     token = state.push("formula" if whole else "plain", "", 0)
     token.content = tex if whole else state.getLines(start, line, state.blkIndent, False)
     token.map = [start, line]
@@ -86,13 +111,15 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 def _closing_dollar(source: str, start: int) -> int:
     """Return the end of `$x$`, or -1."""
-    # Only the next dollar sign counts: text between two prices is no formula. No space just inside of the dollars, no
-    # letter or digit just outside.
+    # Only the next dollar sign counts: text between two prices is no formula. No letter or digit just outside of the
+    # dollars. Spaces just inside only on both sides, and of what no price holds.
     inside = source[start + 1 : start + 2]
-    if not inside or inside.isspace() or source[:start][-1:].isalnum():
+    if not inside or source[:start][-1:].isalnum():
         return -1
     at = source.find("$", start + 1, start + MAX_INLINE_CHARACTERS)
     while at >= 0 and source[at - 1] == "\\":
         at = source.find("$", at + 1, start + MAX_INLINE_CHARACTERS)
     after = source[at + 1 : at + 2]
-    return -1 if at < 0 or source[at - 1].isspace() or after.isalnum() or after == "$" else at
+    if at < 0 or after.isalnum() or after == "$" or inside.isspace() != source[at - 1].isspace():
+        return -1
+    return -1 if inside.isspace() and not _IS_TEX.search(source, start + 1, at) else at

@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 import nh3
 
 from notso.web.rendering.code import TOKEN_CLASSES
+from notso.web.rendering.extensions import ALERTS
 
 _TAGS = {
     *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
     *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("details", "ins", "kbd", "mark", "sub", "summary"),
 }
 _CLEANER = nh3.Cleaner(
     tags=_TAGS,
@@ -25,13 +27,15 @@ _CLEANER = nh3.Cleaner(
         "button": {"type": "button"},  # of code blocks; Markdown cannot produce buttons
         "pre": {"tabindex": "0"},  # scrollable elements must be reachable by keyboard
         "figure": {"tabindex": "0"},
+        "table": {"dir": "auto"},  # columns run as the table's own text does
     },
     allowed_classes={
         "span": {*TOKEN_CLASSES, "math", "inline", "display"},
         "div": {"code-block", "code-label", "long", "math", "display"},
+        "blockquote": {"alert", *(f"alert-{kind}" for kind in ALERTS)},
         "button": {"copy-code", "wrap-code", "preview-code", "whole-code"},
         "figure": {"wide-table"},
-        "p": {"plain"},
+        "p": {"plain", "alert-title"},
         "li": {"task"},
         "td": {"align-left", "align-right", "align-center"},
         "th": {"align-left", "align-right", "align-center"},

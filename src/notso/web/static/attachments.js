@@ -49,9 +49,12 @@
       try {
         const bytes = await file.arrayBuffer();
         const mark = String(new Uint8Array(bytes.slice(0, 2))); // of UTF-16
-        const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark] ?? "utf-8";
-        const content = new TextDecoder(encoding, { fatal: true }).decode(bytes);
-        if (content.includes("\0")) throw new TypeError();
+        const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark];
+        const decoded = (name) => new TextDecoder(name, { fatal: true }).decode(bytes);
+        let content;
+        try { content = decoded(encoding ?? "utf-8"); }
+        catch (error) { if (encoding) throw error; content = decoded("windows-1252"); }
+        if (/[\0-\x08\x0e-\x1a\x1c-\x1f]/.test(content)) throw new TypeError(); // no text has these
         attach(file.name, content);
       } catch { refuse(file.name, "notText"); }
     }
@@ -78,19 +81,8 @@
   text.addEventListener("input", () => { offer.hidden ||= !text.value.includes(pasted); });
   offer.querySelector("button").addEventListener("click", () => {
     attach(`${offer.dataset.name}.txt`, pasted);
-    text.value = text.value.replace(pasted, () => "");
-    text.dispatchEvent(new Event("input", { bubbles: true }));
+    const from = text.value.indexOf(pasted);
+    if (from >= 0) text.dispatchEvent(new CustomEvent("write", { detail: { value: "", from, to: from + pasted.length } }));
     offer.hidden = true;
-    text.focus();
-  });
-  document.getElementById("import").addEventListener("change", async ({ target }) => {
-    const problem = document.getElementById("import-problem");
-    const headers = { "Content-Type": "application/json", "HX-Request": "true" };
-    try {
-      const answer = await fetch("/import", { method: "POST", headers, body: target.files[0] });
-      if (answer.ok) return location.assign(answer.headers.get("HX-Redirect"));
-      problem.textContent = (await answer.text()).replace(/<[^>]*>|⚠/g, "").trim();
-    } catch { problem.textContent = problem.dataset.offline; }
-    target.value = "";
   });
 }

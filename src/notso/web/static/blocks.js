@@ -1,17 +1,18 @@
-// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one), code can be copied, wrapped, unfolded.
+// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one); code can be copied, wrapped, unfolded.
 {
-  const { katex: address, katexCss } = document.currentScript.dataset;
+  const { nonce, dataset: { katex: address, katexCss, copyTex } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
   const loadKatex = () => new Promise((resolve) => {
     const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
     document.head.append(style, Object.assign(document.createElement("script"), { src: address, onload: resolve }));
+    document.head.append(Object.assign(document.createElement("script"), { src: copyTex })); // formulas are copied as TeX
   });
   let loading = null;
   const [waiting, SLICE_MS] = [new Set(), 30];
-  const typeset = () => {
+  const typeset = (milliseconds = SLICE_MS) => {
     if (!waiting.size) return;
-    if (!window.katex) { loading ??= loadKatex().then(typeset); return; }
-    const end = performance.now() + SLICE_MS;
+    if (!window.katex) { loading ??= loadKatex().then(() => typeset()); return; }
+    const end = performance.now() + milliseconds;
     for (const formula of waiting) {
       waiting.delete(formula);
       if (formula.dataset.tex) continue;
@@ -29,15 +30,40 @@
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
   const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
-  const look = () => { for (const formula of found()) seen.observe(formula); };
-  addEventListener("beforeprint", () => { for (const formula of found()) waiting.add(formula); typeset(); });
+  // KaTeX is there before it is needed, because printing does not wait. Safari has no idle callbacks.
+  const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
+  const look = () => {
+    const formulas = found();
+    for (const formula of formulas) seen.observe(formula);
+    if (formulas.length) whenIdle(() => { loading ??= loadKatex().then(() => typeset()); });
+  };
+  const readNow = (url) => {
+    const request = new XMLHttpRequest();
+    request.open("GET", url, false);
+    request.send();
+    return request.responseText;
+  };
+  addEventListener("beforeprint", () => {
+    for (const formula of found()) waiting.add(formula);
+    if (waiting.size && !window.katex) {
+      const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
+      try { document.head.append(style, Object.assign(document.createElement("script"), { nonce, textContent: readNow(address) })); }
+      catch { return; } // the server is away: formulas are printed as TeX
+    }
+    typeset(Infinity);
+  });
   new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
   look();
 
-  document.getElementById("preview").addEventListener("toggle", ({ newState }) => {
-    if (newState === "closed") document.getElementById("preview-place").replaceChildren();
+  document.getElementById("preview").addEventListener("close", () => {
+    document.getElementById("preview-place").replaceChildren();
   });
   const announcer = document.getElementById("announcer");
+  const copied = (button) => {
+    button.dataset.done = "";
+    announcer.textContent = announcer.dataset.copied;
+    setTimeout(() => { delete button.dataset.done; }, 1500);
+  };
   const copy = async (button, content) => {
     try { await navigator.clipboard.writeText(content); }
     catch { // no clipboard on an address without encryption: the old way
@@ -47,23 +73,75 @@
       document.execCommand("copy");
       area.remove();
     }
-    button.dataset.done = "";
-    announcer.textContent = announcer.dataset.copied;
-    setTimeout(() => { delete button.dataset.done; }, 1500);
+    copied(button);
+  };
+  // As other programs paste it: no buttons, formulas as MathML.
+  const richText = (answer) => {
+    const whole = answer.cloneNode(true);
+    for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
+    for (const each of [whole, ...whole.querySelectorAll("*")]) {
+      for (const { name } of [...each.attributes]) if (/^(id|class|data-.*|hx-.*|tabindex)$/.test(name)) each.removeAttribute(name);
+    }
+    return new Blob([new XMLSerializer().serializeToString(whole)], { type: "text/html" });
+  };
+  const source = async (address, shown) => {
+    try {
+      const answer = await fetch(address);
+      if (answer.ok) return await answer.text();
+    } catch { /* the server is away: the text is on the page */ }
+    return shown.innerText;
+  };
+  const copyMessage = async (button) => {
+    const shown = button.closest("article")?.querySelector(".answer, .bubble") ?? button.parentElement;
+    const plain = source(button.dataset.copy, shown);
+    try { // Safari wants the promise, not what comes of it
+      const item = { "text/plain": plain.then((found) => new Blob([found], { type: "text/plain" })) };
+      if (shown.matches(".answer")) item["text/html"] = richText(shown);
+      await navigator.clipboard.write([new ClipboardItem(item)]);
+      copied(button);
+    } catch { await copy(button, await plain); }
+  };
+  const cell = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const csv = (table) => [...table.rows].map((row) => [...row.cells].map((each) => {
+    const own = each.cloneNode(true);
+    for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
+    return cell(own.textContent.trim());
+  }).join(",")).join("\n");
+  // The frame has no origin, so it is known by its window.
+  const showDiagram = (text) => {
+    const frame = document.getElementById("diagram-frame").content.firstElementChild.cloneNode(true);
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
+      || (document.documentElement.dataset.theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const send = ({ data, source }) => {
+      if (source !== frame.contentWindow || data !== "ready") return;
+      removeEventListener("message", send);
+      frame.contentWindow.postMessage({ text, dark, language: document.documentElement.lang }, "*");
+    };
+    addEventListener("message", send);
+    document.getElementById("preview-place").replaceChildren(frame);
+    document.getElementById("preview").showModal();
   };
   document.addEventListener("click", async (event) => {
-    const button = event.target.closest(".code-label button, [data-copy]");
+    const button = event.target.closest(".code-label button, [data-copy], [data-copy-tables]");
     const block = button?.closest(".code-block");
     if (!button) return;
-    if (button.dataset.copy) return copy(button, await (await fetch(button.dataset.copy)).text());
+    if (button.dataset.copy) return copyMessage(button);
+    if ("copyTables" in button.dataset) {
+      button.closest("[popover]")?.hidePopover();
+      return copy(button, [...button.closest("article").querySelectorAll(".answer table")].map(csv).join("\n\n"));
+    }
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
     if (button.matches(".preview-code")) {
+      const text = block.querySelector("code").textContent;
+      const isDiagram = block.querySelector(".code-label span").textContent === "mermaid";
+      document.getElementById("preview-note").hidden = isDiagram;
+      if (isDiagram) return showDiagram(text);
       const form = document.getElementById("preview-form");
       const frame = document.getElementById("preview-frame").content.cloneNode(true);
       document.getElementById("preview-place").replaceChildren(frame);
       form.elements.text.value = block.querySelector("code").textContent;
       form.submit();
-      return document.getElementById("preview").showPopover();
+      return document.getElementById("preview").showModal();
     }
     button.setAttribute("aria-pressed", block.classList.toggle(button.matches(".wrap-code") ? "wrapped" : "unfolded"));
   });

@@ -5,7 +5,7 @@
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const problem = document.getElementById("composer-problem");
-  let [pending, sent, drafts, held] = [null, "", null, null];
+  let [pending, sent, drafts, held, greeting, waiting] = [null, "", null, null, null, ""];
   try { drafts = sessionStorage; } catch { /* a browser that keeps nothing */ }
   let draft = `draft ${location.pathname}`;
   const remember = (name, value) => {
@@ -14,24 +14,94 @@
   const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // until the server has what was sent
   const keep = () => remember(draft, both());
   text.value ||= drafts?.getItem(draft) ?? "";
-  const giveBack = () => { [text.value, sent] = [both(), ""]; keep(); };
+  // What a script writes is undone by Ctrl+Z like what was typed; `detail` replaces the text from `from` to `to`.
+  text.addEventListener("write", ({ detail: { value, from = 0, to = from } }) => {
+    text.focus();
+    text.setSelectionRange(from, to);
+    const command = value ? "insertText" : "delete";
+    if ((value || from !== to) && !document.execCommand(command, false, value)) {
+      text.setRangeText(value, from, to, "end");
+      text.dispatchEvent(new Event("input", { bubbles: true }));
+    }
+  });
+  const giveBack = () => { // with what waits behind it: its order stays
+    text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
+    sent = "";
+    queue.replaceChildren();
+    keepQueue();
+    keep();
+  };
   text.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
+    if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.isComposing || event.keyCode === 229) return; // Safari ends a composition before its Enter
     if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
-    const lost = document.querySelector("#status.lost");
-    if (form.querySelector("[data-stop]")) problem.textContent = lost ? form.dataset.silent : form.dataset.running;
+    if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  text.addEventListener("input", keep);
+  // Fitting the field to a very long text costs a layout of all of it per key.
+  const LONG = 5000;
+  const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
+  text.addEventListener("input", () => { measure(); keep(); });
+  measure();
+  // Messages that wait for the end of an answer: seen, removable, kept over a reload, given back when it is stopped.
+  const queue = document.getElementById("queued");
+  const line = `queue ${location.pathname}`;
+  const queued = () => [...queue.querySelectorAll(".what")].map((item) => item.textContent);
+  const keepQueue = () => remember(line, queue.childElementCount ? JSON.stringify(queued()) : "");
+  const addToQueue = (message) => {
+    const item = document.getElementById("queued-message").content.firstElementChild.cloneNode(true);
+    item.querySelector(".what").textContent = message;
+    queue.append(item);
+  };
+  const enqueue = () => {
+    if (!text.value.trim()) return;
+    if (document.querySelector("#status.lost")) { problem.textContent = form.dataset.silent; return; }
+    addToQueue(text.value);
+    text.value = "";
+    keepQueue();
+    keep();
+    text.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  queue.addEventListener("click", ({ target }) => {
+    const item = target.closest("button")?.closest("li");
+    if (!item) return;
+    const message = item.querySelector(".what").textContent;
+    if (target.closest("[data-take-back]")) {
+      text.dispatchEvent(new CustomEvent("write", { detail: { value: text.value ? `${message}\n\n` : message } }));
+    }
+    item.remove();
+    keepQueue();
+    text.focus();
+  });
+  const advance = () => {
+    const next = queue.querySelector("li");
+    if (!next || form.querySelector("[data-stop]") || pending?.isConnected || sent) return;
+    const last = [...document.querySelectorAll("article.assistant")].at(-1);
+    if (last?.ariaBusy === "true") return; // its end is not shown yet
+    const state = last?.dataset.state;
+    if (state !== "done") { // stopped or failed: the writer decides
+      text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
+      queue.replaceChildren();
+    } else {
+      waiting = text.value;
+      text.value = next.querySelector(".what").textContent;
+      next.remove();
+      form.requestSubmit();
+    }
+    keepQueue();
+    keep();
+  };
+  try { for (const message of JSON.parse(drafts?.getItem(line) ?? "[]")) addToQueue(message); } catch { /* not ours */ }
+  new MutationObserver(() => setTimeout(advance)).observe(document.getElementById("composer-controls"), { childList: true });
+  document.addEventListener("htmx:after:swap", () => setTimeout(advance));
+  addEventListener("load", () => setTimeout(advance));
   form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
   document.addEventListener("click", (event) => { // how a question may begin, before what is typed already
     const { start } = event.target.closest("[data-start]")?.dataset ?? {};
     if (!start) return;
     event.preventDefault();
-    text.value = start + text.value;
-    keep();
-    text.focus();
+    text.dispatchEvent(new CustomEvent("write", { detail: { value: start } }));
   });
   form.addEventListener("formdata", ({ formData }) => {
     formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
@@ -41,11 +111,18 @@
     pending = document.getElementById("pending-turn").content.firstElementChild.cloneNode(true);
     pending.querySelector(".bubble").textContent = text.value.replace(/^\/\//, "/");
     document.getElementById("turns").append(pending);
-    document.querySelector(".greeting")?.remove();
+    greeting = document.querySelector(".greeting");
+    greeting?.remove();
     document.getElementById("suggestions").replaceChildren();
     sent = text.value;
-    text.value = "";
+    text.value = waiting;
+    waiting = "";
+    keep();
   });
+  const comeBack = () => { // a first message that was not taken: the page is as it was
+    if (greeting && !document.querySelector("#turns > article")) document.getElementById("turns").prepend(greeting);
+    greeting = null;
+  };
   form.addEventListener("htmx:after:request", (event) => {
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement !== form) return;
@@ -58,12 +135,13 @@
     }
     if (taken) sent = "";
     taken ? keep() : giveBack();
+    if (!taken) comeBack();
     form.dispatchEvent(new Event("change", { bubbles: true }));
   });
   document.addEventListener("htmx:error", (event) => {
     const source = event.detail.ctx?.sourceElement;
     if (!source?.matches("form, button")) return;
-    if (source === form) { pending.remove(); giveBack(); }
+    if (source === form) { pending.remove(); giveBack(); comeBack(); }
     problem.textContent = source === form ? form.dataset.offline : form.dataset.silent;
   });
   addEventListener("pagehide", () => { pending?.remove(); });
@@ -83,6 +161,6 @@
     document.addEventListener(kind, ({ target }) => { held = kind === "focusin" ? target : null; });
   }
   document.addEventListener("htmx:after:swap", () => {
-    if (held && document.activeElement === document.body && !matchMedia("(pointer: coarse)").matches) text.focus();
+    if (held && document.activeElement === document.body && getSelection().isCollapsed && !matchMedia("(pointer: coarse)").matches) text.focus();
   });
 }

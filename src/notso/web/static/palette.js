@@ -34,10 +34,15 @@
       document.getElementById("announcer").textContent = palette.dataset.announce.replace("{count}", shown.length);
     }
   };
-  const write = (value) => { text.value = value; text.dispatchEvent(new Event("input", { bubbles: true })); text.focus(); };
+  const write = (value) => text.dispatchEvent(new CustomEvent("write", { detail: { value, to: text.value.length } }));
   const set = (control, on) => { if (control && control.checked !== on) control.click(); };
   const acts = {
-    open: (option) => document.getElementById(option.dataset.sheet).showPopover(),
+    open: (option) => {
+      const sheet = document.getElementById(option.dataset.sheet);
+      if (option.dataset.tab) sheet.dispatchEvent(new CustomEvent("opentab", { bubbles: true, detail: option.dataset.tab }));
+      else if (sheet.matches("dialog")) sheet.showModal();
+      else sheet.showPopover();
+    },
     click: (option) => {
       const button = [...document.querySelectorAll(option.dataset.target)].at(-1);
       button ? button.click() : problem.textContent = palette.dataset.nothing;
@@ -83,7 +88,7 @@
   };
   text.addEventListener("input", () => { [closed, refused] = [false, null]; draw(); });
   text.addEventListener("keydown", (event) => {
-    if (palette.hidden || event.isComposing) return;
+    if (palette.hidden || event.isComposing || event.keyCode === 229) return;
     const step = { ArrowDown: 1, ArrowUp: shown.length - 1 }[event.key];
     if (step !== undefined) choose((at + step) % shown.length);
     else if (event.key === "Escape") { closed = true; draw(); }

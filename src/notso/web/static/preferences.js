@@ -2,22 +2,36 @@
 // server cannot do that for a choice the browser keeps.
 {
   const root = document.documentElement;
-  const standard = { theme: "system", enter: "on", follow: "on", statistics: "on", live: "on", whole: "off", keys: "on", notify: "off" };
+  const standard = { theme: "system", rail: "on", enter: "on", follow: "on", statistics: "on", live: "on", whole: "off", keys: "on", notify: "off" };
   let kept = {};
   try { kept = JSON.parse(localStorage.getItem("preferences")) ?? {}; } catch { /* a private window forgets */ }
   Object.assign(root.dataset, standard, kept);
+  const keep = (name, value) => {
+    root.dataset[name] = kept[name] = value;
+    try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* it holds for this page */ }
+  };
+  root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });
   document.addEventListener("DOMContentLoaded", () => {
-    document.querySelector("[data-choose-all]")?.addEventListener("change", ({ target }) => {
-      for (const box of target.form.querySelectorAll("[name^=chat-]")) box.checked = target.checked;
-    });
+    const bar = document.querySelector("[data-chosen]");
+    const boxes = [...document.querySelectorAll("[name^=chat-]")];
+    const offer = () => { // what acts on the chosen ones needs some
+      for (const button of bar.querySelectorAll("[name=action]")) button.disabled = !boxes.some((box) => box.checked);
+    };
+    if (bar) {
+      offer();
+      bar.closest("form").addEventListener("change", ({ target }) => {
+        if (target.matches("[data-choose-all]")) for (const box of boxes) box.checked = target.checked;
+        offer();
+      });
+      addEventListener("pageshow", offer);
+    }
     for (const input of document.querySelectorAll("[data-preference]")) {
       const name = input.dataset.preference;
       const isRadio = input.type === "radio";
       input.checked = root.dataset[name] === (isRadio ? input.value : "on");
       input.addEventListener("change", () => {
-        root.dataset[name] = kept[name] = isRadio ? input.value : input.checked ? "on" : "off";
+        keep(name, isRadio ? input.value : input.checked ? "on" : "off");
         if (name === "notify" && input.checked) window.Notification?.requestPermission();
-        try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* it holds for this page */ }
       });
     }
   });

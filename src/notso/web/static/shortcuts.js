@@ -13,8 +13,9 @@
     return { anywhere: true, outside: !writes, empty: target.id === "text" && !target.value }[where];
   };
   document.addEventListener("keydown", (event) => {
-    if (event.isComposing || event.defaultPrevented || document.documentElement.dataset.keys === "off") return;
-    if (event.key === "Escape" && !event.shiftKey && document.querySelector(":popover-open")) return;
+    if (event.isComposing || event.keyCode === 229 || event.defaultPrevented || document.documentElement.dataset.keys === "off") return;
+    if (document.querySelector("dialog:modal")) return; // what is behind it cannot be seen
+    if (event.key === "Escape" && !event.shiftKey && document.querySelector(".menu:popover-open, #sidebar:popover-open")) return;
     const row = rows.find((each) => each.dataset.keys === nameOf(event) && fits(each.dataset.where, event.target));
     const near = event.target.closest("article")?.querySelector(row?.dataset.press || "none");
     const control = near ?? (row && [...document.querySelectorAll(row.dataset.press)].at(-1));

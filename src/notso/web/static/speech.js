@@ -19,9 +19,10 @@
     listening = Object.assign(new Recognition(), { lang: navigator.language, processLocally: true, continuous: true });
     listening.onresult = ({ results, resultIndex }) => {
       for (let at = resultIndex; at < results.length; at += 1) {
-        text.value += (text.value && !/\s$/.test(text.value) ? " " : "") + results[at][0].transcript.trim();
+        const space = text.value && !/\s$/.test(text.value) ? " " : "";
+        const value = space + results[at][0].transcript.trim();
+        text.dispatchEvent(new CustomEvent("write", { detail: { value, from: text.value.length } }));
       }
-      text.dispatchEvent(new Event("input", { bubbles: true }));
     };
     listening.onend = () => { listening = null; button.setAttribute("aria-pressed", "false"); };
     button.setAttribute("aria-pressed", "true");

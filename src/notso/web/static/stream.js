@@ -16,7 +16,7 @@
     const { tokens } = JSON.parse(detail?.data ?? "{}");
     if (!tokens || !count) return;
     const [used, total] = [Number(count.dataset.used) + tokens, Number(count.dataset.total)];
-    count.textContent = [used, total].map((n) => n.toLocaleString(document.documentElement.lang, { useGrouping: "always" })).join(" / ");
+    count.textContent = [used, total].map((n) => String(n).replace(/\B(?=(\d{3})+$)/g, count.dataset.group)).join(" / ");
     const share = `${Math.min(100, Math.ceil((100 * used) / total))} 100`;
     count.parentElement.querySelector("circle:last-child").setAttribute("stroke-dasharray", share);
   });
@@ -32,6 +32,76 @@
     const note = new Notification(document.querySelector("h1").textContent, { tag: location.pathname });
     note.onclick = () => focus();
   });
+
+  // What has ended is morphed, not replaced: typeset formulas stay, and what was wrapped or unfolded.
+  document.addEventListener("htmx:config:request", ({ detail: { ctx } }) => {
+    if (ctx.sourceElement.matches("[data-ended]")) ctx.sourceElement.closest("article").removeAttribute("hx-morph-skip");
+  });
+  const isShown = (node, place) => node instanceof Element && node.closest(place);
+  htmx.registerExtension("keep", {
+    htmx_before_morph_node(_, { oldNode, newNode }) {
+      if (!isShown(oldNode, ".prose")) return true;
+      const isTypeset = oldNode.dataset.tex !== undefined && oldNode.dataset.tex === newNode.textContent;
+      const isRefused = oldNode.matches(".source") && oldNode.textContent === newNode.textContent;
+      const blocks = [oldNode, newNode].map((node) => node.matches?.(".code-block") && node.querySelector("code"));
+      return !(isTypeset || isRefused || (blocks[0] && blocks[1] && blocks[0].isEqualNode(blocks[1])));
+    },
+    htmx_before_morph_attr(node, { attrName, newValue }) {
+      if (!isShown(node, ".prose, [data-panel]")) return true;
+      if (attrName === "aria-pressed" || (attrName === "open" && wanted.has(node.dataset.panel))) return false;
+      if (attrName !== "class" || !node.matches(".code-block")) return true;
+      const kept = ["wrapped", "unfolded"].filter((name) => node.classList.contains(name));
+      node.className = [newValue, ...kept].join(" ");
+      return false;
+    },
+  });
+
+  // Blocks that are complete move from the open tail to the closed ones instead of being made anew.
+  const CLOSING = /<hx-partial hx-target="#([\w-]+)-closed" hx-swap="beforeend">([\s\S]*?)<\/hx-partial>/g;
+  const partial = (target, swap, html) => `<hx-partial hx-target="#${target}" hx-swap="${swap}">${html}</hx-partial>`;
+  const moved = (whole, name, html) => {
+    const [closed, tail] = ["closed", "tail"].map((part) => document.getElementById(`${name}-${part}`));
+    if (!closed || !tail) return whole;
+    const blocks = [...new DOMParser().parseFromString(html, "text/html").body.children];
+    const open = [...tail.children];
+    const differs = blocks.findIndex((block, at) => block.tagName !== open[at]?.tagName);
+    const count = differs < 0 ? blocks.length : differs;
+    if (!count) return whole;
+    const morphs = open.slice(0, count).map((block, at) => {
+      block.id = blocks[at].id = `${name}-${at}-moved`;
+      closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // what is focused in it stays so
+      return partial(block.id, "outerMorph", blocks[at].outerHTML);
+    });
+    const others = blocks.slice(count).map((block) => block.outerHTML).join("\n");
+    return morphs.join("") + (others && partial(`${name}-closed`, "beforeend", others));
+  };
+  document.addEventListener("htmx:sse:before:message", (event) => {
+    const { message } = event.detail;
+    if (message.event || event.defaultPrevented || message.data.startsWith("<!--snapshot-->")) return;
+    hold();
+    message.data = message.data.replace(CLOSING, moved);
+  });
+  document.addEventListener("htmx:sse:after:message", () => {
+    for (const block of document.querySelectorAll("[id$='-moved']")) block.removeAttribute("id");
+  });
+
+  // A selection survives what is swapped around it: text that is written to loses the ranges in it.
+  let held = null;
+  const hold = () => {
+    const { isCollapsed, anchorNode, anchorOffset, focusNode, focusOffset } = getSelection();
+    held ??= isCollapsed ? null : [anchorNode, anchorOffset, focusNode, focusOffset];
+  };
+  const release = () => {
+    const [anchor, from, focus, to] = held ?? [];
+    held = null;
+    if (!anchor?.isConnected || !focus.isConnected) return;
+    const within = (node, offset) => Math.min(offset, node.length ?? node.childNodes.length);
+    const { anchorNode, anchorOffset, focusNode, focusOffset } = getSelection();
+    if (anchorNode === anchor && anchorOffset === from && focusNode === focus && focusOffset === to) return;
+    getSelection().setBaseAndExtent(anchor, within(anchor, from), focus, within(focus, to));
+  };
+  document.addEventListener("htmx:before:swap", hold);
+  document.addEventListener("htmx:after:swap", release);
 
   // Thoughts are open while they come and fold when they end, unless touched: then they, and the cards of tools, stay as
   // the reader left them.

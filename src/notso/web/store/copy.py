@@ -46,6 +46,8 @@ class Copied:
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
+    Table("imported_messages", ("chat_id", "source", "message_id"), ("chat_id", "source")),
+    Table("shares", ("id", "owner", "chat_id", "message_id", "created_ms", "expires_ms"), ("id",)),
     Table("trash", ("id", "owner", "chat_id", "kind", "settings", "chosen_root", "thrown_ms"), ("id",)),
     Table("preferences", ("owner", "settings"), ("owner",)),
     Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),

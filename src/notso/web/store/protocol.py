@@ -14,6 +14,7 @@ from notso.web.store.records import ApiRecords
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
 ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
+Rating = Literal[-1, 0, 1]
 PromptKind = Literal["message", "instructions"]
 SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
@@ -34,7 +35,8 @@ class Chat:
 
     `settings` holds differences from the owner's defaults. `chosen_root` starts the branch last shown (None: the
     newest). `unread`: not opened since its answer ended. `archived` chats are not listed. `temporary` chats are
-    not listed, searched or exported, and are deleted after a time without use.
+    not listed, searched or exported, and are deleted after a time without use. `source` identifies what an imported
+    chat was made of ('': not imported).
     """
 
     id: str
@@ -50,6 +52,7 @@ class Chat:
     unread: bool = False
     archived: bool = False
     temporary: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,9 @@ class StoredMessage:
 
     Questions are always `done`; answers have a generation id that identifies the stream. A `summary` replaces all
     messages above it in prompts. `note` explains a failure to the user. `dropped_messages` older ones did not fit
-    into the prompt. `renderer` is the version that made the HTML (0: none).
+    into the prompt. `renderer` is the version that made the HTML (0: none). `model` is the name of the model that
+    wrote an answer ('': unknown), and `rating` is its user's opinion of it. `source` is the id within the import that
+    adds the message; it is not read back.
     """
 
     id: str
@@ -139,6 +144,9 @@ class StoredMessage:
     attachments: tuple[Attachment, ...] = ()
     dropped_messages: int = 0
     tool_uses: tuple[ToolUse, ...] = ()
+    model: str = ""
+    rating: Rating = 0
+    source: str = ""
 
     @property
     def active(self) -> bool:
@@ -217,13 +225,38 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A link to a chat, readable without a key down to one message. `id` is the SHA-256 of the link's secret."""
+
+    id: str
+    owner: str
+    chat_id: str
+    message_id: str
+    created_ms: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedBefore:
+    """A chat of an earlier import: the message made of each source, None if it was deleted since."""
+
+    chat_id: str
+    messages: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class SearchHit:
-    r"""A match, marked by \\x02 and \\x03 in `snippet`; `message_id` is None for titles."""
+    r"""A match, marked by \\x02 and \\x03 in `snippet`; `message_id` is None for titles.
+
+    `at_ms` is the time of the message, or of the chat's last use. `similar`: other words than those asked for match.
+    """
 
     chat_id: str
     message_id: str | None
     title: str
     snippet: str
+    at_ms: int = 0
+    similar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +345,19 @@ class ChatList:
     unread: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """A chat with the number and size of its stored messages."""
+
+    chat: Chat
+    messages: int
+    size_bytes: int
+
+
+ChatOrder = Literal["used", "-used", "title", "-title", "messages", "-messages", "size", "-size"]
+"""Sort key of a table of chats; a minus sign reverses it."""
+
+
 class ChatStore(Protocol):
     """Conversations by owner; foreign ids are treated as unknown.
 
@@ -347,6 +393,11 @@ class ChatStore(Protocol):
 
     async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
         """Return a page of the list, including archived chats only with `archived`."""
+
+    async def chat_rows(
+        self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
+    ) -> tuple[list[ChatRow], bool]:
+        """Return a page of all listed chats whose title contains `title`, and whether more follow."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
@@ -393,7 +444,10 @@ class ChatStore(Protocol):
         """Return the answer of a generation."""
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        """Find titles and messages with all words (the last may be a prefix), best first."""
+        """Find titles and messages with all words (the last may be a prefix): titles first, then the newest.
+
+        If there are none, words that resemble those of the query are looked for.
+        """
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
         """Store a question and its empty answer, and `new_chat`, in one transaction."""
@@ -461,6 +515,32 @@ class ChatStore(Protocol):
         Large imports are written in hidden pieces, between which others write; `purge` deletes incomplete
         ones.
         """
+
+    async def trash_message(self, owner: str, chat_id: str, message_id: str) -> str | None:
+        """Hide a message and all below it, and return the id for `restore`.
+
+        Returns None if it does not exist or an answer is unfinished.
+        """
+
+    async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool:
+        """Rate an answer."""
+
+    async def add_share(self, owner: str, share: Share) -> bool:
+        """Store a link to a chat of the owner, and delete the owner's expired ones."""
+
+    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
+        """Return the valid links to a chat, newest first."""
+
+    async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool: ...
+
+    async def shared(self, share_id: str, now_ms: int) -> Share | None:
+        """Return a valid link of any owner whose chat is not deleted."""
+
+    async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+        """Return the chats that were imported from these sources and still exist, by source."""
+
+    async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
+        """Add messages to existing chats; parents precede their children. Written in pieces."""
 
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""

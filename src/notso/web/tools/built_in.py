@@ -1,4 +1,4 @@
-"""The first plugin: the four tools that come with the program. They are ours, so they run in the server's process."""
+"""The first plugin: the tools that come with the program. They are ours, so they run in the server's process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.tools.clock import CLOCK
+from notso.web.tools.fetch import FETCH
 from notso.web.tools.mcp_config import LeftOut
 
 
 class BuiltInTools:
     """A source of tools that is always there."""
 
-    TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER)
+    TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH)
 
     def tools(self) -> Sequence[ChatTool]:
-        """All four."""
+        """Return all of them."""
         return self.TOOLS
 
     def failures(self) -> Mapping[str, str]:

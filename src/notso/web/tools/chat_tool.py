@@ -38,7 +38,7 @@ class ChatTool:
     """`parameters` is the JSON schema of the arguments; `origin` names the server it comes from ('': built in), and
     `name_there` is what it calls the tool, where that is another name.
 
-    After `seconds` a call is given up.
+    After `seconds` a call is given up. `always_asks`: permission is for one call only.
     """
 
     name: str
@@ -48,6 +48,7 @@ class ChatTool:
     origin: str = ""
     seconds: float = field(default=10.0)
     name_there: str = ""
+    always_asks: bool = False
 
     @property
     def digest(self) -> str:

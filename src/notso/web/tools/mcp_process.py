@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import time
 from types import TracebackType
@@ -66,16 +67,23 @@ class McpProcess:
 
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
         entry = self._entry
-        self._process = await asyncio.create_subprocess_exec(
-            entry.command,
-            *entry.args,
-            env=get_default_environment() | entry.env,
-            cwd=entry.cwd,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # is its own; it may quote what it was asked
-            start_new_session=True,
-        )
+        env = get_default_environment() | entry.env
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                entry.command,
+                *entry.args,
+                env=env,
+                cwd=entry.cwd,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,  # is its own; it may quote what it was asked
+                start_new_session=True,
+            )
+        except PermissionError as error:
+            # An unreadable directory in PATH is reported in place of a program that is nowhere.
+            if os.sep in entry.command or shutil.which(entry.command, path=env.get("PATH")) is not None:
+                raise
+            raise FileNotFoundError(error.errno, "no such program") from error
         with contextlib.suppress(OSError):  # it may have ended already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         heard, said = anyio.create_memory_object_stream[Said](0)

@@ -120,16 +120,20 @@ class McpServer:
             each.cancel()
 
     async def call(
-        self, tool: ChatTool, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
+        self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
     ) -> str:
-        """What the tool says. Raises ToolError: it failed, the server has gone and does not come back, or has come back
-        with another tool of that name."""
+        """Return the tool's text. `tool`: as it was listed, or the server's own name of it, whatever it is by now.
+
+        Raises ToolError if it failed, if the server has gone and does not come back, or has come back with another tool
+        of that name.
+        """
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
-        if all(each.digest != tool.digest for each in self.tools):
+        if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
             raise ToolError(CHANGED)
+        name = tool if isinstance(tool, str) else tool.name_there
         try:
-            return await self._called(self._client, tool.name_there, arguments, ask)
+            return await self._called(self._client, name, arguments, ask)
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not again:

@@ -10,7 +10,7 @@ from typing import Any
 from notso.smollm3 import PARAMETERS, OnPage, Parameter
 from notso.web.engine.port import SamplingParams, WhenFull
 from notso.web.store.protocol import SettingValue
-from notso.web.values.wording import number, words
+from notso.web.values.wording import localised, number, words
 
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
 MAX_TOOL_NAMES_CHARACTERS = 4_000
@@ -119,7 +119,7 @@ def _text(value: SettingValue | None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
-        return f"{value:g}"
+        return localised(f"{value:g}")
     return "" if value is None else str(value)
 
 
@@ -129,7 +129,7 @@ def _numeric(parameter: Parameter, page: OnPage) -> Callable[[str], float | int 
 
     def read_number(text: str) -> float:
         sentence = words["refused_above"] if parameter.above else words["refused_number"]
-        reason = sentence.format(low=f"{low:g}", high=f"{high:g}")
+        reason = sentence.format(low=localised(f"{low:g}"), high=localised(f"{high:g}"))
         try:
             value = float(text.replace(",", "."))
         except ValueError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from notso.web.engine.port import Event, Progress
 from notso.web.turns.turn_log import Stat
 from notso.web.turns.turn_stats import TurnStats
-from notso.web.values.wording import number, words
+from notso.web.values.wording import number, rate_of, words
 
 WORTH_SAYING_S = 1.0
 
@@ -91,7 +91,7 @@ class StatusLine:
             phase = "generating" if self._answering else "thinking"
             seconds = now - self._writing_since
             rate = round((self._tokens - 1) / seconds, 1) if seconds > WORTH_SAYING_S else 0.0
-            detail = words["detail_writing"].format(tokens=self._tokens, rate=rate) if rate else ""
+            detail = words["detail_writing"].format(tokens=number(self._tokens), rate=rate_of(rate)) if rate else ""
             progress = {"tokens": self._tokens, "rate": rate, "seconds": int(seconds)}
             return Status(phase, words[f"phase_{phase}"], reasoning_label, detail, progress)
         if self._prefill is not None:
@@ -126,7 +126,7 @@ class StatusLine:
         seconds = self._reasoning_before + (self._thinking_until or now) - self._thinking_since
         name = "reasoning_for" if self._thinking_until else "phase_thinking_for"
         return words[name].format(seconds=int(seconds)) + words["reasoning_tokens"].format(
-            tokens=self._all_reasoning_tokens
+            tokens=number(self._all_reasoning_tokens)
         )
 
     def _prefill_status(self, prefill: PrefillProgress, now: float) -> Status:
@@ -151,7 +151,7 @@ class StatusLine:
         return Status("prefill", label, "", " ".join(filter(None, (self._dropped(), detail))), progress)
 
     def _dropped(self) -> str:
-        return words["note_dropped"].format(count=self.dropped_messages) if self.dropped_messages else ""
+        return words["note_dropped"].format(count=number(self.dropped_messages)) if self.dropped_messages else ""
 
 
 SHORTEST_SHOWN_S = 1.0

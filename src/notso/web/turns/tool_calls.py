@@ -141,7 +141,7 @@ class ToolCalls:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
             await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
             return
-        if tool.digest not in self._offer.granted:
+        if tool.always_asks or tool.digest not in self._offer.granted:
             refusal = await self._ask(at, use, self._offer, tool)
             if refusal:
                 await self._tell(at, replace(use, state="denied", result=refusal))
@@ -166,7 +166,7 @@ class ToolCalls:
             return words["tool_says_unanswered"].format(minutes=round(PERMISSION_SECONDS / 60))
         finally:
             self.asking = self._answer = None
-        if permission == "chat":
+        if permission == "chat" and not tool.always_asks:
             offer.granted.add(tool.digest)
             if offer.grant is not None:
                 await offer.grant(tool)

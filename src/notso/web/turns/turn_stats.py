@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from notso.web.store.protocol import StoredMessage
-from notso.web.values.wording import number, words
+from notso.web.values.wording import number, rate_of, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TurnStats:
         text = words["stat_prompt"].format(total=number(self.prompt_tokens), read=number(self.prefill_tokens))
         if self.prefill_s:
             rate = self.prefill_tokens / self.prefill_s
-            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=number(rate, 1))
+            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=rate_of(rate))
         return text + words["stat_cached"].format(cached=number(self.cached_tokens))
 
     def _thinking(self) -> str:
@@ -62,7 +62,7 @@ class TurnStats:
         text = words["stat_tokens"].format(tokens=number(self.written_tokens))
         if self.writing_s:
             rate = self.written_tokens / self.writing_s
-            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=number(rate, 1))
+            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=rate_of(rate))
         return text
 
 

@@ -10,7 +10,8 @@ from notso.web.values.wording import words
 class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty").
+    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). No combination is
+    # one that edits text on some system: on a Mac, Option with an arrow or Enter is.
     keys: str
     target: str = ""  # selector, of which the last element is pressed; '': handled by the input, only listed
     where: str = "anywhere"
@@ -25,15 +26,16 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("Shift+Enter"),
     Shortcut("Escape", "[data-stop]"),
     Shortcut("Shift+Escape", "#text"),
-    Shortcut("Control+K", ".sidebar-head [popovertarget=search]"),
+    Shortcut("Control+K", ".sidebar-head :is(button[commandfor=search], a[href='/search'])"),
+    Shortcut("Control+B", "[data-toggle-rail]"),
     Shortcut("Control+Shift+O", "#new-chat"),
     Shortcut("Control+Enter", "[data-regenerate]"),
-    Shortcut("Alt+Enter", "[data-continue]"),
-    Shortcut("Alt+ArrowLeft", '[data-version="previous"]'),
-    Shortcut("Alt+ArrowRight", '[data-version="next"]'),
-    Shortcut("Alt+ArrowUp", '[data-user-message="before"]'),
-    Shortcut("Alt+ArrowDown", '[data-user-message="after"]'),
+    Shortcut("Control+Shift+Enter", "[data-continue]"),
+    Shortcut("H", '[data-version="previous"]', "outside"),
+    Shortcut("L", '[data-version="next"]', "outside"),
+    Shortcut("K", '[data-user-message="before"]', "outside"),
+    Shortcut("J", '[data-user-message="after"]', "outside"),
     Shortcut("ArrowUp", "[data-edit]", "empty"),
     Shortcut("Control+Shift+;", ".copy-code"),
-    Shortcut("?", ".sidebar-foot [popovertarget=help]", "outside"),
+    Shortcut("?", ".sidebar-foot [commandfor=help]", "outside"),
 )

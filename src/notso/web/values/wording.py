@@ -7,11 +7,13 @@ another thread sees the request's language only in a copy of its context.
 
 from __future__ import annotations
 
+import string
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from notso.smollm3 import PARAMETERS
 
@@ -21,9 +23,15 @@ LANGUAGES: dict[str, str] = {
     "es": "Español",
     "de": "Deutsch",
     "it": "Italiano",
-    "pt": "Português",
+    "pt": "Português (Brasil)",
+    "nl": "Nederlands",
+    "pl": "Polski",
+    "ar": "العربية",
+    "ja": "日本語",
+    "ko": "한국어",
+    "zh-Hans": "简体中文",
 }
-"""Language codes and native names of the languages SmolLM3 was trained for."""
+"""Language codes and native names. SmolLM3 was trained for the first six."""
 
 SEPARATORS: dict[str, tuple[str, str]] = {
     "en": (",", "."),
@@ -32,8 +40,12 @@ SEPARATORS: dict[str, tuple[str, str]] = {
     "de": (".", ","),
     "it": (".", ","),
     "pt": (".", ","),
+    "nl": (".", ","),
+    "pl": ("\u00a0", ","),
 }
-"""Thousands separator and decimal mark."""
+"""Thousands separator and decimal mark, where they are not those of English."""
+
+RIGHT_TO_LEFT = frozenset({"ar"})
 
 FOR_THE_MODEL = "tool_says_"
 """Prefix of strings that the model reads, which are never translated."""
@@ -42,6 +54,63 @@ language: ContextVar[str] = ContextVar("language", default="en")
 """Language of the current request, a key of LANGUAGES."""
 
 FOLDER = Path(__file__).parents[1] / "languages"
+
+
+UNITS: dict[str, tuple[str, ...]] = {
+    "en": ("bytes", "kB", "MB", "GB"),
+    "fr": ("octets", "ko", "Mo", "Go"),
+}
+"""Units of sizes, where they are not those of English."""
+
+
+def separators(code: str) -> tuple[str, str]:
+    """Return a language's thousands separator and decimal mark."""
+    return SEPARATORS.get(code, SEPARATORS["en"])
+
+
+PLURALS: dict[str, tuple[int, Callable[[int], int]]] = {
+    "fr": (2, lambda n: n > 1),
+    "pt": (2, lambda n: n > 1),
+    "pl": (3, lambda n: 0 if n == 1 else 1 if 2 <= n % 10 <= 4 and not 12 <= n % 100 <= 14 else 2),
+    "ar": (6, lambda n: n if n < 3 else 3 if 3 <= n % 100 <= 10 else 4 if n % 100 >= 11 else 5),
+    "ja": (1, lambda n: 0),
+    "ko": (1, lambda n: 0),
+    "zh-Hans": (1, lambda n: 0),
+}
+"""Plural forms of a language, as in CLDR for whole numbers: how many, and which one a number takes."""
+TWO_FORMS: tuple[int, Callable[[int], int]] = (2, lambda n: n != 1)
+
+
+class Figure(str):
+    """A number as it is shown, and its value, which chooses plural forms."""
+
+    value: float
+
+    def __new__(cls, shown: str, value: float) -> Figure:
+        made = super().__new__(cls, shown)
+        made.value = value
+        return made
+
+
+class _Formatter(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if "|" not in format_spec:
+            return str(super().format_field(value, format_spec))
+        number = value.value if isinstance(value, Figure) else value
+        forms = format_spec.split("|")
+        return forms[int(PLURALS.get(language.get(), TWO_FORMS)[1](abs(int(number))))]
+
+
+_FORMATTER = _Formatter()
+
+
+class Phrase(str):
+    """A string of the pages. `{count:token|tokens}` is the form of a word that goes with the number `count`."""
+
+    __slots__ = ()
+
+    def format(self, *args: object, **values: object) -> str:
+        return _FORMATTER.vformat(self, args, values)
 
 
 @cache
@@ -57,10 +126,24 @@ def _of_parameters() -> dict[str, str]:
     return labels | hints | {f"unset_{name}": page.unset for name, page in pages.items() if page.unset}
 
 
+class _English(Phrase):
+    __slots__ = ()
+
+    def format(self, *args: object, **values: object) -> str:
+        spoken = language.set("en")
+        try:
+            return super().format(*args, **values)
+        finally:
+            language.reset(spoken)
+
+
 class _Words(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         found = table(language.get()).get(name)
-        return table("en")[name] if found is None else found
+        if found is None:
+            # The forms of an English word are chosen by English rules.
+            return _English(table("en")[name]) if language.get() != "en" else Phrase(table("en")[name])
+        return Phrase(found)
 
     def __iter__(self) -> Iterator[str]:
         return iter(table("en"))
@@ -79,12 +162,27 @@ def missing(code: str) -> list[str]:
 
 def localised(figure: str) -> str:
     """Convert '1,234.5' to the current language's separators, such as '1.234,5'."""
-    return figure.translate(str.maketrans(",.", "".join(SEPARATORS[language.get()])))
+    return figure.translate(str.maketrans(",.", "".join(separators(language.get()))))
 
 
 def number(value: float, decimals: int = 0) -> str:
     """Format a number with separators in the current language."""
-    return localised(f"{value:,.{decimals}f}")
+    return Figure(localised(f"{value:,.{decimals}f}"), value)
+
+
+def rate_of(per_second: float) -> str:
+    """Format a rate: a decimal says nothing beside three digits."""
+    return number(per_second, 1 if per_second < 100 else 0)
+
+
+def isolated(figure: str) -> str:
+    """Keep a figure and its unit in their order within text that runs from right to left."""
+    return f"\u2066{figure}\u2069" if language.get() in RIGHT_TO_LEFT else figure
+
+
+def direction() -> str:
+    """Return the writing direction of the current language, as HTML's `dir`."""
+    return "rtl" if language.get() in RIGHT_TO_LEFT else "ltr"
 
 
 def ordinal(number: int) -> str:
@@ -103,10 +201,17 @@ def chosen_language(wanted: str, accepted: str) -> str:
     ranked: list[tuple[float, int, str]] = []
     for part in accepted[:500].split(","):
         name, _, weight = part.strip().partition(";q=")
-        code = name[:2].lower()
-        if code in LANGUAGES and name[2:3] in ("", "-"):
+        code = _code_of(name.lower())
+        if code:
             ranked.append((-_weight(weight), len(ranked), code))
     return min(ranked)[2] if ranked else "en"
+
+
+def _code_of(tag: str) -> str:
+    main, _, rest = tag.partition("-")
+    if main == "zh":
+        return "" if rest.split("-")[0] in ("hant", "tw", "hk", "mo") else "zh-Hans"
+    return main if main in LANGUAGES else ""
 
 
 def _weight(text: str) -> float:

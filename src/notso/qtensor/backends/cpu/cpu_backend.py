@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notso.qtensor.backends.cpu import huge_pages, kernel_choice, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.backends.cpu.huge_pages import HugePageArena
 from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pools
 from notso.qtensor.backends.protocol import Array, Host, Numbers
-from notso.qtensor.host_memory import MemoryLimit, available_memory
 from notso.qtensor.kv_formats import KVFormat
 from notso.qtensor.tensor import QTensor
+from notso.system.memory import MemoryLimit, available_memory
+from notso.system.pages import have_huge_pages
 
 
 class CPU:
@@ -69,7 +70,7 @@ class CPU:
     @property
     def has_weight_arena(self) -> bool:
         """Whether the system has huge pages."""
-        return huge_pages.available()
+        return have_huge_pages()
 
     def weight_arena(self, size_bytes: int, count: int) -> HugePageArena:
         """Return memory on huge pages. Raise QTensorError."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from notso.qtensor.backends.cpu.kernel_choice import is_packed, native
 from notso.qtensor.errors import QTensorError
 from notso.qtensor.formats import Format
 from notso.qtensor.tensor import QTensor
+from notso.system.pages import have_huge_pages, use_huge_pages
 
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
@@ -26,16 +26,6 @@ COPY_BYTES = 8 << 20  # copied at a time, without the interpreter's lock
 SLAB_ROWS = 64  # native/packed_weights.h; smaller tensors are not packed, as the last 32 rows are padded
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
-
-_POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-def available() -> bool:
-    """Return whether the kernel provides 2 MiB pages on request."""
-    try:
-        return "[never]" not in _POLICY.read_text() and hasattr(mmap, "MADV_HUGEPAGE")
-    except OSError:
-        return False
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
@@ -45,11 +35,11 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
     Raise
     QTensorError if there is not enough address space.
     """
-    large = large_pages and size >= LARGE_BYTES and available()
+    large = large_pages and size >= LARGE_BYTES and have_huge_pages()
     try:
         memory = mmap.mmap(-1, size + PAGE_BYTES * large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if large:
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            use_huge_pages(memory)
     except (OSError, ValueError, OverflowError) as error:
         raise QTensorError(f"cannot allocate {size} bytes: {error}") from error
     view = np.frombuffer(memory, np.uint8)
@@ -85,8 +75,8 @@ class HugePageArena:
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except (OSError, ValueError, AttributeError) as error:
+            use_huge_pages(memory)
+        except (OSError, ValueError) as error:
             raise QTensorError(f"cannot allocate huge pages: {error}") from error
         self._bytes = np.frombuffer(memory, np.uint8)
         self._used = -self._bytes.ctypes.data % PAGE_BYTES
@@ -139,12 +129,3 @@ class HugePageArena:
 def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
     size: int = native.packed_bytes(tensor.format.ggml_type, rows, tensor.cols, stride)
     return size
-
-
-def huge_page_bytes() -> int:
-    """Return the anonymous memory of this process on huge pages (0 if unknown)."""
-    try:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))

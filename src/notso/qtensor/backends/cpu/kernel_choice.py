@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from notso.qtensor import _native as native
 from notso.qtensor.errors import KernelChoiceError
 from notso.qtensor.formats import Format
+from notso.system.processors import usable_cores
 
 KERNELS_VARIABLE = "NOTSO_KERNELS"
 ATTENTION_VARIABLE = "NOTSO_ATTENTION"
@@ -19,7 +19,6 @@ __all__ = [
     "available_kernels",
     "configure",
     "cpu_features",
-    "default_threads",
     "end_on_bus_errors",
     "is_packed",
     "kernels",
@@ -108,7 +107,7 @@ def configure(thread_count: int | None = None) -> None:
     variant = os.environ.get(ATTENTION_VARIABLE, "").strip()
     if variant:
         use_attention(variant)
-    set_threads(default_threads() if thread_count is None else thread_count)
+    set_threads(usable_cores() if thread_count is None else thread_count)
 
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:
@@ -117,38 +116,3 @@ def end_on_bus_errors(exit_code: int, line: str) -> None:
     Without this, the system kills the process silently. Applies to the whole process, so only programs should call it.
     """
     native.end_on_bus_errors(exit_code, line)
-
-
-def default_threads() -> int:
-    """Return the physical cores within the process's affinity, at most the container's CPU quota."""
-    cores = {_core_of(cpu) for cpu in usable_cpus()}
-    quota = _cpu_quota()
-    return max(1, min(len(cores), int(quota) if quota is not None else len(cores)))
-
-
-def usable_cpus() -> set[int]:
-    """Return the CPUs within the affinity, or all where the system has none (macOS)."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def _core_of(cpu: int) -> tuple[str, str] | int:
-    """Return package and core number, which hyper-threads share."""
-    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-    try:
-        return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
-    except OSError:
-        return cpu
-
-
-def _cpu_quota() -> float | None:
-    """Return the CPUs granted by a cgroup (version 2, then 1), or None."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        return None if limit <= 0 else limit / int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None

@@ -18,9 +18,9 @@ from notso.qtensor.backends.cuda.kv_pool import DevicePool
 from notso.qtensor.backends.cuda.program import Check, Launch, Program
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
-from notso.qtensor.host_memory import MemoryLimit
 from notso.qtensor.kv_formats import TILE_POSITIONS, KVFormat
 from notso.qtensor.tensor import QTensor
+from notso.system.memory import MemoryLimit
 
 _PLAIN, _ADD, _GATED = 0, 1, 2  # how a product joins its output, numbered as in native/cuda/operations.h
 

@@ -1,6 +1,7 @@
 """Peer engine worker, the counterpart of `process.py`.
 
-A script, run by any Python that has the peer (`llama_cpp` or `openvino_genai`); imports nothing from this project:
+A script, run by any Python that has the peer (`llama_cpp` or `openvino_genai`). Of this project it imports
+notso.system only:
 
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS
@@ -14,14 +15,12 @@ in the middle of a step.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.metadata
 import json
 import os
 import queue
 import random
-import signal
 import sys
 import threading
 import time
@@ -32,8 +31,6 @@ from typing import Any, Protocol
 BATCH_TOKENS = 512  # prefill chunk of both peers
 
 SHORT_TOKENS = 8  # prompt of negligible cost
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 LARGEST_BATCH = 16
 SEQUENCE_ROOM = 128  # positions of each sequence of a batch
@@ -277,8 +274,10 @@ PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "ope
 
 def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
     """Run a task."""
+    from notso.system.memory import process_memory
+
     if task["task"] == "memory":
-        return {"rss_mb": _resident_mb()}
+        return {"rss_mb": process_memory().resident_bytes / 1e6}
     configuration = int(task["configuration"])
     if task["task"] == "clear":
         peer.clear(configuration)
@@ -289,23 +288,6 @@ def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": measure(configuration, task["tokens"], task["depth"])}
 
 
-def _resident_mb() -> float:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:")), 0.0)
-
-
-def _die_with_parent() -> None:
-    # Linux kills the process with its parent. Elsewhere `_listen` ends it, unless a library holds the interpreter lock.
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before prctl
-        os._exit(0)
-
-
 def _listen(tasks: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         tasks.put(line)
@@ -314,7 +296,9 @@ def _listen(tasks: queue.SimpleQueue[str]) -> None:
 
 def main() -> None:
     """Load the peer and answer tasks until stdin ends."""
-    _die_with_parent()
+    from notso.system.processes import end_with_parent
+
+    end_with_parent()  # elsewhere `_listen` ends it, unless a library holds the interpreter lock
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -342,4 +326,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[4]))
     main()

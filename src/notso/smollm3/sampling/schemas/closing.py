@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
-from notso.smollm3.sampling.schemas.negation import Schema
+from notso.smollm3.sampling.schemas.negation import Negation, Schema, all_of, any_of
 
 _OBJECTS = frozenset(("properties", "patternProperties", "additionalProperties", "required", "minProperties"))
 _COMBINED = ("allOf", "anyOf", "oneOf")
@@ -22,9 +22,19 @@ class ObjectCloser:
     together and refer to the open version by a second name.
     """
 
-    def __init__(self, definitions: dict[str, Schema], declared: Container[int], spend: Callable[[], None]) -> None:
-        """declared: ids of the values of `properties` that declare properties."""
+    def __init__(
+        self,
+        definitions: dict[str, Schema],
+        declared: Container[int],
+        negation: Negation,
+        refusal: Callable[[list[Schema]], Exception],
+        spend: Callable[[], None],
+    ) -> None:
+        """declared: ids of the values of `properties` that declare properties. negation: over the open definitions.
+        refusal: of a `oneOf` with these options, which overlap."""
         self._open = definitions
+        self._negation = negation
+        self._refusal = refusal
         self._declared = declared
         self._spend = spend
         self._pending: list[tuple[str, bool]] = []
@@ -61,22 +71,39 @@ class ObjectCloser:
             if keyword == "$ref":
                 return {**schema, "$ref": self._reference(schema["$ref"], is_part=False)}
             if keyword != "allOf" or len(schema["allOf"]) == 1:
-                return {**self._inside(schema), keyword: [self._alone(each) for each in schema[keyword]]}
-        return {**self._combined(schema), **self._rest(schema)}
+                options = [self._alone(each) for each in schema[keyword]]
+                held = self._inside(schema) | {keyword: options}
+                return self._exclusive(schema, held, list(map(self._closing, schema.get("oneOf", ()))))
+        rest = self._rest(schema)
+        return {**self._combined(schema, rest), **rest}
+
+    def _exclusive(self, schema: dict[str, Any], held: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
+        """Exclude other options from each closed one: the open ones, because those decide what is valid."""
+        if "oneOf" not in held:
+            return held
+        besides = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
+        excluded = self._negation.exclusions(schema["oneOf"], is_exact=False, besides=besides, closings=closings)
+        if excluded is None:
+            raise self._refusal(schema["oneOf"])
+        options = any_of(all_of([option, *more]) for option, more in zip(held.pop("oneOf"), excluded, strict=True))
+        return {**held, "allOf": [*held.get("allOf", ()), options]}
+
+    def _closing(self, schema: Schema) -> Schema:
+        return self._rest(schema) or True if isinstance(schema, dict) else True
 
     def _part(self, schema: Schema) -> Schema:
         """Prepare a schema that describes a value together with others."""
         self._spend()
         return self._combined(schema) if isinstance(schema, dict) else schema
 
-    def _combined(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _combined(self, schema: dict[str, Any], rest: dict[str, Any] | None = None) -> dict[str, Any]:
         held = self._inside(schema)
         for keyword in _COMBINED:
             if keyword in schema:
                 held[keyword] = [self._part(each) for each in schema[keyword]]
         if "$ref" in schema:
             held["$ref"] = self._reference(schema["$ref"], is_part=True)
-        return held
+        return self._exclusive(schema, held, [rest or True] * len(schema.get("oneOf", ())))
 
     def _inside(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Close the members and items."""

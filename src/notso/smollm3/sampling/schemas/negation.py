@@ -85,10 +85,11 @@ class Negation:
         self._following: set[str] = set()
         self._complements: set[str] = set()
 
-    def of(self, schema: Schema, names: Iterable[str] | None = None) -> Schema | None:
+    def of(self, schema: Schema, names: Iterable[str] | None = None, *, is_exact: bool = True) -> Schema | None:
         """Return the schema of exactly the values that `schema` refuses, or None if it cannot be expressed.
 
-        names: the only names that objects have.
+        names: the only names that objects have. is_exact: if False, the schema may match fewer values, and matches
+        none rather than being None.
         """
         self._spend(1)
         if isinstance(schema, bool):
@@ -97,20 +98,21 @@ class Negation:
         for keyword, value in schema.items():
             if keyword == "additionalProperties" and names is not None and "patternProperties" not in schema:
                 others: dict[str, Schema] = {name: value for name in names if name not in schema.get("properties", ())}
-                negated = self._of_properties(others)
+                negated = self._of_properties(others, is_exact)
             else:
-                negated = self._of_keyword(keyword, value, names)
-            if negated is None:
+                negated = self._of_keyword(keyword, value, names, is_exact)
+            if negated is not None:
+                options.append(negated)
+            elif is_exact:
                 return None
-            options.append(negated)
         return any_of(options)
 
-    def _of_keyword(self, keyword: str, value: Any, names: Iterable[str] | None) -> Schema | None:
+    def _of_keyword(self, keyword: str, value: Any, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
         match keyword:
             case "$ref":
-                return self._of_reference(value, names)
+                return self._of_reference(value, names, is_exact)
             case "anyOf" | "allOf":
-                inner = [self.of(each, names) for each in value]
+                inner = [self.of(each, names, is_exact=is_exact) for each in value]
                 known = [each for each in inner if each is not None]
                 if len(known) < len(inner):
                     return None
@@ -127,7 +129,7 @@ class Negation:
             case "required":
                 return any_of({"type": "object", "properties": {name: False}} for name in value)
             case "properties":
-                return self._of_properties(value)
+                return self._of_properties(value, is_exact)
             case "pattern":
                 if value not in self._complements:
                     self._complements.add(value)
@@ -144,23 +146,23 @@ class Negation:
             return {"type": kind, beyond: value + step} if value + step >= 0 else False
         return None
 
-    def _of_reference(self, reference: str, names: Iterable[str] | None) -> Schema | None:
+    def _of_reference(self, reference: str, names: Iterable[str] | None, is_exact: bool) -> Schema | None:
         target = self._resolve(reference) if reference not in self._following else None
         if target is None:
             return None
         self._following.add(reference)
         try:
-            return self.of(target, names)
+            return self.of(target, names, is_exact=is_exact)
         finally:
             self._following.discard(reference)
 
-    def _of_properties(self, properties: dict[str, Schema]) -> Schema | None:
+    def _of_properties(self, properties: dict[str, Schema], is_exact: bool) -> Schema | None:
         options: list[Schema] = []
         for name, schema in properties.items():
             negated = self.of(schema)
-            if negated is None:
+            if negated is None and is_exact:
                 return None
-            if negated is not False:
+            if negated:
                 options.append({"type": "object", "required": [name], "properties": {name: negated}})
         return any_of(options)
 
@@ -181,43 +183,81 @@ class Negation:
                 self._following.discard(reference)
         return next((names for names in map(self.closed_names, parts) if names is not None), None)
 
+    def exclusions(
+        self, options: Sequence[Schema], *, is_exact: bool, besides: Schema = True, closings: Sequence[Schema] = ()
+    ) -> list[list[Schema]] | None:
+        """Return for each option of a `oneOf` what excludes the others that overlap with it; None if that cannot be
+        expressed.
+
+        is_exact: whether all values of exactly one option have to match. besides: a schema that the values match in any
+        case. closings: for each option, a schema that its values match although the option does not require it.
+        """
+        found: list[list[Schema]] = []
+        for number, option in enumerate(options):
+            closing = closings[number] if closings else True
+            whole = all_of([besides, option, closing])
+            excluded: list[Schema] = []
+            for other in (*options[:number], *options[number + 1 :]):
+                if self.are_disjoint(whole, other):
+                    continue
+                names = self.closed_names(whole)
+                negated = self.of(other, names)
+                if negated is None and not is_exact:
+                    negated = self.of(other, names, is_exact=False) or None
+                if negated is None:
+                    return None
+                excluded.append(negated)
+            found.append(excluded)
+        return found
+
     def are_disjoint(self, one: Schema, other: Schema) -> bool:
         """Return whether no value matches both, as far as it is obvious."""
         self._spend(1)
-        if one is False or other is False:
-            return True
-        if isinstance(one, bool) or isinstance(other, bool):
-            return False
-        for mine, theirs in ((one, other), (other, one)):
-            found = self._is_part_disjoint(mine, theirs)
-            if found:
-                return True
-        shared = _types(one) & _types(other)
+        before = set(self._following)
+        try:
+            mine, theirs = self._conjuncts(one), self._conjuncts(other)
+            return mine is None or theirs is None or self._are_conjuncts_disjoint(mine, theirs)
+        finally:
+            self._following = before
+
+    def _are_conjuncts_disjoint(self, mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+        parts = [*mine, *theirs]
+        shared = set(TYPES).intersection(*map(_types, parts))
         if not shared:
             return True
-        values, others = _values(one), _values(other)
-        if values is not None and others is not None:
-            return not any(_are_equal(value, each) for value in values for each in others)
+        listed = [[values for values in map(_values, side) if values is not None] for side in (mine, theirs)]
+        for values, others in itertools.product(*listed):
+            if not any(_are_equal(value, each) for value in values for each in others):
+                return True
+        for side, opposite in ((mine, theirs), (theirs, mine)):
+            for options in (part["anyOf"] for part in side if "anyOf" in part):
+                if all(self.are_disjoint(option, {"allOf": opposite}) for option in options):
+                    return True
         if shared != {"object"}:
             return False
-        names = dict.fromkeys((*one.get("required", ()), *other.get("required", ())))
-        return any(self.are_disjoint(_property(one, name), _property(other, name)) for name in names)
+        names = dict.fromkeys(name for part in parts for name in part.get("required", ()))
+        return any(self.are_disjoint(_properties(mine, name), _properties(theirs, name)) for name in names)
 
-    def _is_part_disjoint(self, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-        reference = mine.get("$ref")
-        if isinstance(reference, str) and reference not in self._following:
-            target = self._resolve(reference)
-            if target is not None:
-                self._following.add(reference)
-                try:
-                    if self.are_disjoint(target, theirs):
-                        return True
-                finally:
-                    self._following.discard(reference)
-        if any(self.are_disjoint(each, theirs) for each in mine.get("allOf", ())):
-            return True
-        options = mine.get("anyOf")
-        return bool(options) and all(self.are_disjoint(each, theirs) for each in options or ())
+    def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
+        """Return the schemas whose conjunction it is, or None if nothing matches it. Marks references as followed."""
+        found: list[dict[str, Any]] = []
+        left = [schema]
+        while left:
+            self._spend(1)
+            each = left.pop()
+            if each is False:
+                return None
+            if each is True:
+                continue
+            found.append(each)
+            left += each.get("allOf", ())
+            reference = each.get("$ref")
+            if isinstance(reference, str) and reference not in self._following:
+                target = self._resolve(reference)
+                if target is not None:
+                    self._following.add(reference)
+                    left.append(target)
+        return found
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
@@ -243,6 +283,10 @@ def _are_equal(one: object, other: object) -> bool:
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other
+
+
+def _properties(parts: Iterable[dict[str, Any]], name: str) -> Schema:
+    return all_of(_property(part, name) for part in parts)
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:

@@ -153,6 +153,33 @@ def complement(pattern: str) -> str | None:
         return None
 
 
+def matches(pattern: str, text: str) -> bool:
+    """Return whether `text` may match `pattern`, in the library's dialect."""
+    return shortest_match((_exactly([text]), pattern), 0) is not None
+
+
+@lru_cache(maxsize=512)
+def without(pattern: str, texts: tuple[str, ...]) -> str | None:
+    """Return a pattern for what matches `pattern` except `texts`, in the library's dialect, or None if it is not found
+    in bounded time."""
+    try:
+        looks: list[Node] = []
+        for each, is_negated in ((_exactly(texts), True), (pattern, False)):
+            reader = _Reader(each.replace("\\x{", "\\u{"), is_unicode=True)
+            reader.read()
+            if reader.is_opaque:
+                return None
+            looks.append(Look(reader.found_whole, is_negated))
+        return _without_looks(Sequence((*looks, ANYTHING)))
+    except (PatternError, _NotUnicodeError):
+        return None
+
+
+def _exactly(texts: Iterable[str]) -> str:
+    options = ("".join(f"\\x{{{ord(letter):x}}}" for letter in text) for text in texts)
+    return f"^(?:{'|'.join(options)})$"
+
+
 def _parsed(pattern: str) -> _Reader:
     try:
         reader = _Reader(pattern, is_unicode=True)

@@ -34,6 +34,7 @@ from notso.smollm3.sampling.schemas.patterns import (
     looks_around,
 )
 from notso.smollm3.sampling.schemas.references import References, is_old_draft
+from notso.smollm3.sampling.schemas.simplifying import Simplifier
 from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 MAX_DEPTH = 32
@@ -73,6 +74,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
+        self._left_open: dict[int, str] = {}  # pointers of `oneOf` whose options may overlap
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
@@ -83,7 +85,10 @@ class SchemaRewriter:
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
-        return ObjectCloser(self._definitions, self._declared, self._spend).closed(schema)
+        closed, definitions = ObjectCloser(
+            self._definitions, self._declared, self._negation, self._overlap, self._spend
+        ).closed(schema)
+        return Simplifier(definitions, self._spend).simplified(closed)
 
     def _define(self, pending: tuple[str, Any, str]) -> None:
         self._pending.remove(pending)
@@ -131,7 +136,7 @@ class SchemaRewriter:
             elif keyword not in ANNOTATIONS and keyword not in SILENT:
                 self.ignored[keyword] = None
         if "oneOf" in held:
-            besides.append(self._one_of(held.pop("oneOf")))
+            besides.append(self._one_of(held.pop("oneOf"), f"{where}/oneOf"))
         besides += self._least_properties(held, where)
         besides += self._unique_items(schema, held, where)
         rest = all_of(besides)
@@ -212,7 +217,10 @@ class SchemaRewriter:
             raise self._refusal(f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {len(named)}")
         schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
         if keyword == "patternProperties":
-            schemas = {self._pattern(name, path): each for name, each in schemas.items()}
+            patterns: dict[str, list[Schema]] = {}
+            for name, each in schemas.items():
+                patterns.setdefault(self._pattern(name, path), []).append(each)  # spelled differently, or the same
+            schemas = {name: all_of(each) for name, each in patterns.items()}
         elif not self._conditions:
             self._declared[id(schemas)] = schemas
         return {keyword: schemas}
@@ -391,19 +399,18 @@ class SchemaRewriter:
             self._spend(1 + sum(map(len, merged.values())))
             yield {key: names for key, names in merged.items() if names}, all_of(also for _, also in chosen)
 
-    def _one_of(self, options: list[Schema]) -> Schema:
-        """Exclude from each option the others that overlap with it."""
-        alone: list[Schema] = []
-        for number, option in enumerate(options):
-            parts = [option]
-            for other in (*options[:number], *options[number + 1 :]):
-                if not self._negation.are_disjoint(option, other):
-                    negated = self._negation.of(other, self._negation.closed_names(option))
-                    if negated is None:
-                        return {"oneOf": options}  # the library accepts it if it finds them disjoint
-                    parts.append(negated)
-            alone.append(all_of(parts))
-        return any_of(alone)
+    def _one_of(self, options: list[Schema], path: str) -> Schema:
+        excluded = self._negation.exclusions(options, is_exact=True)
+        if excluded is None:
+            self._left_open[id(options)] = path
+            return {"oneOf": options}  # they may exclude one another once closed
+        return any_of(all_of([option, *more]) for option, more in zip(options, excluded, strict=True))
+
+    def _overlap(self, options: list[Schema]) -> InvalidRequestError:
+        path = self._left_open[id(options)]
+        return self._refusal(
+            f"several options of {path} may match the same value, which cannot be prevented; use anyOf"
+        )
 
     def _least_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
         """Express `minProperties` as required names, because the library counts a duplicate name twice."""

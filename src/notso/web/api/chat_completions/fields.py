@@ -186,9 +186,11 @@ AnyFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discrimina
 
 
 class TemplateOptions(Fields):
-    """Chat template variables that clients may set."""
+    """Chat template variables that clients may set, by the names of several models."""
 
     enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: Literal["none"] | Effort | None = None
 
 
 class ThinkingOptions(Fields):
@@ -281,7 +283,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "use none, auto, required or the name of a function",
     ),
     "parallel_tool_calls": works("false: at most one call"),
-    "chat_template_kwargs": works("only `enable_thinking`, true or false"),
+    "chat_template_kwargs": works("`enable_thinking` or `thinking`, true or false, and `reasoning_effort`"),
     "reasoning_effort": works(
         f"`none` disables thinking; {EFFORTS}",
         f"{EFFORT_ADVICE}, or thinking_budget in tokens",
@@ -387,9 +389,10 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     # Clients send several spellings of one option; those given must agree.
-    options, reasoning = fields.thinking, fields.reasoning
+    options, reasoning, template = fields.thinking, fields.reasoning, fields.chat_template_kwargs
     switches = {
-        "chat_template_kwargs": fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None,
+        "chat_template_kwargs": template.enable_thinking if template else None,
+        "chat_template_kwargs.thinking": template.thinking if template else None,
         "enable_thinking": fields.enable_thinking,
         "thinking": options.type != "disabled" if isinstance(options, ThinkingOptions) else options,
         "think": fields.think if isinstance(fields.think, bool) else None,
@@ -398,6 +401,7 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     efforts = {
         "reasoning_effort": fields.reasoning_effort,
         "reasoning.effort": reasoning.effort if reasoning else None,
+        "chat_template_kwargs.reasoning_effort": template.reasoning_effort if template else None,
         "think": None if isinstance(fields.think, bool) else fields.think,
     }
     name, asked = next(((name, value) for name, value in switches.items() if value is not None), ("", None))

@@ -48,6 +48,7 @@ from notso.web.api.request_fields.sampling_fields import (
 )
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
 from notso.web.edge.api_error import ApiError
 from notso.web.values.durations import duration_s
 
@@ -223,6 +224,26 @@ class ShowFields(Fields):
     verbose: bool | None = None
 
 
+class EmbedFields(Fields):
+    """The body of POST /api/embed."""
+
+    model: Name | None = None
+    input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS, fail_fast=True)] | None = None
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    options: OptionFields | None = None
+    keep_alive: Annotated[KeepAlive | None, Hint()] = None
+
+
+class EmbeddingFields(Fields):
+    """The body of POST /api/embeddings."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    options: OptionFields | None = None
+    keep_alive: Annotated[KeepAlive | None, Hint()] = None
+
+
 _NO_PICTURES = inert("an empty list", "the model reads text only")
 
 ANSWER_NOTES: Notes = {
@@ -263,6 +284,19 @@ GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "context": works("the `context` of an earlier response: the conversation so far", "it must come from a response"),
 }
 
+EMBEDDING_NOTES: Notes = {
+    "model": ANSWER_NOTES["model"],
+    "prompt": works("the text; its beginning if it does not fit the context"),
+    "options": works("no option affects an embedding"),
+    "keep_alive": hint("the model stays loaded as after an answer"),
+}
+
+EMBED_NOTES: Notes = {
+    "input": works(f"a text, or up to {MAX_INPUTS:,} texts; without one, the model is loaded"),
+    "truncate": works("default true: the beginning of a text that does not fit the context; false: it is refused"),
+    "dimensions": works("the model's own number", "the model was not trained to have others"),
+} | {name: note for name, note in EMBEDDING_NOTES.items() if name != "prompt"}
+
 SHOW_NOTES: Notes = {
     "model": works("one of its names"),
     "name": works("older name of `model`"),
@@ -286,6 +320,41 @@ class OllamaRequest(ApiRequest):
     only_loads: bool = False  # load the model without answering
     gives_context: bool = False  # return the conversation as `context`
     given_name: str | None = None  # model name as the client spells it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaEmbedding(EmbeddingRequest):
+    """A checked request for embeddings."""
+
+    given_name: str | None = None  # model name as the client spells it
+
+
+def parse_embed(body: Mapping[str, Any]) -> OllamaEmbedding:
+    """Validate POST /api/embed. Raise ApiError (400) naming the field."""
+    fields = read_fields(EmbedFields, body, EMBED_NOTES | WITHIN_ANSWER)
+    texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
+    asked = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
+    return replace(asked, dimensions=fields.dimensions, truncate=fields.truncate is not False)
+
+
+def parse_embedding(body: Mapping[str, Any]) -> OllamaEmbedding:
+    """Validate POST /api/embeddings. Raise ApiError (400) naming the field."""
+    fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES | WITHIN_ANSWER)
+    return _embedding(fields, body, [fields.prompt] if fields.prompt else [])
+
+
+def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], texts: list[str]) -> OllamaEmbedding:
+    if not all(texts):
+        raise invalid("input", "input has an empty text", "empty_prompt")
+    return OllamaEmbedding(
+        prompts=tuple(texts),
+        params=ONE_TOKEN,
+        options=EMBEDDED,
+        names={"messages": "input", "prompt": "input"},
+        hints=hints_of(fields, body),
+        given_name=fields.model,
+        truncate=True,
+    )
 
 
 def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:

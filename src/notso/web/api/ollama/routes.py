@@ -9,11 +9,20 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.ollama.fields import OllamaRequest, parse_chat, parse_generate
+from notso.web.api.ollama.fields import (
+    OllamaEmbedding,
+    OllamaRequest,
+    parse_chat,
+    parse_embed,
+    parse_embedding,
+    parse_generate,
+)
 from notso.web.api.ollama.models import listed_name, plain_name
-from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaSerializer
+from notso.web.api.ollama.stream import MEDIA_TYPE, NANOSECONDS, Kind, OllamaSerializer
 from notso.web.api.request_fields.fields import unsupported
 from notso.web.api.shared.api_request import ignored_headers
+from notso.web.api.shared.embedding import Embeddings, embeddings_of
+from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
 from notso.web.edge.access import GUARDED, caller_of
@@ -79,10 +88,34 @@ async def _answer(
 
 
 @router.post("/api/embed", dependencies=[GUARDED])
+async def embed(request: Request, services: Services, owner: Owner) -> Response:
+    """Return an embedding of each text: the mean of its last hidden states, of length 1."""
+    asked = await read_body(request, parse_embed, of_any_type=True)
+    found, name = await _embeddings(request, services, owner, asked)
+    nanoseconds = {
+        "total_duration": round(NANOSECONDS * sum(usage.queue_ms + usage.prompt_ms for usage in found.usages)),
+        "load_duration": 0,
+        "prompt_eval_count": found.prompt_tokens,
+    }
+    body = {"model": name, "embeddings": found.vectors} | nanoseconds
+    return await large_response(lambda: body, ignored_headers(asked))
+
+
 @router.post("/api/embeddings", dependencies=[GUARDED])
-async def embed() -> Response:
-    """Not supported: SmolLM3 was not trained for embeddings."""
-    raise ApiError(400, "not_supported", "this model does not support embeddings: SmolLM3 is a chat model")
+async def embed_one(request: Request, services: Services, owner: Owner) -> Response:
+    """Return the embedding of one text, in Ollama's older format."""
+    asked = await read_body(request, parse_embedding, of_any_type=True)
+    found, _ = await _embeddings(request, services, owner, asked)
+    vector = found.vectors[0] if found.vectors else ()
+    return await large_response(lambda: {"embedding": vector}, ignored_headers(asked))
+
+
+async def _embeddings(
+    request: Request, services: ApiServices, owner: str, asked: OllamaEmbedding
+) -> tuple[Embeddings, str]:
+    asked = replace(asked, model=plain_name(asked.given_name, services.shared.engine.default.info))
+    found = await embeddings_of(request, services, owner, asked)
+    return found, asked.given_name or listed_name(found.info)
 
 
 @router.post("/api/pull", dependencies=[GUARDED])

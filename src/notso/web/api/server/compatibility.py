@@ -24,6 +24,7 @@ from notso.web.api.responses.fields import (
     ResponseFields,
 )
 from notso.web.api.server.adapters import LOAD_NOTES, UNLOAD_NOTES, LoadFields, UnloadFields
+from notso.web.api.server.embeddings import EMBEDDING_NOTES, EmbeddingFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 
 ORDER = ("works", "inert", "hint", "refused", "later")
@@ -64,11 +65,14 @@ ADDRESSES = (
     Address("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
     Address("POST /v1/batches", "OpenAI", BatchFields, BATCH_NOTES, {}),
     Address("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
+    Address("POST /v1/embeddings", "OpenAI", EmbeddingFields, EMBEDDING_NOTES, {}),
     Address("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
     Address("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),
     Address("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
     Address("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
     Address("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
+    Address("POST /api/embed", "Ollama", ollama.EmbedFields, ollama.EMBED_NOTES, ollama.OPTION_NOTES),
+    Address("POST /api/embeddings", "Ollama", ollama.EmbeddingFields, ollama.EMBEDDING_NOTES, ollama.OPTION_NOTES),
     Address("POST /completion", "llama-server", NativeFields, NATIVE_NOTES, WITHIN_NATIVE),
     Address("POST /v1/load_lora_adapter", "vLLM", LoadFields, LOAD_NOTES, {}),
     Address("POST /v1/unload_lora_adapter", "vLLM", UnloadFields, UNLOAD_NOTES, {}),

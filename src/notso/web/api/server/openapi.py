@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse, Response
 
+from notso.web.api.server.answers import SCHEMAS, components, responses_of
 from notso.web.api.server.compatibility import ADDRESSES
 from notso.web.api.shared.completion import release
 from notso.web.edge.access import GUARDED, public
@@ -21,8 +22,7 @@ from notso.web.edge.errors import is_api_path
 
 router = APIRouter()
 
-PUBLIC = ("/health", "/ping", "/livez", "/metrics", "/openapi.json")
-SCHEMAS = "#/components/schemas/"
+PUBLIC = ("/health", "/ping", "/livez", "/metrics", "/openapi.json", "/docs")
 
 
 @router.get("/openapi.json", dependencies=[GUARDED])
@@ -52,7 +52,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         "info": {"title": "notso-smollm3-bot", "version": release()},
         "paths": paths,
         "components": {
-            "schemas": definitions | {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR},
+            "schemas": definitions | components() | {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -79,7 +79,7 @@ def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dic
         "summary": said.partition(". ")[0].rstrip("."),
         "description": " ".join(said.split()),
         "operationId": f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
-        "responses": {"200": {"description": "As asked"}, "4XX": error, "5XX": error},
+        "responses": {**responses_of(f"{method} {path}"), "4XX": error, "5XX": error},
         "security": [] if is_public else [{"bearer": []}, {"key": []}],
     }
     if body is not None:

@@ -138,13 +138,6 @@ _CHAT = "SmolLM3 is a chat model"
 _refused = partial(ApiError, 400, "not_supported")
 
 
-@router.post("/v1/embeddings", dependencies=[GUARDED])
-@router.post("/embeddings", dependencies=[GUARDED])
-async def embeddings() -> Response:
-    """Not supported: SmolLM3 was not trained for embeddings."""
-    raise _refused(f"{_CHAT}: it was not trained for embeddings")
-
-
 @router.post("/v1/rerank", dependencies=[GUARDED])
 @router.post("/rerank", dependencies=[GUARDED])
 @router.post("/v1/reranking", dependencies=[GUARDED])

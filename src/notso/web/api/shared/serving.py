@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import ModelError, ModelInfo, NotsoError, Priority
+from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
@@ -318,6 +318,56 @@ async def _unless_gone(request: Request, running: RunningRequest, serializer: Se
         for task in (writing, leaving):
             task.cancel()
         running.close()
+
+
+async def events_of_choices(
+    request: Request, services: ApiServices, owner: str, asked: ApiRequest
+) -> tuple[ModelInfo, list[list[Event]]]:
+    """Run any number of choices, as many at a time as the model does, and return the events of each.
+
+    Raise ApiError; disconnecting stops them.
+    """
+    working = asyncio.create_task(_in_groups(request, services, owner, asked))
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "client_left", "the client disconnected")
+        return working.result()
+    except Exception as error:
+        raise known(error, asked.names) from error
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _in_groups(
+    request: Request, services: ApiServices, owner: str, asked: ApiRequest
+) -> tuple[ModelInfo, list[list[Event]]]:
+    choice = await chosen_model(services, asked.model)
+    priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
+    options = replace(asked.options, owner=owner, priority=priority, adapter=choice.adapter)
+    submissions = [Submission(prompt, params, options) for prompt, params in asked.choices]
+    found: list[list[Event]] = []
+    async with serving(services, asked.model) as model:
+        while len(found) < len(submissions):
+            group = submissions[len(found) : len(found) + model.info.max_num_seqs]
+            running = _admitted(services, owner, len(group))
+            try:
+                await _loaded(running, choice)
+                await running.begin(Submissions(tuple(group)), lambda work: with_prompt(request, work))
+                events: list[list[Event]] = [[] for _ in group]
+                async for item in generation_events(running):
+                    if item is not None:
+                        number, event = item
+                        if event.error is not None:
+                            raise event.error
+                        events[number].append(event)
+                found += events
+            finally:
+                running.close()
+        return model.info, found
 
 
 async def _left(request: Request) -> None:

@@ -23,11 +23,11 @@ NO_THOUGHTS = "<think>\n\n</think>\n"
 
 
 def conversation(whole: WholeChat) -> Row | None:
-    """Return the shown branch up to its last finished answer, if any."""
+    """Return the shown branch up to its last finished answer that is not rated down, if any."""
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
     # Nothing after an unfinished message is used.
     cut = next((at for at, message in enumerate(shown) if not _is_whole(message)), len(shown))
-    last = next((at for at in reversed(range(cut)) if _teaches(shown[at])), None)
+    last = next((at for at in reversed(range(cut)) if _teaches(shown[at]) and _is_good(shown[at])), None)
     if last is None:
         return None
     messages = _prompt(whole, shown[: last + 1])
@@ -38,7 +38,8 @@ def conversation(whole: WholeChat) -> Row | None:
 def preferences(whole: WholeChat) -> Iterator[Row]:
     """Pair the preferred answer of each question with each of its other finished answers.
 
-    Preferred is the edited version, else the shown one; of several edited ones the shown or else the newest.
+    Preferred is the edited version, else the one rated highest, else the shown one or the newest. An answer rated down
+    is preferred to none.
     """
     shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
     for question in (message for message in whole.messages if message.role == "user"):
@@ -46,8 +47,11 @@ def preferences(whole: WholeChat) -> Iterator[Row]:
         if len(answers) < 2:
             continue
         chosen = max(
-            reversed(answers), key=lambda each: (each.edited, each.id in shown or each.id == question.chosen_child)
+            reversed(answers),
+            key=lambda each: (each.edited, each.rating, each.id in shown or each.id == question.chosen_child),
         )
+        if chosen.rating < 0 and not chosen.edited:
+            continue
         line = line_to(whole.messages, question.id)
         if not all(_is_whole(message) for message in line):
             continue
@@ -70,6 +74,10 @@ def _is_whole(message: StoredMessage) -> bool:
 
 def _teaches(message: StoredMessage) -> bool:
     return message.role == "assistant" and message.kind == "turn" and message.state == "done" and bool(message.content)
+
+
+def _is_good(message: StoredMessage) -> bool:
+    return message.rating >= 0 or message.edited
 
 
 def _prompt(whole: WholeChat, line: Sequence[StoredMessage]) -> tuple[Message, ...]:

@@ -15,7 +15,7 @@ from notso.web.turns.tool_rounds import parts_of
 from notso.web.values.wording import words
 
 FORMAT_NAME = "notso-chats"
-FORMAT_VERSION = 2  # version 1 had no tool calls
+FORMAT_VERSION = 3  # version 1 had no tool calls, version 2 no models and no archived chats
 
 _UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -74,6 +74,7 @@ def _chat_json(chat: Chat) -> dict[str, Any]:
         "created_ms": chat.created_ms,
         "updated_ms": chat.updated_ms,
         "pinned": chat.pinned,
+        "archived": chat.archived,
         "settings": {name: value for name, value in chat.settings.items() if name in SETTING_NAMES},
         "chosen_root": chat.chosen_root,
     }
@@ -96,6 +97,8 @@ def _message_json(message: StoredMessage) -> dict[str, Any]:
         "tool_uses": [asdict(each) for each in message.tool_uses],
         "dropped_messages": message.dropped_messages,
         "created_ms": message.created_ms,
+        "model": message.model,
+        "rating": message.rating,
         "numbers": asdict(message.numbers),
     }
 

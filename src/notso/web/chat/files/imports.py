@@ -1,35 +1,47 @@
-"""Import chats from untrusted files: our own export, or OpenAI message lists.
+"""Import chats from untrusted files: our own export, OpenAI message lists, and exports of other programs.
 
-Everything gets new ids, so an import cannot overwrite stored data. Blocking: do not call on the event loop.
+Everything gets new ids, so an import cannot overwrite stored data. The file itself is parsed by `documents` and
+`other_programs`, on a server in a child process; what they return is validated here. Blocking: do not call on the event
+loop.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
-from notso.text_file import NotTextError, decode_text
-from notso.web.chat.files.export import FORMAT_NAME, FORMAT_VERSION
-from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.chat.files.export import FORMAT_VERSION
+from notso.web.chat.files.import_process import Entry, entries
+from notso.web.chat.files.other_programs import MAX_MESSAGES
+from notso.web.store.protocol import (
+    Attachment,
+    Chat,
+    ImportedBefore,
+    MessageState,
+    Numbers,
+    Rating,
+    StoredMessage,
+    ToolUse,
+)
 from notso.web.turns.chat_settings import changed, shown_values
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id
 from notso.web.values.problems import Problem
 from notso.web.values.strict_fields import StrictFields, at_most
 from notso.web.values.wording import words
 
-MAX_CHATS = 2_000
-MAX_MESSAGES = 25_000  # of all chats together; an export of 16 MiB holds fewer
+MAX_CHATS = 5_000
 MAX_TEXT = 1_000_000
 MAX_DEPTH = 64
-LIMITS = JsonLimits(MAX_DEPTH, objects=100_000, values=1_000_000)  # an export of 16 MiB holds fewer
 ARGUMENTS_LIMITS = JsonLimits(MAX_DEPTH, objects=10_000, values=100_000)
 MAX_TOOL_USES = 200
 MAX_SETTINGS = 100
@@ -100,27 +112,26 @@ class _Message(StrictFields):
     tool_uses: list[_ToolUse] = Field(default=[], max_length=MAX_TOOL_USES, fail_fast=True)
     dropped_messages: int = Field(default=0, ge=0, le=1 << 31)
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
+    model: str = Field(default="", max_length=200)
+    rating: Rating = 0
     numbers: _Numbers = Field(default_factory=_Numbers)
 
 
 class _Chat(StrictFields):
-    title: str = Field(min_length=1, max_length=200)
+    file_version: int | None = None  # of our export
+    source: str = Field(default="", max_length=200)  # of another program's
+    title: str = Field(max_length=200)
     thinking: bool = True
     prompt_date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
     updated_ms: int = Field(default=0, ge=0, le=1 << 60)
     pinned: bool = False
+    archived: bool = False
     settings: Annotated[dict[str, str | int | float | bool], at_most(MAX_SETTINGS)] = Field(
         default={}, max_length=MAX_SETTINGS
     )
     chosen_root: str | None = None
     messages: list[_Message] = Field(max_length=MAX_MESSAGES, fail_fast=True)
-
-
-class _File(StrictFields):
-    format: Literal["notso-chats"]
-    version: int
-    chats: list[_Chat] = Field(min_length=1, max_length=MAX_CHATS, fail_fast=True)
 
 
 class _Function(StrictFields):
@@ -168,27 +179,65 @@ class _OpenAIList(StrictFields):
     model: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """The chats of a file, and the number of things left out by kind."""
+
+    chats: list[ImportedChat]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
 def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
     """Parse chats and give them new ids. Raises Problem naming the invalid field."""
-    data = _parse(body)
-    if isinstance(data, dict) and data.get("format") == FORMAT_NAME:
-        version = data.get("version")
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise Problem(400, words["import_newer"].format(version=version))
-        _check_count(data.get("chats"))
-        return [_own(chat) for chat in _checked(_File, data).chats]
-    if isinstance(data, list):
-        data = {"messages": data}
-    if not isinstance(data, dict) or "messages" not in data:
-        raise Problem(400, words["import_unknown"])
-    return [_from_openai(_checked(_OpenAIList, data), title_of)]
+    return incoming(entries(body), title_of).chats
 
 
-def _check_count(chats: Any) -> None:
-    # Counted before validation builds objects of them.
-    lists = [each.get("messages") for each in chats if isinstance(each, dict)] if isinstance(chats, list) else []
-    if sum(len(each) for each in lists if isinstance(each, list)) > MAX_MESSAGES:
-        raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_MESSAGES:,} messages"))
+def incoming(found: Iterable[Entry], title_of: TitleOf) -> Incoming:
+    """Validate chats and give them new ids. Raises Problem naming the invalid field."""
+    chats: list[ImportedChat] = []
+    left_out = Counter[str]()
+    for kind, value in found:
+        if kind == "refused":
+            raise Problem(400, words[value[0]].format(**value[1]))
+        if kind == "left_out":
+            left_out.update(value)
+        else:
+            _check_text(value)
+            chats.append(_own_chat(value, len(chats), title_of) if kind == "own" else _from_openai(value, title_of))
+        if len(chats) > MAX_CHATS:
+            raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_CHATS:,} chats"))
+    return Incoming(chats, left_out)
+
+
+def new_messages(messages: Sequence[StoredMessage], before: ImportedBefore) -> list[StoredMessage]:
+    """Return the messages that an earlier import of the same chat lacked, below those that it brought.
+
+    Messages that were edited since keep their text, and deleted ones do not return.
+    """
+    place: dict[str, str | None] = {}  # ids of this import -> the message that stands for it
+    new = []
+    for message in messages:
+        parent = place[message.parent_id] if message.parent_id is not None else None
+        if message.source in before.messages:
+            known = before.messages[message.source]
+            place[message.id] = known if known is not None else parent
+            continue
+        place[message.id] = message.id
+        new.append(replace(message, chat_id=before.chat_id, parent_id=parent, chosen_child=None))
+    return new
+
+
+def _own_chat(value: Any, at: int, title_of: TitleOf) -> ImportedChat:
+    version = value.get("file_version")
+    if version is not None and version > FORMAT_VERSION:
+        raise Problem(400, words["import_newer"].format(version=version))
+    checked = _checked(_Chat, value, f"chats.{at}.")
+    if not checked.title and checked.source:
+        first = next((each.content for each in checked.messages if each.role == "user"), "")
+        checked.title = title_of(first)[:200]
+    elif not checked.title:
+        raise Problem(400, words["import_invalid"].format(place=f"chats.{at}.title", reason="a title is required"))
+    return _own(checked)
 
 
 def _own(source: _Chat) -> ImportedChat:
@@ -220,6 +269,8 @@ def _own(source: _Chat) -> ImportedChat:
         pinned=source.pinned,
         settings=settings,
         chosen_root=new_ids.get(source.chosen_root or ""),
+        archived=source.archived,
+        source=source.source or (f"notso:{source.messages[0].id}" if source.messages else ""),
     )
     return chat, [_own_message(chat.id, message, new_ids) for message in source.messages]
 
@@ -245,6 +296,9 @@ def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> Sto
         attachments=tuple(Attachment(each.name, each.text) for each in source.attachments),
         dropped_messages=source.dropped_messages,
         tool_uses=_own_tool_uses(source) if answer else (),
+        model=source.model if answer else "",
+        rating=source.rating if answer else 0,
+        source=source.id,
     )
 
 
@@ -262,7 +316,8 @@ def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
     return tuple(uses)
 
 
-def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
+def _from_openai(value: Any, title_of: TitleOf) -> ImportedChat:
+    source = _checked(_OpenAIList, value)
     now = time.time_ns() // 1_000_000
     instructions = [each for each in source.messages if isinstance(each, _Instruction)]
     system = "\n\n".join(each.content for each in instructions if each.role != "user")
@@ -271,13 +326,18 @@ def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
         raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
     thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _Said))
     title = title_of(next((each.content for each in instructions if each.role == "user"), ""))
-    chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings)
+    # The list has no id of its own: the same messages are the same chat.
+    identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
+    chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")
     messages: list[StoredMessage] = []
     unanswered: dict[str, int] = {}  # calls of the newest answer without a result: id -> index
 
     def add(role: Literal["user", "assistant"], content: str) -> None:
         follows = messages[-1].id if messages else None
-        messages.append(StoredMessage(new_id(), chat.id, role, content, "", "done", now, parent_id=follows))
+        number = str(len(messages))
+        messages.append(
+            StoredMessage(new_id(), chat.id, role, content, "", "done", now, parent_id=follows, source=number)
+        )
 
     for number, each in enumerate(source.messages):
         if isinstance(each, _Result):
@@ -337,39 +397,6 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
     )
 
 
-def _parse(body: bytes) -> Any:
-    try:
-        text = decode_text(body)
-    except NotTextError as error:
-        raise Problem(400, words["import_broken"].format(reason=f"it {error}")) from None
-    if b"\0" in body:  # it was UTF-16 or UTF-32
-        body = text.encode()
-    try:
-        check_shape(body, LIMITS)
-    except JsonShapeError as error:
-        raise Problem(400, words["import_too_much"].format(what=error)) from None
-    try:
-        data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "a key is duplicated, or a number is invalid or too long"
-        if isinstance(error, json.JSONDecodeError):
-            reason = f"at character {error.pos}"
-        elif isinstance(error, RecursionError):
-            reason = "it is nested too deep"
-        raise Problem(400, words["import_broken"].format(reason=reason)) from None
-    # Decoding valid UTF-8 gives surrogates or NUL only through these escapes; other files skip the walk.
-    if any(mark in body for mark in (b"\\ud", b"\\uD", b"\\u0000", b"\x00")):
-        _check_text(data)
-    return data
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a duplicate key")
-    return found
-
-
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
@@ -386,12 +413,12 @@ def _check_text(data: Any) -> None:
             stack += here
 
 
-def _checked(model: type[M], data: Any) -> M:
+def _checked(model: type[M], data: Any, prefix: str = "") -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))[:100]
+        place = (prefix + ".".join(map(str, first["loc"])))[:100]
         no_role = first["type"].startswith("union_tag")
         reason = "a role must be system, developer, user, assistant or tool" if no_role else first["msg"]
         raise Problem(400, words["import_invalid"].format(place=place, reason=reason)) from None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
 
 from fastapi import APIRouter, Request, Response
 
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.views import Owner, find_chat, tab_of, to_page
+from notso.web.chat.views import Owner, back, find_chat, sidebar_context, tab_of, to_page
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
+from notso.web.store.protocol import ChatOrder
 from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -18,12 +20,16 @@ router = APIRouter()
 
 PAGE_CHATS = 200
 MOST_CHOSEN = 2000
+MAX_FILTER_CHARACTERS = 200
+ORDERS = get_args(ChatOrder)
 ACTIONS = ("archive", "unarchive", "delete")
 
 
 @router.get("/archive", dependencies=[GUARDED])
-async def show_all(request: Request, services: Services, owner: Owner, page: str = "") -> Response:
-    return await _page(request, services, owner, page)
+async def show_all(
+    request: Request, services: Services, owner: Owner, page: str = "", sort: str = "", q: str = ""
+) -> Response:
+    return await _page(request, services, owner, _Place(page, sort, q))
 
 
 @router.post("/archive", dependencies=[GUARDED])
@@ -35,7 +41,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     if action not in ACTIONS or not all(map(is_id, chosen)):
         raise Problem(400, words["error_form"])
     if not chosen:
-        return await _page(request, services, owner, fields.get("page", ""), problem=words["archive_none"])
+        return await _page(request, services, owner, _place_in(fields), problem=words["archive_none"])
     thrown: list[str] = []
     done = 0
     for chat_id in chosen:
@@ -51,7 +57,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     toast: dict[str, Any] = {"text": words[name].format(count=done), "undo_url": ""}
     if thrown:
         toast |= {"undo_url": "/undo", "undo_fields": thrown}
-    return await _page(request, services, owner, fields.get("page", ""), toast=toast)
+    return await _page(request, services, owner, _place_in(fields), toast=toast)
 
 
 @router.post("/undo", dependencies=[GUARDED])
@@ -69,22 +75,42 @@ async def undo_many(request: Request, services: Services, owner: Owner) -> Respo
 async def archive(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Archive a chat; search still finds it."""
     chat = await find_chat(services, owner, chat_id)
-    await read_form(request)
+    current = (await read_form(request)).get("current", chat.id)
     await services.shared.store.update_chat(owner, chat.id, archived=True)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return to_page(request, "/")
+    return to_page(request, "/") if current == chat.id else back(request, "/")
+
+
+class _Place(NamedTuple):
+    """The shown part of the table, as the request names it."""
+
+    page: str = ""
+    sort: str = ""
+    title: str = ""
+
+
+def _place_in(fields: Mapping[str, str]) -> _Place:
+    return _Place(fields.get("page", ""), fields.get("sort", ""), fields.get("filter", ""))
 
 
 async def _page(
     request: Request,
     services: ChatServices,
     owner: str,
-    page: str,
+    place: _Place,
     *,
     problem: str = "",
     toast: dict[str, Any] | None = None,
 ) -> Response:
-    number = int(page) if page.isdecimal() and len(page) < 9 else 0
-    listed = await services.shared.store.chat_list(owner, PAGE_CHATS, skip=number * PAGE_CHATS, archived=True)
-    shown = {"chats": listed.chats, "page": number, "has_more": listed.has_more, "problem": problem, "toast": toast}
-    return await services.pages.respond(request, "archive.html", 400 if problem else 200, **shown)
+    number = int(place.page) if place.page.isdecimal() and len(place.page) < 9 else 0
+    order: ChatOrder = place.sort if place.sort in ORDERS else "-used"  # type: ignore[assignment]
+    title = place.title.strip()[:MAX_FILTER_CHARACTERS]
+    found, has_more = await services.shared.store.chat_rows(
+        owner, PAGE_CHATS, skip=number * PAGE_CHATS, order=order, title=title
+    )
+    sidebar = await sidebar_context(services, owner)
+    shown: dict[str, Any] = {"page": number, "sorted_by": order, "query": title, "has_more": has_more}
+    shown |= {"problem": problem, "toast": toast}
+    return await services.pages.respond(
+        request, "archive.html", 400 if problem else 200, **(sidebar | {"rows": found} | shown)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -29,6 +30,7 @@ from notso.web.chat.views import (
     in_step_context,
     last_shown,
     list_context,
+    sidebar_context,
     tab_of,
     to_page,
     turns_view,
@@ -36,14 +38,14 @@ from notso.web.chat.views import (
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import loaded_engine
-from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
+from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, SearchHit
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()
 
-MAX_HITS = 40
+MAX_HITS, MOST_HITS = 40, 1000  # at first, and in all
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 """Markdown marks, removed because a search hit is shown as plain text."""
@@ -62,21 +64,49 @@ async def list_chats(
 
 
 @router.get("/search", dependencies=[GUARDED])
-async def search(request: Request, services: Services, owner: Owner, q: str = "") -> Response:
+async def search(request: Request, services: Services, owner: Owner, q: str = "", count: str = "") -> Response:
+    """Show `count` matches, grouped by chat."""
     query = q[:MAX_QUERY_CHARACTERS]
-    found = await services.shared.store.search(owner, query, MAX_HITS)
-    hits = [
-        {
-            "chat_id": hit.chat_id,
-            "message_id": hit.message_id,
-            "title": hit.title,
-            "marked": _marked(hit.snippet),
-            "word": hit.snippet.partition(HIT_BEGINS)[2].partition(HIT_ENDS)[0],
-        }
-        for hit in found
-    ]
-    template = "_search_results.html" if is_fragment(request) else "search.html"
-    return await services.pages.respond(request, template, hits=hits, query=query)
+    limit = min(int(count), MOST_HITS) if count.isdecimal() and len(count) < 9 else MAX_HITS
+    found = await services.shared.store.search(owner, query, limit + 1)
+    shown = found[:limit]
+    more = min(limit + 4 * MAX_HITS, MOST_HITS) if len(found) > limit and limit < MOST_HITS else 0
+    results: dict[str, Any] = {
+        "groups": _by_chat(shown),
+        "query": query,
+        "more_hits": more,
+        "cut": len(found) > limit and not more,
+        "similar": any(hit.similar for hit in shown),
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_search_results.html", **results)
+    sidebar = await sidebar_context(services, owner)
+    return await services.pages.respond(request, "search.html", **sidebar, **results)
+
+
+def _by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
+    """Group matches by chat, in the order of each chat's first one."""
+    groups: dict[str, dict[str, Any]] = {}
+    for hit in hits:
+        group = groups.setdefault(
+            hit.chat_id, {"chat_id": hit.chat_id, "title": hit.title, "day": _day(hit.at_ms), "messages": []}
+        )
+        if hit.message_id is None:
+            group["title"] = _marked(hit.snippet)
+            continue
+        word = hit.snippet.partition(HIT_BEGINS)[2].partition(HIT_ENDS)[0]
+        group["messages"].append(
+            {"id": hit.message_id, "marked": _marked(hit.snippet), "word": word, "day": _day(hit.at_ms)}
+        )
+    return list(groups.values())
+
+
+def _day(milliseconds: int) -> str:
+    """Return a date of the server's time zone, '' for times that are no date."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000).date().isoformat() if milliseconds else ""
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 @router.get("/chats/{chat_id}/turns", dependencies=[GUARDED])
@@ -107,7 +137,7 @@ async def rename(request: Request, services: Services, owner: Owner, chat_id: st
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
     await services.shared.store.update_chat(owner, chat.id, title=title)
     services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    return RedirectResponse(f"/chats/{chat.id}", 303)
+    return back(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/pin", dependencies=[GUARDED])

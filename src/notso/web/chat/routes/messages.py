@@ -1,16 +1,16 @@
-"""Routes for one message: show, copy, edit, regenerate, continue, choose a version, branch."""
+"""Routes for one message: show, copy, edit, regenerate, continue, rate, delete, choose a version, branch."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_branch, read_shown, read_turn
-from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import add_version, ask, branched, keeping, write_on
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
@@ -20,6 +20,7 @@ from notso.web.chat.views import (
     find_message,
     first_on,
     last_shown,
+    sidebar_context,
     tab_of,
     to_page,
     turn_view,
@@ -27,7 +28,9 @@ from notso.web.chat.views import (
 )
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.store.protocol import Attachment, TurnAccepted
+from notso.web.engine.model_names import choosable_names
+from notso.web.store.protocol import Attachment, Rating, TurnAccepted
+from notso.web.turns.chat_settings import settings_from
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -126,6 +129,50 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
     await services.shared.store.choose(owner, chat_id, message.id)
     view = await read_shown(services, owner, chat_id, through=message.id, first=first_on(request))
     return await turns_view(request, services, owner, announce(request, services, owner, view))
+
+
+@router.get("/again", dependencies=[GUARDED])
+async def again_form(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
+    """Show the form for another version with another model or temperature."""
+    chat = await find_chat(services, owner, chat_id)
+    message = await find_message(services, owner, chat_id, message_id)
+    shown: dict[str, Any] = {
+        "message": message,
+        "models": await choosable_names(*models_of(services)),
+        "settings": settings_from(await services.shared.store.defaults(owner), chat.settings),
+        "key": new_id(),
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_again.html", chat=chat, **shown)
+    sidebar = await sidebar_context(services, owner, chat)
+    return await services.pages.respond(request, "again.html", **sidebar, **shown)
+
+
+@router.post("/rate", dependencies=[GUARDED])
+async def rate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
+    """Rate an answer: mode `up`, `down`, or `none` to take the rating back."""
+    ratings: dict[str, Rating] = {"up": 1, "down": -1, "none": 0}
+    fields = await read_form(request)
+    message = await find_message(services, owner, chat_id, message_id)
+    if (rating := ratings.get(fields.get("mode", ""))) is None:
+        raise Problem(400, words["error_form"])
+    if not await services.shared.store.rate_message(owner, chat_id, message.id, rating):
+        raise Problem(400, words["error_form"])
+    view = await read_shown(services, owner, chat_id, through=last_shown(request, fields), first=first_on(request))
+    return await turns_view(request, services, owner, announce(request, services, owner, view))
+
+
+@router.post("/delete", dependencies=[GUARDED])
+async def delete(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
+    """Delete a message and what follows it in its branch; can be undone."""
+    await read_form(request)
+    message = await find_message(services, owner, chat_id, message_id)
+    trash_id = await services.shared.store.trash_message(owner, chat_id, message.id)
+    if trash_id is None:
+        raise Problem(409, words["error_running"])
+    view = announce(request, services, owner, await read_shown(services, owner, chat_id, first=first_on(request)))
+    toast = {"text": words["toast_message_deleted"], "undo_url": f"/undo/{trash_id}"}
+    return await turns_view(request, services, owner, view, toast=toast)
 
 
 @router.post("/branch", dependencies=[GUARDED])

@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse
 from notso.smollm3 import official_files
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
+from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import adapter_files
@@ -27,8 +28,11 @@ router = APIRouter()
 
 
 @router.get("/models", dependencies=[GUARDED])
-async def models_page(request: Request, services: Services) -> Response:
-    return await services.pages.respond(request, "models.html", **await _context(services))
+async def models_page(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
+    """Show the models; with `chat` ("new" or an id) choosing one leads back there."""
+    sidebar = await sidebar_context(services, owner)
+    context = await _context(services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
+    return await services.pages.respond(request, "models.html", **sidebar, **context)
 
 
 @router.get("/models/download", dependencies=[GUARDED])
@@ -120,6 +124,7 @@ async def _context(services: ChatServices) -> dict[str, Any]:
         "adapter_files": [file for file in files if file.path not in in_use],
         "busy": services.turns.unfinished,
         "loading_paths": {served.path for served in engine.models() if served.state == "loading"},
+        "return_to": None,
         "polling": engine.is_loading or (download is not None and download.active),
     }
 

@@ -1,14 +1,19 @@
-"""The operator's page: usage per key and user, keys and audit log, but no content."""
+"""The operator's page: keys, usage per key and user, and audit log, but no content."""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
+from starlette.responses import RedirectResponse
 
-from notso.web.chat.services import Services
+from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import operator_only
-from notso.web.sign_in.given_keys import owner_of_key
+from notso.web.edge.forms import read_form
+from notso.web.sign_in.accounts import Accounts
+from notso.web.sign_in.given_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import AuditEntry
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -16,34 +21,80 @@ from notso.web.values.wording import words
 router = APIRouter()
 
 DAYS = 30
+LIMITS = ("requests_per_minute", "requests_per_day", "tokens_per_day")
 MAX_ROWS, MAX_ENTRIES = 500, 200
 
 
 @router.get("/operator", dependencies=[operator_only(audit="looked at the operator's page")])
-async def operator_page(request: Request, services: Services) -> Response:
+async def operator_page(request: Request, services: Services, owner: Owner) -> Response:
     """Show the page, to operators only."""
-    accounts = services.shared.accounts
-    if accounts is None:
+    return await _page(request, services, owner)
+
+
+@router.post("/operator/keys", dependencies=[operator_only()])
+async def create_key(request: Request, services: Services, owner: Owner) -> Response:
+    """Create a key and show its secret once."""
+    accounts = _accounts(services)
+    fields = await read_form(request)
+    name, limits = fields.get("name", "").strip(), [fields.get(limit, "").strip() for limit in LIMITS]
+    if not all(limit == "" or (limit.isascii() and limit.isdecimal() and len(limit) < 16) for limit in limits):
+        return await _page(request, services, owner, problem=words["error_key_limit"])
+    chosen = {limit: int(value or 0) for limit, value in zip(LIMITS, limits, strict=True)}
+    secret, key = new_key(name, **chosen, is_operator="is_operator" in fields)
+    if not is_name(name) or not await accounts.store.add_key(key, digest_of(secret)):
+        return await _page(request, services, owner, problem=words["error_key_name"].format(limit=MAX_NAME_CHARACTERS))
+    await _note(accounts, owner, f"added the key {key.id}")
+    return await _page(request, services, owner, secret=secret)
+
+
+@router.post("/operator/keys/revoke", dependencies=[operator_only()])
+async def revoke_key(request: Request, services: Services, owner: Owner) -> Response:
+    """Revoke a key at once."""
+    accounts = _accounts(services)
+    name = (await read_form(request)).get("name", "")
+    key = await accounts.store.revoke_key(name, time.time_ns() // 1_000_000)
+    if key is None:
+        raise Problem(404, words["error_unknown_page"])
+    await _note(accounts, owner, f"revoked the key {key.id}")
+    return RedirectResponse("/operator", 303)
+
+
+async def _note(accounts: Accounts, owner: str, action: str) -> None:
+    await accounts.store.add_audit(AuditEntry(time.time_ns() // 1_000_000, owner, action, by_operator=True))
+
+
+def _accounts(services: ChatServices) -> Accounts:
+    if services.shared.accounts is None:
         raise Problem(404, words["error_no_accounts"])
+    return services.shared.accounts
+
+
+async def _page(
+    request: Request, services: ChatServices, owner: str, *, problem: str = "", secret: str = ""
+) -> Response:
+    accounts = _accounts(services)
     await accounts.flush()
     today = accounts.today()
     rows = await accounts.store.usage(today - timedelta(days=DAYS - 1), today)
     keys = await accounts.store.keys()
     names = {owner_of_key(key.id): key.name for key in keys}
-    return await services.pages.respond(
+    log = await accounts.store.audit(MAX_ENTRIES)
+    response = await services.pages.respond(
         request,
         "operator.html",
+        400 if problem else 200,
+        **await sidebar_context(services, owner),
         rows=[(row.day.isoformat(), names.get(row.owner, row.owner), row.used) for row in rows[:MAX_ROWS]],
         used_today={row.owner: row.used.tokens for row in rows if row.day == today},
         keys=[(key, owner_of_key(key.id)) for key in keys],
-        entries=[(_when(entry), names.get(entry.owner, entry.owner), entry) for entry in await _log(services)],
+        entries=[(_when(entry), names.get(entry.owner, entry.owner), entry) for entry in log],
+        problem=problem,
+        secret=secret,
     )
-
-
-async def _log(services: Services) -> list[AuditEntry]:
-    accounts = services.shared.accounts
-    return await accounts.store.audit(MAX_ENTRIES) if accounts is not None else []
+    if secret:  # shown once: the browser keeps no copy of the page either
+        response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 def _when(entry: AuditEntry) -> str:
-    return datetime.fromtimestamp(entry.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(entry.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

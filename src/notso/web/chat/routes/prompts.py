@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.views import Owner
+from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import PromptKind, SavedPrompt
@@ -70,6 +70,7 @@ async def _page(
         request,
         "prompts.html",
         400 if problem else 200,
+        **await sidebar_context(services, owner),
         prompts=prompts,
         problem=problem,
         typed=typed or SavedPrompt("", "message", ""),

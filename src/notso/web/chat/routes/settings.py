@@ -16,7 +16,7 @@ from notso.web.chat.context_gauge import draft_message, measure, speculative_pre
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown
+from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names, loaded_engine
@@ -127,7 +127,7 @@ async def _show(
         "_settings.html" if is_fragment(request) else "settings.html",
         400 if problems else 200,
         part=is_fragment(request),
-        chat=chat,
+        **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
         values=values | dict(typed or {}),
         models=await choosable_names(*models_of(services)),
         defaults=own_defaults,

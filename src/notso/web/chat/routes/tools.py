@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import allowed_in, settings_of, with_tools
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
+from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import loaded_engine
@@ -123,7 +123,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
     return await services.pages.respond(
         request,
         "_tools.html" if is_fragment(request) else "tools.html",
-        chat=chat,
+        **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
         tools=services.toolbox.all(),
         chosen={tool.name for tool in chosen},
         allowed=allowed_in(chat),

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
-from starlette.responses import FileResponse, RedirectResponse, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from notso.web.chat.files.export import (
@@ -27,26 +29,34 @@ from notso.web.chat.files.export import (
     markdown_head,
     markdown_messages,
 )
-from notso.web.chat.files.imports import ImportedChat, read_chats
+from notso.web.chat.files.import_process import entries_from_child
+from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_messages
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, tab_of
+from notso.web.chat.views import Owner, find_chat, sidebar_context, tab_of
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
+from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
 GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
-STYLES = ("surfaces.css", "text.css", "messages.css")
+LEFT_OUT = ("pictures", "files", "tool_calls", "references", "texts", "chats", "damaged")
+"""What an import counts, in the order of its report."""
+IMPORT_TYPES = (
+    *("application/json", "application/x-ndjson", "application/jsonl", "application/gzip", "application/zip"),
+    *("application/x-zip-compressed", "application/octet-stream"),
+)
+STYLES = ("tokens.css", "surfaces.css", "text.css", "messages.css", "print.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
@@ -102,25 +112,94 @@ async def backup(services: Services) -> Response:
 
 @router.post("/import", dependencies=[audited("imported chats")])
 async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
-    """Add chats from an export or a message list."""
+    """Add chats from an export of this or another program, or a message list.
+
+    Chats that an earlier import brought are not added again; only their new messages are.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in ("application/json", FORM_TYPE):
+    if kind not in (*IMPORT_TYPES, FORM_TYPE):
         raise Problem(415, words["import_unknown"])
     body = await request.body()
-
-    def read() -> list[ImportedChat]:
-        return read_chats(parse_form(body).get("json", "").encode() if kind == FORM_TYPE else body, title_of)
-
     # Held until the chats are stored: a parsed file takes several times its size in memory.
     async with services.importing.turn(owner):
-        chats = await services.importing.work(read)
-        await services.shared.store.add_chats(owner, chats)
-        for chat, _ in chats:
-            services.feed.announce(owner, chat.id, tab_of(request), turns=False)
-    address = f"/chats/{chats[0][0].id}"
+        if kind == FORM_TYPE:
+            form = body
+            body = await services.importing.work(lambda: parse_form(form).get("json", "").encode())
+        found = await entries_from_child(body)
+        read = await services.importing.work(partial(incoming, found, title_of))
+        report = await _store(services, owner, read)
+    for chat_id in report.changed:
+        services.feed.announce(owner, chat_id, tab_of(request), turns=False)
+    return await _imported(request, services, owner, report)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did: ids of chats, in the order of the file, and numbers."""
+
+    chats: list[str]
+    added: list[str]
+    extended: list[str]
+    messages: int
+    left_out: dict[str, int]
+
+    @property
+    def changed(self) -> list[str]:
+        return [*self.added, *self.extended]
+
+    @property
+    def sentence(self) -> str:
+        """The report in one line, in the language of the request."""
+        known = len(self.chats) - len(self.changed)
+        counts = {"chats": len(self.added), "messages": self.messages, "extended": len(self.extended), "known": known}
+        parts = [
+            words["imported_" + name].format(count=number(count))
+            for name, count in counts.items()
+            if count or name == "chats"
+        ]
+        named = [f"{words['left_out_' + name]} {number(count)}" for name, count in self.left_out.items()]
+        return " ".join(parts) + (" " + words["left_out"].format(what=", ".join(named)) if named else "")
+
+
+async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportReport:
+    store = services.shared.store
+    before = await store.imported(owner, [chat.source for chat, _ in read.chats if chat.source])
+    new: dict[str, ImportedChat] = {}
+    chats, added, extended, messages = [], [], [], 0
+    for chat, brought in read.chats:
+        known = before.get(chat.source)
+        if known is not None:
+            fresh = new_messages(brought, known)
+            if fresh:
+                await store.add_messages(owner, fresh)
+                extended.append(known.chat_id)
+                messages += len(fresh)
+            chats.append(known.chat_id)
+            continue
+        key = chat.source or chat.id
+        if key not in new:  # the same chat may be in a file twice
+            new[key] = chat, brought
+            added.append(chat.id)
+            messages += len(brought)
+        chats.append(new[key][0].id)
+    if new:
+        await store.add_chats(owner, list(new.values()))
+    left_out = {name: read.left_out[name] for name in LEFT_OUT if read.left_out[name]}
+    return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
+
+
+async def _imported(request: Request, services: ChatServices, owner: str, report: ImportReport) -> Response:
+    if "application/json" in request.headers.get("accept", ""):
+        return JSONResponse({**asdict(report), "report": report.sentence})
+    address, simple = f"/chats/{report.chats[0]}", not report.left_out
     if is_fragment(request):
-        return Response(status_code=204, headers={"HX-Redirect": address})
-    return RedirectResponse(address, 303)
+        if simple and len(report.chats) == 1:
+            return Response(status_code=204, headers={"HX-Redirect": address})
+        return await services.pages.respond(request, "_imported.html", report=report.sentence)
+    if simple:
+        return RedirectResponse(address, 303)
+    sidebar = await sidebar_context(services, owner)
+    return await services.pages.respond(request, "imported.html", **sidebar, report=report.sentence)
 
 
 class _ReaderGoneError(Exception):
@@ -178,8 +257,8 @@ def _off_loop(
 
 async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
     before = JSON_HEAD
-    for number, chat in enumerate(chats):
-        before += (b"\n" if number == 0 else b",\n") + json_head(chat)
+    for at, chat in enumerate(chats):
+        before += (b"\n" if at == 0 else b",\n") + json_head(chat)
         async for piece in _pieces(services, owner, chat, _off_loop(services, json_messages), shown=False):
             yield before + piece
             before = b","
@@ -196,11 +275,17 @@ async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncI
 
 
 async def _as_html(request: Request, services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
+    left = 0  # formulas that stay TeX
+
     async def written(messages: list[StoredMessage]) -> bytes:
+        nonlocal left
         answers = [each for each in messages if each.role == "assistant"]
         html = {each.id: each for each in await services.kept_html.messages(owner, answers)}
         line = [html.get(each.id, each) for each in messages]
-        return await services.pages.html(request, "_export_messages.html", line=line)
+        page = (await services.pages.html(request, "_export_messages.html", line=line, shared=False)).decode()
+        page, failed = await with_mathml(page)
+        left += failed
+        return page.encode()
 
     css = await asyncio.to_thread(_css)
     page = await services.pages.html(request, "export.html", chat=chat, css=css)
@@ -208,7 +293,8 @@ async def _as_html(request: Request, services: ChatServices, owner: str, chat: C
     async for piece in _pieces(services, owner, chat, written, shown=True):
         yield before + piece
         before = b""
-    yield before + after
+    note = words["export_formulas"].format(count=number(left))
+    yield before + (f'<p class="quiet">{escape(note)}</p>\n'.encode() if left else b"") + after
 
 
 async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:

@@ -16,12 +16,13 @@ from psycopg import Connection, errors
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow, dict_row, tuple_row
 from psycopg.types.string import StrDumperUnknown
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from notso.web.store.postgres.database import PostgresDatabase
-from notso.web.store.postgres.migrations import MIGRATIONS, SCHEMA_VERSION
+from notso.web.store.postgres.migrations import MIGRATIONS, REINDEXES, SCHEMA_VERSION
+from notso.web.store.sql.search_words import vector_of
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
 
 logger = logging.getLogger("notso.web.store")
@@ -264,11 +265,24 @@ def migrate(connection: Connection[Any]) -> None:
             connection.execute(f"SET LOCAL search_path = {SCHEMA}".encode())
             connection.execute(MIGRATIONS[version].encode())
             version += 1
+            if version in REINDEXES:
+                _index_anew(connection)
             connection.execute(f"UPDATE {SCHEMA}.schema_version SET version = %s".encode(), (version,))
     if version > SCHEMA_VERSION:
         raise DataDirectoryNewerError(
             "the conversations were written by a newer version of notso: please upgrade; nothing was changed"
         )
+
+
+def _index_anew(connection: Connection[Any]) -> None:
+    sql = (
+        "SELECT indexed.chat_id, indexed.message_id, coalesce(messages.content, chats.title) FROM indexed"
+        " JOIN chats ON chats.id = indexed.chat_id LEFT JOIN messages ON messages.id = indexed.message_id"
+    )
+    update = "UPDATE indexed SET words = %s::tsvector WHERE chat_id = %s AND message_id IS NOT DISTINCT FROM %s"
+    with connection.cursor("texts", row_factory=tuple_row) as texts, connection.cursor() as writing:
+        for chat_id, message_id, text in texts.execute(sql):
+            writing.execute(update, (vector_of(text), chat_id, message_id))
 
 
 @contextlib.contextmanager

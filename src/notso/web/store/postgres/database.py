@@ -7,32 +7,30 @@ Leases also count from the start of the database: while it is down, none can be 
 from __future__ import annotations
 
 import contextlib
-import re
-import unicodedata
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice, zip_longest
 from typing import Any
 
 from psycopg import Connection, Cursor, Pipeline
 from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow
 
-from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, LEASE_SECONDS, Heartbeat, Orphan, SearchHit, StoredMessage
+from notso.web.store.protocol import LEASE_SECONDS, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
+from notso.web.store.sql.search_words import Term, tsquery, vector_of
 
 FORGOTTEN_DAYS = 30  # the disk cache of a process away for longer is left to its operator
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
 _FIND = """
-SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text
+SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text,
+    coalesce(messages.created_ms, chats.updated_ms) AS at_ms
 FROM indexed
 JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
 LEFT JOIN messages ON messages.id = indexed.message_id
 WHERE indexed.words @@ ?::tsquery AND indexed.owner = ? AND messages.trash_id IS NULL
-ORDER BY indexed.message_id IS NOT NULL, ts_rank(indexed.words, ?::tsquery) DESC, indexed.message_id DESC LIMIT ?
+ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
 """
 
 
@@ -118,14 +116,13 @@ class PostgresDatabase(Database):
     def remove_message(self, message_id: str) -> None:
         pass
 
-    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        wanted = query_of(query)
-        if not wanted:
-            return []
-        rows = self.execute(_FIND, (wanted, owner, wanted, limit))
-        return [
-            SearchHit(row["chat_id"], row["message_id"], row["title"], snippet_of(row["text"], query)) for row in rows
-        ]
+    def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
+        return self.execute(_FIND, (tsquery(terms), owner, limit)).fetchall()
+
+    def vocabulary(self, owner: str) -> Iterator[str]:
+        sql = "SELECT word FROM ts_stat(format('SELECT words FROM indexed WHERE owner = %%L', ?::text))"
+        for row in self.execute(sql, (owner,)):
+            yield row["word"]
 
     # ---- leases
 
@@ -221,83 +218,3 @@ def _lease() -> str:
 def _gone() -> str:
     alive = f"greatest(expires, pg_postmaster_start_time() + {_lease()}) > clock_timestamp()"
     return f"holder NOT IN (SELECT id FROM replicas WHERE {alive})"
-
-
-MAX_INDEXED_CHARACTERS = 262_144
-MAX_WORD_CHARACTERS = 255  # PostgreSQL refuses words of 2 KiB
-MAX_PLACES = 64  # of one word; PostgreSQL stores at most 255
-LAST_PLACE = 16_383  # PostgreSQL's highest position
-MAX_VECTOR_BYTES = 900_000  # PostgreSQL refuses vectors of 1 MiB
-SNIPPET_WORDS = 14
-BEFORE = 4  # words before the first match
-
-_WORD = re.compile(r"[^\W_]+")
-
-
-def vector_of(text: str) -> str:
-    """Return a text as a `tsvector` literal; of very long texts only the first words are indexed."""
-    places: dict[str, list[int]] = {}
-    room = MAX_VECTOR_BYTES
-    for place, word in enumerate(words_in(text[:MAX_INDEXED_CHARACTERS]), 1):
-        known = places.get(word)
-        if known is None:
-            room -= len(word.encode()) + 8
-            if room < 0:
-                break
-            known = places[word] = []
-        if len(known) < MAX_PLACES and place <= LAST_PLACE:
-            room -= 2
-            known.append(place)
-    return " ".join(f"'{word}'" + (":" + ",".join(map(str, at)) if at else "") for word, at in places.items())
-
-
-def query_of(query: str) -> str:
-    """Return a query as a `tsquery` literal; '' without words."""
-    groups = [words for part in query.split() if (words := words_in(part))]
-    quoted = [[f"'{word}'" for word in words] for words in groups]
-    if quoted:
-        # The last word may be a prefix. Words without a space between them must be adjacent.
-        quoted[-1][-1] += ":*"
-    return " & ".join(f"({' <-> '.join(words)})" for words in quoted)
-
-
-def snippet_of(text: str, query: str) -> str:
-    """Return SNIPPET_WORDS words around the first match, with all matches marked."""
-    wanted = words_in(query)
-    words = _WORD.finditer(text[:MAX_INDEXED_CHARACTERS])
-    shown: deque[re.Match[str]] = deque(maxlen=BEFORE + 1)
-    begins = True
-    for word in words:
-        begins = begins and len(shown) <= BEFORE
-        shown.append(word)
-        if _is_wanted(word[0], wanted):
-            break
-    line = [*shown, *islice(words, SNIPPET_WORDS - len(shown))]
-    if not line:
-        return ""
-    ends = next(words, None) is None
-    pieces = [text[: line[0].start()] if begins else "…"]
-    for word, following in zip_longest(line, line[1:]):
-        gap = text[word.end() : following.start()] if following is not None else ""
-        pieces.append((HIT_BEGINS + word[0] + HIT_ENDS if _is_wanted(word[0], wanted) else word[0]) + gap)
-    return "".join(pieces) + (text[line[-1].end() : MAX_INDEXED_CHARACTERS] if ends else "…")
-
-
-def words_in(text: str) -> list[str]:
-    """Return the folded words in order."""
-    if text.isascii():
-        return [word[:MAX_WORD_CHARACTERS] for word in _WORD.findall(text.lower())]
-    return [word[:MAX_WORD_CHARACTERS] for each in _WORD.findall(text) for word in _WORD.findall(fold(each))]
-
-
-def fold(text: str) -> str:
-    """Remove accents and case."""
-    if text.isascii():
-        return text.lower()
-    plain = unicodedata.normalize("NFKD", text)
-    return "".join(each for each in plain if not unicodedata.combining(each)).casefold()
-
-
-def _is_wanted(word: str, wanted: list[str]) -> bool:
-    word = fold(word)
-    return bool(wanted) and (word in wanted or word.startswith(wanted[-1]))

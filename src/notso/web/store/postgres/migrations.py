@@ -237,6 +237,37 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
+    # 8: models of answers; the sources of imported chats and messages, which outlive a deleted message.
+    """
+    ALTER TABLE messages ADD COLUMN model TEXT COLLATE "C" NOT NULL DEFAULT '';
+    ALTER TABLE chats ADD COLUMN source TEXT COLLATE "C" NOT NULL DEFAULT '';
+    CREATE INDEX chats_by_source ON chats (owner, source) WHERE source <> '';
+    CREATE TABLE imported_messages (
+        chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        source TEXT COLLATE "C" NOT NULL,
+        message_id TEXT COLLATE "C" REFERENCES messages (id) ON DELETE SET NULL DEFERRABLE,
+        PRIMARY KEY (chat_id, source)
+    );
+    CREATE INDEX imported_by_message ON imported_messages (message_id);
+    """,
+    # 9: all texts are indexed anew, by REINDEXES.
+    "SELECT 1",
+    # 10: ratings of answers; links to chats.
+    """
+    ALTER TABLE messages ADD COLUMN rating INTEGER NOT NULL DEFAULT 0 CHECK (rating IN (-1, 0, 1));
+    CREATE TABLE shares (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        message_id TEXT COLLATE "C" NOT NULL,
+        created_ms BIGINT NOT NULL,
+        expires_ms BIGINT NOT NULL
+    );
+    CREATE INDEX shares_of_chats ON shares (chat_id);
+    """,
 )
+
+REINDEXES = frozenset({9})
+"""Versions after whose statements all texts are indexed anew, because their words are made in another way."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

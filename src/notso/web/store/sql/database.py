@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from notso.web.store.protocol import SearchHit, StoredMessage
+from notso.web.store.protocol import StoredMessage
+from notso.web.store.sql.search_words import Term
 
 Value = str | int | float | bool | bytes | None
 
@@ -70,7 +71,12 @@ class Database(ABC):
         """Remove a message from the index, before it is deleted."""
 
     @abstractmethod
-    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]: ...
+    def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
+        """Return rows of chat_id, message_id, title, text and at_ms: titles first, then the newest messages."""
+
+    @abstractmethod
+    def vocabulary(self, owner: str) -> Iterator[str]:
+        """Yield the indexed words of at least this owner."""
 
     # ---- leases on unfinished answers
 

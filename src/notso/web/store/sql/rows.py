@@ -17,7 +17,7 @@ CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(Numbers))
-_MADE = ("numbers", "edited", "attachments", "tool_uses")  # not stored as they are
+_MADE = ("numbers", "edited", "attachments", "tool_uses", "source")  # not stored as they are
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
 _SAVED = (
     *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),
@@ -90,6 +90,11 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
         f"INSERT INTO messages ({', '.join(values)}, position) VALUES ({', '.join('?' * len(values))}, {position})",
         (*values.values(), message.chat_id, owner),
     )
+    if message.source:
+        db.execute(
+            "INSERT INTO imported_messages (chat_id, source, message_id) VALUES (?, ?, ?)",
+            (message.chat_id, message.source, message.id),
+        )
 
 
 def update_message(db: Database, owner: str, assistant_message: StoredMessage) -> bool:

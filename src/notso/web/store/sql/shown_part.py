@@ -30,8 +30,9 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
     UNION ALL
     SELECT m.id, m.chosen_child, down.n + 1 FROM down JOIN messages m
     ON m.parent_id = down.id AND m.position = coalesce(
-        (SELECT c.position FROM messages c WHERE c.id = down.chosen_child AND c.parent_id = down.id),
-        (SELECT max(c.position) FROM messages c WHERE c.parent_id = down.id)
+        (SELECT c.position FROM messages c WHERE c.id = down.chosen_child AND c.parent_id = down.id
+            AND c.trash_id IS NULL),
+        (SELECT max(c.position) FROM messages c WHERE c.parent_id = down.id AND c.trash_id IS NULL)
     )
 )
 """

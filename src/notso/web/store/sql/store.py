@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -18,10 +18,14 @@ from notso.web.store.protocol import (
     Branch,
     Chat,
     ChatList,
+    ChatOrder,
+    ChatRow,
     Conversation,
+    ImportedBefore,
     SavedPrompt,
     SearchHit,
     SettingValue,
+    Share,
     Shown,
     ShownChat,
     StoredMessage,
@@ -33,6 +37,7 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
+from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
@@ -40,14 +45,25 @@ from notso.web.values.json_steps import json_steps
 T = TypeVar("T")
 P = ParamSpec("P")
 
+SOURCES_AT_ONCE = 200  # of a query for imported chats
 RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
 _TOO_SLOW = "storing the chats took too long and was rolled back: please try again"
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
+_ORDERS = {"used": "updated_ms", "title": "lower(title)", "messages": "messages", "size": "size_bytes"}
+_COUNTED = """
+    SELECT * FROM (
+        SELECT shown.*,
+            (SELECT count(*) FROM messages AS m WHERE m.chat_id = shown.id AND m.trash_id IS NULL) AS messages,
+            (SELECT coalesce(sum(m.size), 0) FROM messages AS m WHERE m.chat_id = shown.id) AS size_bytes
+        FROM ({chats}) AS shown
+    ) AS counted
+"""
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
+_SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
 MOST_KEPT = 1000  # responses of an owner
@@ -165,6 +181,27 @@ class SQLStore(ABC):
             unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", (owner,))
             rows = page.fetchall()
             return ChatList(tuple(map(chat_of, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
+
+        return await self.look(read, owner)
+
+    async def chat_rows(
+        self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
+    ) -> tuple[list[ChatRow], bool]:
+        column, direction = _ORDERS[order.removeprefix("-")], "DESC" if order.startswith("-") else "ASC"
+        pattern = "%" + title.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        in_order = f"ORDER BY {column} {direction}, id {direction}"
+        chats = f"SELECT * FROM chats WHERE {_LISTED} AND lower(title) LIKE ? ESCAPE '\\'"
+        page = "LIMIT ? OFFSET ?"
+        # Counting the messages of all chats is needed only where they decide the order.
+        if column in ("messages", "size_bytes"):
+            query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
+        else:
+            query = f"{_COUNTED.format(chats=f'{chats} {in_order} {page}')} {in_order}"
+
+        def read(db: Database) -> tuple[list[ChatRow], bool]:
+            found = db.execute(query, (owner, pattern, limit + 1, skip)).fetchall()
+            rows = [ChatRow(chat_of(row), row["messages"], row["size_bytes"]) for row in found[:limit]]
+            return rows, len(found) > limit
 
         return await self.look(read, owner)
 
@@ -292,7 +329,8 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        return await self.look(lambda db: db.find(owner, query, limit), owner)
+        terms = terms_of(query)
+        return await self.look(lambda db: _found(db, owner, query, terms, limit), owner) if terms else []
 
     add_turn = _adding(tree_writes.add_turn)
     add_message = _adding(tree_writes.add_message)
@@ -302,6 +340,8 @@ class SQLStore(ABC):
     remove_summary = _writing(tree_writes.remove_summary)
     trash_chat = _writing(tree_writes.trash_chat)
     trash_messages = _writing(tree_writes.trash_messages)
+    trash_message = _writing(tree_writes.trash_message)
+    rate_message = _writing(tree_writes.rate_message)
     restore = _writing(tree_writes.restore)
     keep_html = _writing(tree_writes.keep_html)
     save_response = _writing(save_response)
@@ -366,7 +406,10 @@ class SQLStore(ABC):
         await self.add_chats(owner, [(chat, messages)])
 
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
-        pieces = tree_writes.pieces_of(chats)
+        items: Iterator[Chat | StoredMessage] = itertools.chain.from_iterable(
+            (chat, *messages) for chat, messages in chats
+        )
+        pieces = tree_writes.pieces_of(items)
         first, second = next(pieces), next(pieces, None)
         if second is None:
             await self._add(owner, lambda db: tree_writes.add_piece(db, owner, first))
@@ -380,6 +423,37 @@ class SQLStore(ABC):
                 renewed = time.monotonic()
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
+
+    async def add_share(self, owner: str, share: Share) -> bool:
+        return await self.write(lambda db: _add_share(db, owner, share), owner)
+
+    async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
+        sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
+        return [Share(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
+
+    async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool:
+        sql = "DELETE FROM shares WHERE id = ? AND chat_id = ? AND owner = ?"
+        return await self._change(owner, sql, share_id, chat_id, owner)
+
+    async def shared(self, share_id: str, now_ms: int) -> Share | None:
+        columns = ", ".join(f"shares.{name.strip()}" for name in _SHARE.split(","))
+        sql = (
+            f"SELECT {columns} FROM shares JOIN chats ON chats.id = shares.chat_id AND chats.owner = shares.owner"
+            " WHERE shares.id = ? AND expires_ms > ? AND chats.trash_id IS NULL AND NOT chats.temporary"
+        )
+        rows = await self._read("", sql, share_id, now_ms)
+        return Share(**rows[0]) if rows else None
+
+    async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+        found: dict[str, ImportedBefore] = {}
+        for at in range(0, len(sources), SOURCES_AT_ONCE):
+            part = sources[at : at + SOURCES_AT_ONCE]
+            found |= await self.look(partial(tree_writes.imported_before, owner=owner, sources=part), owner)
+        return found
+
+    async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
+        for piece in tree_writes.pieces_of(messages):
+            await self._add(owner, partial(tree_writes.add_piece, owner=owner, piece=piece))
 
     async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
         await self.write(lambda db: tree_writes.save_message(db, assistant_message), owner)
@@ -411,6 +485,33 @@ class SQLStore(ABC):
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _add_share(db: Database, owner: str, share: Share) -> bool:
+    if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
+        return False
+    db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
+    values = [getattr(share, name.strip()) for name in _SHARE.split(",")]
+    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    return True
+
+
+def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:
+    rows = db.find(owner, terms, limit)
+    similar = None
+    if not rows and (similar := similar_terms(terms, db.vocabulary(owner))):
+        terms, rows = similar, db.find(owner, similar, limit)
+    return [
+        SearchHit(
+            row["chat_id"],
+            row["message_id"],
+            row["title"],
+            snippet_of(row["text"], query, terms),
+            at_ms=row["at_ms"],
+            similar=similar is not None,
+        )
+        for row in rows
+    ]
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:

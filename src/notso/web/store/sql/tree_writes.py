@@ -12,8 +12,10 @@ from notso.web.store.protocol import (
     ACTIVE_STATES,
     Chat,
     Conversation,
+    ImportedBefore,
     NewMessage,
     NewTurn,
+    Rating,
     StoredMessage,
     TurnAccepted,
     TurnRefused,
@@ -184,19 +186,17 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
         )
 
 
-def pieces_of(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> Iterator[Piece]:
-    """Split whole chats into one or more pieces that are each written within about 10 ms."""
+def pieces_of(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
+    """Split chats and messages into one or more pieces that are each written within about 10 ms."""
     piece: Piece = []
     characters = 0
-    for chat, messages in chats:
-        items: Piece = [chat, *messages]
-        for item in items:
-            size = 0 if isinstance(item, Chat) else len(item.content) + len(item.reasoning)
-            if piece and (len(piece) >= PIECE_ROWS or characters + size > PIECE_CHARACTERS):
-                yield piece
-                piece, characters = [], 0
-            piece.append(item)
-            characters += size
+    for item in items:
+        size = 0 if isinstance(item, Chat) else len(item.content) + len(item.reasoning)
+        if piece and (len(piece) >= PIECE_ROWS or characters + size > PIECE_CHARACTERS):
+            yield piece
+            piece, characters = [], 0
+        piece.append(item)
+        characters += size
     yield piece
 
 
@@ -212,6 +212,24 @@ def add_piece(db: Database, owner: str, piece: Piece) -> None:
             if item.active:
                 db.take(owner, item.id)
         db.index_message(owner, item)
+
+
+def imported_before(db: Database, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
+    marks = ", ".join("?" * len(sources))
+    chats = db.execute(
+        f"SELECT id, source FROM chats WHERE owner = ? AND source IN ({marks}) AND source <> '' AND trash_id IS NULL"
+        " ORDER BY created_ms DESC, id DESC",
+        (owner, *sources),
+    ).fetchall()
+    found: dict[str, ImportedBefore] = {}
+    for chat in chats:
+        rows = db.execute(
+            "SELECT imported_messages.source, messages.id FROM imported_messages LEFT JOIN messages"
+            " ON messages.id = message_id AND messages.trash_id IS NULL WHERE imported_messages.chat_id = ?",
+            (chat["id"],),
+        )
+        found[chat["source"]] = ImportedBefore(chat["id"], {row["source"]: row["id"] for row in rows.fetchall()})
+    return found
 
 
 def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
@@ -323,6 +341,37 @@ def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> st
     return trash_id
 
 
+def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> str | None:
+    if not _lock(db, owner, chat_id) or _message(db, owner, chat_id, message_id) is None:
+        return None
+    below = (
+        "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? AND owner = ? UNION ALL"
+        " SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id WHERE m.trash_id IS NULL)"
+    )
+    active = f"{below} SELECT 1 FROM messages JOIN below ON below.id = messages.id WHERE state IN ('queued', 'running')"
+    if db.execute(active, (message_id, owner)).fetchone() is not None:
+        return None
+    trash_id = _throw(db, owner, chat_id, "messages")
+    db.execute(
+        f"{below} UPDATE messages SET trash_id = ? WHERE owner = ? AND id IN (SELECT id FROM below)",
+        (message_id, owner, trash_id, owner),
+    )
+    # What is shown follows the choices without looking into the trash.
+    sql = "UPDATE messages SET chosen_child = NULL WHERE chosen_child = ? AND chat_id = ? AND owner = ?"
+    db.execute(sql, (message_id, chat_id, owner))
+    sql = "UPDATE chats SET chosen_root = NULL WHERE chosen_root = ? AND id = ? AND owner = ?"
+    db.execute(sql, (message_id, chat_id, owner))
+    return trash_id
+
+
+def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool:
+    sql = (
+        "UPDATE messages SET rating = ? WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
+        " AND role = 'assistant' AND kind = 'turn'"
+    )
+    return db.execute(sql, (rating, message_id, chat_id, owner)).rowcount > 0
+
+
 def is_hidden(db: Database, owner: str, trash_id: str) -> bool:
     """Whether the trash id exists; it is locked against purging."""
     return _row(db, owner, trash_id) is not None
@@ -357,6 +406,12 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
     if row["kind"] == "chat":
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
+        # A single message, with what follows it, is chosen again.
+        top = db.execute(
+            "SELECT m.id FROM messages m JOIN messages p ON p.id = m.parent_id AND p.trash_id IS NULL"
+            " WHERE m.chat_id = ? AND m.trash_id = ? AND m.owner = ?",
+            (chat_id, trash_id, owner),
+        ).fetchone()
         db.execute(
             "UPDATE messages SET trash_id = NULL WHERE chat_id = ? AND trash_id = ? AND owner = ?",
             (chat_id, trash_id, owner),
@@ -365,6 +420,8 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
             "UPDATE chats SET settings = ?, chosen_root = ? WHERE id = ? AND owner = ?",
             (row["settings"], row["chosen_root"], chat_id, owner),
         )
+        if top is not None:
+            _choose(db, owner, chat_id, top["id"])
     db.execute("DELETE FROM trash WHERE id = ? AND owner = ?", (trash_id, owner))
     return chat_id
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
+from notso.system.files import sync_folder
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Rows, Statements, Value
 from notso.web.store.sqlite.connection import BUSY_MS, snapshot, storage_errors, transaction
@@ -204,11 +205,7 @@ def _make(path: Path) -> None:
             return
         except OSError:  # file systems without hard links
             new.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     finally:
         new.unlink(missing_ok=True)
 

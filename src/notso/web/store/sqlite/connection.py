@@ -10,10 +10,11 @@ import contextlib
 import logging
 import os
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from notso.system.files import lock
+from notso.web.store.sql.search_words import indexed_text
 from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import (
     DataDirectoryBusyError,
@@ -64,6 +65,7 @@ def open_nothing() -> sqlite3.Connection:
     """Return an empty in-memory database, for reading when the file is gone."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
+    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
     for script in MIGRATIONS:
         connection.executescript(script)
     connection.execute("PRAGMA query_only=ON")
@@ -144,12 +146,13 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
             "the conversations were written by a newer version of notso: please upgrade; nothing was changed"
         )
     pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
-    pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0"] + (["fullfsync=ON"] if sys.platform == "darwin" else [])
+    pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0", "fullfsync=ON"]  # the last for macOS
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     if existed and 0 < version < SCHEMA_VERSION:
         # A way back to the previous release.
         copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
+    connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         with transaction(connection):
             for statement in _statements(script):
@@ -184,7 +187,7 @@ class DirectoryLock:
         except OSError as error:
             raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
         try:
-            _lock(self._descriptor)
+            lock(self._descriptor)
         except OSError:
             os.close(self._descriptor)
             raise DataDirectoryBusyError(
@@ -196,14 +199,3 @@ class DirectoryLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _lock(descriptor: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,6 +16,7 @@ import sqlite3
 from datetime import datetime
 from pathlib import Path
 
+from notso.system.files import sync, sync_folder
 from notso.web.store.protocol import Damage
 from notso.web.store.sqlite.connection import DAMAGED, open_reader, storage_errors
 from notso.web.store.sqlite.migrations import SCHEMA_VERSION
@@ -33,8 +34,8 @@ class Witness:
         self._file = os.fdopen(os.open(acknowledged_at, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         try:
             self._write(commits)
-            os.fsync(self._file.fileno())
-            _sync_directory(path.parent)
+            sync(self._file.fileno())
+            sync_folder(path.parent)
         except BaseException:
             self._file.close()
             raise
@@ -48,7 +49,7 @@ class Witness:
     def sync(self) -> None:
         """Sync the file, so that the number survives a power failure."""
         with contextlib.suppress(OSError):
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
 
     def close(self) -> None:
         self.sync()
@@ -76,15 +77,6 @@ def commits_in(connection: sqlite3.Connection) -> int | None:
 
 def _beside(path: Path) -> Path:
     return path.with_name(path.name + "-commits")
-
-
-def _sync_directory(directory: Path) -> None:
-    if os.name != "nt":
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 logger = logging.getLogger("notso.web.store")

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
-from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, SearchHit, StoredMessage
+from notso.web.store.protocol import StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
+from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sqlite.connection import snapshot
 
-MAX_INDEXED_CHARACTERS = 262_144
-
-# snippet() takes time proportional to the text: it runs on the limited rows only.
-_FIND = f"""
-WITH found AS MATERIALIZED (
-    SELECT texts.rowid AS number, indexed.chat_id, indexed.message_id, chats.title, rank AS score
-    FROM texts
-    JOIN indexed ON indexed.number = texts.rowid
-    JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND chats.temporary = 0
-    LEFT JOIN messages ON messages.id = indexed.message_id
-    WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
-    ORDER BY indexed.message_id IS NOT NULL, rank LIMIT ?
-)
-SELECT found.chat_id, found.message_id, found.title,
-       snippet(texts, 0, '{HIT_BEGINS}', '{HIT_ENDS}', '…', 14) AS snippet
-FROM found JOIN texts ON texts.rowid = found.number
-WHERE texts MATCH ? ORDER BY found.message_id IS NOT NULL, found.score
+_FIND = """
+SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text,
+    coalesce(messages.created_ms, chats.updated_ms) AS at_ms
+FROM texts
+JOIN indexed ON indexed.number = texts.rowid
+JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND chats.temporary = 0
+LEFT JOIN messages ON messages.id = indexed.message_id
+WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
+ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, indexed.chat_id LIMIT ?
 """
 
 
@@ -52,14 +46,14 @@ class SQLiteDatabase(Database):
         db = self._connection
         row = db.execute("SELECT number FROM indexed WHERE chat_id = ? AND message_id IS NULL", (chat_id,)).fetchone()
         number = row[0] if row else _number(db, owner, chat_id, None)
-        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, title))
+        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, indexed_text(title)))
 
     def index_message(self, owner: str, message: StoredMessage) -> None:
         db = self._connection
         row = db.execute("SELECT number FROM indexed WHERE message_id = ?", (message.id,)).fetchone()
         number = row[0] if row else _number(db, owner, message.chat_id, message.id)
-        text = message.content[:MAX_INDEXED_CHARACTERS]
-        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, text))
+        body = indexed_text(message.content)
+        db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, body))
 
     # Not done by triggers: SQLite 3.40 does not allow them to write to an FTS table.
     def remove_chat(self, chat_id: str) -> None:
@@ -69,12 +63,12 @@ class SQLiteDatabase(Database):
         sql = "DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE message_id = ?)"
         self.execute(sql, (message_id,))
 
-    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        words = query.replace("\x00", " ").split()
-        if not words:
-            return []
-        phrases = _phrases(words)
-        return [SearchHit(*row) for row in self._connection.execute(_FIND, (phrases, owner, limit, phrases))]
+    def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
+        return self.execute(_FIND, (fts5_query(terms), owner, limit)).fetchall()
+
+    def vocabulary(self, owner: str) -> Iterator[str]:
+        for row in self.execute("SELECT term FROM vocabulary"):
+            yield row["term"]
 
     def take(self, owner: str, message_id: str) -> None:
         pass
@@ -90,11 +84,6 @@ class SQLiteDatabase(Database):
 
     def forget(self, owner: str, first_message_id: str) -> None:
         pass
-
-
-def _phrases(words: list[str]) -> str:
-    """Quote each word, so that none is an operator; the last is a prefix."""
-    return " ".join('"' + word.replace('"', '""') + '"' for word in words) + "*"
 
 
 def _number(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:

@@ -188,6 +188,42 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
+    # 10: models of answers; the sources of imported chats and messages, which outlive a deleted message.
+    """
+    ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
+    CREATE INDEX chats_by_source ON chats (owner, source) WHERE source <> '';
+    CREATE TABLE imported_messages (
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        source TEXT NOT NULL,
+        message_id TEXT REFERENCES messages (id) ON DELETE SET NULL,
+        PRIMARY KEY (chat_id, source)
+    ) STRICT;
+    CREATE INDEX imported_by_message ON imported_messages (message_id);
+    """,
+    # 11: the index holds the words that search_words makes, as PostgreSQL's does; indexed_text() is that function.
+    """
+    DROP TABLE texts;
+    CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
+    CREATE VIRTUAL TABLE vocabulary USING fts5vocab(texts, row);
+    INSERT INTO texts (rowid, body) SELECT number, indexed_text(title) FROM indexed
+        JOIN chats ON chats.id = indexed.chat_id WHERE message_id IS NULL;
+    INSERT INTO texts (rowid, body) SELECT number, indexed_text(content) FROM indexed
+        JOIN messages ON messages.id = indexed.message_id;
+    """,
+    # 12: ratings of answers; links to chats.
+    """
+    ALTER TABLE messages ADD COLUMN rating INTEGER NOT NULL DEFAULT 0 CHECK (rating IN (-1, 0, 1));
+    CREATE TABLE shares (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        message_id TEXT NOT NULL,
+        created_ms INTEGER NOT NULL,
+        expires_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX shares_of_chats ON shares (chat_id);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,7 +1,7 @@
 """Memory available to this process, measured before anything is allocated.
 
-The tightest of three limits applies: the kernel's available memory, the control group and the process limits. Sizes in
-bytes.
+The tightest of three limits applies: the kernel's available memory, the control group (Linux) and the process limits.
+Sizes in bytes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from notso.system import libsystem
 
 MIB = 1 << 20
 HEAPS = 4
 _M_ARENA_MAX = -8  # glibc's malloc.h
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "no limit"
+_CRITICAL = 4  # of macOS's memory pressure: sys/event.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,9 @@ class ProcessMemory:
 
 def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
     """Return this process's memory; zeros where unknown."""
+    if sys.platform == "darwin":
+        usage = libsystem.resource_usage()
+        return ProcessMemory(usage.resident_size, usage.phys_footprint)
     fields = _number_lines(proc / "self" / "status")
     held = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + fields.get("VmSwap:", 0)
     return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held * 1024)
@@ -46,9 +53,11 @@ def memory_limits(
 ) -> list[MemoryLimit]:
     """Return all limits that can be read; never empty."""
     # mapped_bytes is already part of the address space.
+    if sys.platform == "darwin":
+        return [_memory_of_macos(), *_process_limits({}, 0)]  # it does not say how much address space is in use
     limits = [_system_memory(proc)]
     limits += _cgroup_limits(proc, cgroup_root)
-    limits += _process_limits(proc, mapped_bytes)
+    limits += _process_limits(_mapped(proc), mapped_bytes)
     return limits
 
 
@@ -59,11 +68,29 @@ def available_memory(
     return min(memory_limits(proc, cgroup_root, mapped_bytes), key=lambda limit: limit.available_bytes)
 
 
+def physical_memory() -> int:
+    """Return the machine's memory."""
+    if sys.platform == "darwin":
+        return libsystem.number("hw.memsize")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory_of_macos() -> MemoryLimit:
+    pages = libsystem.vm_statistics()
+    if pages is None:
+        return MemoryLimit("the machine", physical_memory())
+    # Free pages include speculative ones, which hold read-ahead. Under critical pressure inactive ones are compressed
+    # already.
+    is_critical = libsystem.number("kern.memorystatus_vm_pressure_level") >= _CRITICAL
+    available = pages.free_count + (0 if is_critical else pages.inactive_count)
+    return MemoryLimit("the system", available * libsystem.page_bytes())
+
+
 def _system_memory(proc: Path) -> MemoryLimit:
     fields = _number_lines(proc / "meminfo")
     if "MemAvailable:" in fields:
         return MemoryLimit("the system", fields["MemAvailable:"] * 1024)
-    return MemoryLimit("the machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return MemoryLimit("the machine", physical_memory())
 
 
 def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
@@ -95,12 +122,14 @@ def _page_cache(folder: Path) -> int:
     return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
 
 
-def _process_limits(proc: Path, mapped_bytes: int) -> list[MemoryLimit]:
+def _mapped(proc: Path) -> dict[str, int]:
     fields = _text(proc / "self" / "statm").split()
     page = os.sysconf("SC_PAGE_SIZE")
-    used = {"address space": 0, "data": 0}
-    if len(fields) >= 6:
-        used = {"address space": max(0, int(fields[0]) * page - mapped_bytes), "data": int(fields[5]) * page}
+    return {"address space": int(fields[0]) * page, "data": int(fields[5]) * page} if len(fields) >= 6 else {}
+
+
+def _process_limits(mapped: dict[str, int], mapped_bytes: int) -> list[MemoryLimit]:
+    used = {"address space": max(0, mapped.get("address space", 0) - mapped_bytes), "data": mapped.get("data", 0)}
     limits = []
     for name, which in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
         soft, _ = resource.getrlimit(which)
@@ -118,7 +147,10 @@ def keep_few_heaps() -> None:
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system (glibc)."""
+    """Return freed memory to the system (glibc, macOS)."""
+    if sys.platform == "darwin":
+        libsystem.library().malloc_zone_pressure_relief(None, 0)
+        return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.qtensor.host_memory import HEAPS, MIB, MemoryLimit, available_memory, memory_limits, process_memory
+from notso.system.memory import HEAPS, MIB, MemoryLimit, available_memory, memory_limits, process_memory
 
 
 def tree(root: Path, files: dict[str, str]) -> None:
@@ -101,7 +101,7 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from notso.qtensor.host_memory import memory_limits\n"
+        "from notso.system.memory import memory_limits\n"
         "print([l.available_bytes for l in memory_limits() if 'address space' in l.source])\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -118,7 +118,7 @@ def test_what_is_mapped_already_is_not_wanted_twice(tmp_path: Path) -> None:
         "import resource, sys\n"
         "from pathlib import Path\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from notso.qtensor.host_memory import available_memory, memory_limits\n"
+        "from notso.system.memory import available_memory, memory_limits\n"
         "proc = Path(sys.argv[1])\n"
         "limits = lambda mapped: [l for l in memory_limits(proc, mapped_bytes=mapped) if 'address space' in l.source]\n"
         "print(limits(1 << 20)[0].available_bytes - limits(0)[0].available_bytes)\n"

@@ -1,0 +1,73 @@
+"""The processors that this process may use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if sys.platform == "darwin":
+    from notso.system import libsystem
+
+
+def usable_processors() -> int:
+    """Return the number of processors within the affinity, or of all on macOS, which has none."""
+    if sys.platform == "darwin":
+        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
+
+
+def usable_cores() -> int:
+    """Return the physical cores within the affinity, at most the container's CPU quota; on macOS the performance cores.
+
+    A step is as slow as its slowest thread, which an efficiency core would be.
+    """
+    if sys.platform == "darwin":
+        return libsystem.number("hw.perflevel0.physicalcpu") or libsystem.number("hw.physicalcpu") or 1
+    cores = {_core_of(cpu) for cpu in os.sched_getaffinity(0)}
+    quota = _cpu_quota()
+    return max(1, min(len(cores), int(quota) if quota is not None else len(cores)))
+
+
+def name() -> str:
+    """Return the processor's model name, empty if unknown."""
+    if sys.platform == "darwin":
+        return libsystem.text("machdep.cpu.brand_string")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def times() -> list[int]:
+    """Return the ticks spent by all processors: user, nice, system, idle, iowait, irq, softirq, steal (Linux)."""
+    if sys.platform == "darwin":
+        return []
+    try:
+        return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return []
+
+
+def _core_of(cpu: int) -> tuple[str, str] | int:
+    # Package and core number, which hyper-threads share.
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
+    except OSError:
+        return cpu
+
+
+def _cpu_quota() -> float | None:
+    # The CPUs granted by a cgroup (version 2, then 1).
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        return None if limit <= 0 else limit / int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None

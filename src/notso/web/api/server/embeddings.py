@@ -1,0 +1,150 @@
+"""Embeddings in the formats of OpenAI and llama-server."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from notso.web.api.request_fields.fields import (
+    TELLS,
+    Fields,
+    Hint,
+    Name,
+    Notes,
+    Text,
+    hint,
+    hints_of,
+    inert,
+    invalid,
+    read_fields,
+    works,
+)
+from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS
+from notso.web.api.shared.api_request import Prompt, ignored_headers
+from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest, Embeddings, embeddings_of
+from notso.web.api.shared.serializer import large_response
+from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.serving import Owner, read_body
+from notso.web.edge.access import GUARDED
+from notso.web.engine.model_names import model_id
+
+Ids = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)
+]
+Inputs = (
+    Text
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    | Ids
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+)
+ONLY_LENGTH = "embeddings have length 1"
+
+
+class EmbeddingFields(Fields):
+    """The body of POST /v1/embeddings."""
+
+    input: Inputs | None = None
+    content: Inputs | None = None
+    model: Name | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    embd_normalize: Literal[2] | None = None
+    user: Annotated[Name | None, TELLS] = None
+    task: Annotated[Any, Hint()] = None
+    input_type: Annotated[Any, Hint()] = None
+    truncate_prompt_tokens: Annotated[Any, Hint()] = None
+
+
+EMBEDDING_NOTES: Notes = {
+    "input": works(
+        f"a text, without control tokens, or a list of token ids; or up to {MAX_INPUTS:,} of either. Each must fit the "
+        "context"
+    ),
+    "content": works("llama-server's name of `input`"),
+    "model": works("a name listed by `GET /v1/models`; optional"),
+    "encoding_format": works("`float`, or `base64`: 32-bit floats, little-endian"),
+    "dimensions": works("the model's own number", "the model was not trained to have others"),
+    "embd_normalize": inert(f"2: {ONLY_LENGTH}", ONLY_LENGTH),
+    "user": hint("the caller's own name for a person"),
+    "task": hint("the model knows no tasks of embeddings"),
+    "input_type": hint("the model knows no types of texts"),
+    "truncate_prompt_tokens": hint("a text that does not fit is refused"),
+}
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", dependencies=[GUARDED])
+@router.post("/embeddings", dependencies=[GUARDED])
+async def embeddings(request: Request, services: Services, owner: Owner) -> Response:
+    """Return embeddings: the mean of each text's last hidden states, of length 1. SmolLM3 was not trained for them."""
+
+    def body(found: Embeddings, fields: EmbeddingFields) -> Any:
+        written = base64_of if fields.encoding_format == "base64" else list
+        data = [
+            {"object": "embedding", "index": index, "embedding": written(vector)}
+            for index, vector in enumerate(found.vectors)
+        ]
+        usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
+        return {"object": "list", "data": data, "model": model_id(found.info), "usage": usage}
+
+    return await _respond(request, services, owner, body)
+
+
+@router.post("/embedding", dependencies=[GUARDED])
+async def embedding(request: Request, services: Services, owner: Owner) -> Response:
+    """Return embeddings in llama-server's format, as with `--pooling mean`."""
+
+    def body(found: Embeddings, fields: EmbeddingFields) -> Any:
+        return [{"index": index, "embedding": [list(vector)]} for index, vector in enumerate(found.vectors)]
+
+    return await _respond(request, services, owner, body)
+
+
+async def _respond(
+    request: Request, services: ApiServices, owner: str, body: Callable[[Embeddings, EmbeddingFields], Any]
+) -> Response:
+    fields, asked = await read_body(request, parse_embedding_request)
+    found = await embeddings_of(request, services, owner, asked)
+    return await large_response(lambda: body(found, fields), ignored_headers(asked))
+
+
+def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, EmbeddingRequest]:
+    """Validate a request for embeddings. Raise ApiError (400) naming the field."""
+    fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES)
+    name = "content" if fields.input is None and fields.content is not None else "input"
+    given = getattr(fields, name)
+    if given is None:
+        raise invalid("input", "input must be a text, a list of token ids, or a list of either")
+    if fields.input is not None and fields.content is not None:
+        raise invalid("content", "only one of input and content is allowed")
+    prompts: tuple[Prompt, ...] = (
+        (given,)
+        if isinstance(given, str)
+        else (tuple(given),)
+        if isinstance(given[0], int)
+        else tuple(each if isinstance(each, str) else tuple(each) for each in given)
+    )
+    if not all(prompts):
+        raise invalid(name, f"{name} has an empty text", "empty_prompt")
+    asked = EmbeddingRequest(
+        model=fields.model,
+        prompts=prompts,
+        params=ONE_TOKEN,
+        options=EMBEDDED,
+        names={"messages": name, "prompt": name},
+        hints=hints_of(fields, body),
+        dimensions=fields.dimensions,
+    )
+    return fields, asked
+
+
+def base64_of(vector: Sequence[float]) -> str:
+    """Encode 32-bit floats, little-endian."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

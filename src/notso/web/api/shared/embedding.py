@@ -1,0 +1,72 @@
+"""Embeddings of texts, for the APIs that return them in their formats."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fastapi import Request
+
+from notso.smollm3 import ModelInfo, RequestOptions, SamplingParams, Usage
+from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.api.shared.services import ApiServices
+from notso.web.api.shared.serving import events_of_choices, serving, with_prompt
+from notso.web.edge.api_error import ApiError
+from notso.web.engine.port import ChatEngine
+
+MAX_INPUTS = 2048
+"""Texts per request, as in OpenAI's API."""
+
+EMBEDDED = RequestOptions(prompt_only=True, embedding=True, is_plain=True, thinking=False)
+ONE_TOKEN = (SamplingParams(max_tokens=1),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest(ApiRequest):
+    """A checked request for an embedding of each prompt."""
+
+    dimensions: int | None = None  # only the model's own number is possible
+    truncate: bool = False  # embed the beginning of a text that does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Embeddings in the order of the prompts, each of length 1."""
+
+    info: ModelInfo
+    vectors: Sequence[Sequence[float]]
+    usages: Sequence[Usage]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(usage.prompt_tokens for usage in self.usages)
+
+
+async def embeddings_of(request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest) -> Embeddings:
+    """Compute the embeddings, as many at a time as the model answers. Raise ApiError; disconnecting stops them."""
+    if asked.truncate:
+        async with serving(services, asked.model) as model:
+            cut = await with_prompt(request, lambda: _cut(asked.prompts, model.engine))
+        asked = replace(asked, prompts=cut)
+    info, choices = await events_of_choices(request, services, owner, asked)
+    events = list(itertools.chain.from_iterable(choices))
+    vectors = [event.embedding for event in events if event.kind == "embedding"]
+    if asked.dimensions is not None and vectors and len(vectors[0]) != asked.dimensions:
+        raise ApiError(
+            400,
+            "invalid_value",
+            f"dimensions must be {len(vectors[0])}: the model was not trained to have others",
+            param="dimensions",
+        )
+    usages = [event.usage for event in events if event.usage is not None]
+    return Embeddings(info, vectors, usages)
+
+
+def _cut(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
+    most = engine.info.context_tokens
+    long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > most for prompt in prompts)
+    return tuple(
+        tuple(engine.tokenize(str(prompt))[:most]) if is_long else prompt
+        for prompt, is_long in zip(prompts, long, strict=True)
+    )

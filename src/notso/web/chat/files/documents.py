@@ -1,0 +1,238 @@
+"""JSON documents in an imported file: plain JSON, one document a line, and both in gzip or a zip archive.
+
+Only the standard library is imported, so that the child process that reads imports starts quickly.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import lzma
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from notso.text_file import NotTextError, decode_text, utf8_stream
+
+codecs.lookup("cp437")  # zipfile decodes names by it, and a confined child cannot open its module
+
+MAX_UNPACKED_BYTES = 256 << 20
+MAX_ENTRIES = 100_000  # of an archive
+MAX_OBJECTS = 1_000_000  # of one value; the longest chats have a fifth of that
+CHUNK = 1 << 20
+
+PICTURES = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "heic", "avif", "tif", "tiff"})
+_BLANK = re.compile(r"[ \t\r\n]*")
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError)
+"""What the decompressors raise, also for encrypted entries and unknown methods."""
+_GENERATED = frozenset({"chat.html"})  # ChatGPT's rendering of the conversations in the same archive
+
+
+class Unreadable(Exception):
+    """A file or a chat in it cannot be read; `key` names a sentence of the pages and `params` fill it."""
+
+    def __init__(self, key: str, **params: str) -> None:
+        super().__init__(key, params)
+        self.key = key
+        self.params = params
+
+
+class Document(NamedTuple):
+    """One JSON value; `listed` if it is an entry of a list at the top."""
+
+    value: Any
+    listed: bool
+
+
+def kind_of(name: str) -> str:
+    """Return what a file is counted as when it is left out, by its name: "pictures" or "files"."""
+    return "pictures" if name.rpartition(".")[2].lower() in PICTURES else "files"
+
+
+def documents(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
+    """Yield the documents of a file, and count the entries of an archive that hold none.
+
+    Raises Unreadable. An archive's damaged entries are counted; the first is raised if no entry can be read.
+    """
+    if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        yield from _of_archive(body, left_out)
+    elif body.startswith(b"\x1f\x8b"):
+        yield from _Unpacking().documents(gzip.GzipFile(fileobj=io.BytesIO(body)))
+    else:
+        try:
+            text = decode_text(body)
+        except NotTextError as error:
+            raise Unreadable("import_broken", reason=f"it {error}") from None
+        yield from _values(io.StringIO(text).read)
+
+
+def _of_archive(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
+    unpacking = _Unpacking()
+    problem: Unreadable | None = None
+    readable = False
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(body))
+    except _DAMAGED:
+        raise Unreadable("import_archive") from None
+    entries = archive.infolist()
+    if len(entries) > MAX_ENTRIES:
+        raise Unreadable("import_too_much", what=f"more than {MAX_ENTRIES:,} entries in the archive")
+    for entry in entries:
+        name = entry.filename.rpartition("/")[2]
+        if not name or name in _GENERATED or entry.filename.startswith("__MACOSX/"):
+            continue
+        if not name.lower().endswith((".json", ".jsonl", ".ndjson")):
+            left_out[kind_of(name)] += 1
+            continue
+        try:
+            try:
+                file = archive.open(entry)
+            except _DAMAGED:
+                raise Unreadable("import_archive") from None
+            with file:
+                for document in unpacking.documents(file):
+                    readable = True
+                    yield document
+        except Unreadable as error:
+            if error.key == "import_too_much":
+                raise
+            problem = problem or error
+            left_out["damaged"] += 1
+    if problem is not None and not readable:
+        raise problem
+
+
+class _Unpacking:
+    """Unpacks the entries of one file, within MAX_UNPACKED_BYTES together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_UNPACKED_BYTES
+
+    def documents(self, file: Any) -> Iterator[Document]:
+        try:
+            decode = codecs.getincrementaldecoder("utf-8")()
+            stream: BinaryIO = utf8_stream(file)
+        except _DAMAGED:
+            raise Unreadable("import_archive") from None
+
+        def read(size: int) -> str:
+            text = ""
+            while not text:  # a piece may end within a character
+                try:
+                    data = stream.read(size)
+                    text = decode.decode(data, final=not data)
+                except NotTextError as error:
+                    raise Unreadable("import_broken", reason=f"it {error}") from None
+                except UnicodeDecodeError:
+                    raise Unreadable("import_broken", reason="it is not UTF-8 text") from None
+                except _DAMAGED:
+                    raise Unreadable("import_archive") from None
+                self._left -= len(data)
+                if self._left < 0:
+                    what = f"more than {MAX_UNPACKED_BYTES:,} bytes when unpacked"
+                    raise Unreadable("import_too_much", what=what)
+                if not data:
+                    break
+            return text
+
+        yield from _values(read)
+
+
+def _values(read: Callable[[int], str]) -> Iterator[Document]:
+    """Yield the values of a text, each as soon as it is complete, so that only one is in memory.
+
+    The entries of a list at the top are values of their own.
+    """
+    text = _JsonText(read)
+    while first := text.peek():
+        if first != "[":
+            yield Document(text.value(), listed=False)
+            continue
+        text.skip()
+        if text.peek() == "]":
+            text.skip()
+            continue
+        while True:
+            yield Document(text.value(), listed=True)
+            mark = text.peek()
+            if mark not in (",", "]"):
+                raise text.broken()
+            text.skip()
+            if mark == "]":
+                break
+
+
+class _JsonText:
+    """A JSON text that is read in growing pieces."""
+
+    def __init__(self, read: Callable[[int], str]) -> None:
+        self._read = read
+        self._decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
+        self._text = ""
+        self._at = self._before = 0
+        self._ended = False
+
+    def peek(self) -> str:
+        """Return the next character that is not blank, or '' at the end."""
+        while True:
+            blank = _BLANK.match(self._text, self._at)
+            self._at = blank.end() if blank else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
+            self._read_more()
+
+    def skip(self) -> None:
+        self._at += 1
+
+    def value(self) -> Any:
+        """Return the next value. Raises Unreadable."""
+        self.peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._ended:
+                    raise self.broken(error.pos) from None
+            except RecursionError:
+                raise Unreadable("import_broken", reason="it is nested too deep") from None
+            except ValueError:
+                reason = "a key is duplicated, or a number is invalid or too long"
+                raise Unreadable("import_broken", reason=reason) from None
+            else:
+                # A number at the end of a piece may go on in the next.
+                if end < len(self._text) or self._ended:
+                    self._at = end
+                    return value
+            self._read_more()
+
+    def broken(self, at: int | None = None) -> Unreadable:
+        place = self._before + (self._at if at is None else at)
+        return Unreadable("import_broken", reason=f"at character {place}")
+
+    def _read_more(self) -> None:
+        # As much again as is waiting: a value that needs many pieces is parsed anew for each.
+        piece = self._read(max(CHUNK, len(self._text) - self._at))
+        self._before += self._at
+        self._text = self._text[self._at :] + piece
+        self._at = 0
+        self._ended = not piece
+        if self._text.count("{") > MAX_OBJECTS:
+            raise Unreadable("import_too_much", what=f"more than {MAX_OBJECTS:,} objects in one chat")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a duplicate key")
+    return found
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

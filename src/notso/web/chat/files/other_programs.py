@@ -1,0 +1,631 @@
+"""Exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp's page as chats of our own export.
+
+What has no place here, such as pictures and tools' internals, is left out and counted by kind. Only the standard
+library is imported, so that the child process that reads imports starts quickly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from notso.web.chat.files.documents import Document, Unreadable, kind_of
+from notso.web.chat.files.message_tree import JSON, Node, tree_of
+
+MAX_MESSAGES = 50_000  # of all chats together
+MAX_NODES = 200_000  # of one chat; ChatGPT has several for a message
+MAX_TEXT = 1_000_000
+MAX_ATTACHMENTS = 16
+MAX_NAME = 200
+MAX_SYSTEM_PROMPT = 20_000
+OWN_FORMAT = "notso-chats"
+
+Kind = Literal["own", "openai"]
+State = Literal["done", "interrupted", "failed"]
+
+_UNFIT = re.compile("[\x00\ud800-\udfff]")
+_CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")  # ChatGPT's references to search results
+_DETAILS = re.compile(r'<details type="(\w+)"[^<>]*>(.*?)</details>\s*+', re.DOTALL)
+_THOUGHTS = re.compile(r"\s*(?:<think>(.*?)</think>|:::thinking\n(.*?)\n:::)\s*", re.DOTALL)
+_LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>\s*", re.DOTALL)
+_LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
+
+
+class Reader:
+    """Makes chats of the documents of one file.
+
+    `left_out` counts what was not brought along: pictures, files, tool_calls, references, texts (cut at MAX_TEXT),
+    chats (that cannot be read).
+    """
+
+    def __init__(self, left_out: Counter[str]) -> None:
+        self.left_out = left_out
+        self._messages = 0
+        self._problem: Unreadable | None = None
+
+    def chats(self, documents: Iterable[Document]) -> Iterator[tuple[Kind, JSON]]:
+        """Yield chats in the form of our export ("own") and lists of OpenAI messages.
+
+        Raises Unreadable if the file holds too many messages, or no chat that can be read.
+        """
+        found = 0
+        for kind, value in self._found(documents):
+            self._count(len(value["messages"]))
+            found += 1
+            yield kind, value
+        if not found:
+            raise self._problem or Unreadable("import_unknown")
+
+    def _found(self, documents: Iterable[Document]) -> Iterator[tuple[Kind, JSON]]:
+        listed: list[Any] = []  # messages of a list at the top
+        session: JSON | None = None  # of llama.cpp's page: a line for the chat, and one for each message
+        for value, is_listed in documents:
+            if session is not None and isinstance(value, dict) and value.get("type") == "message":
+                session["messages"].append(value.get("message"))
+                self._count(len(session["messages"]), only_check=True)
+                continue
+            if session is not None:
+                yield from self._read(_llama_cpp, session)
+                session = None
+            if isinstance(value, dict) and value.get("type") == "session":
+                session = {"conv": value, "messages": []}
+            elif isinstance(value, dict) and value.get("format") == OWN_FORMAT:
+                yield from self._own(value)
+            elif isinstance(value, dict) and (read := _reader_of(value)) is not None:
+                yield from self._read(read, value)
+            elif isinstance(value, dict) and "messages" in value:
+                yield "openai", self._openai(value)
+            elif is_listed:
+                listed.append(value)
+                self._count(len(listed), only_check=True)
+        if session is not None:
+            yield from self._read(_llama_cpp, session)
+        if listed and any(isinstance(each, dict) and "role" in each for each in listed):
+            yield "openai", self._openai({"messages": listed})
+
+    def _read(self, read: Callable[[JSON, Reader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
+        # A chat of another program that cannot be read is counted: hundreds of others may be in the same file.
+        if _nodes_in(document) > MAX_NODES:
+            raise Unreadable("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
+        before = Counter(self.left_out)
+        try:
+            chat = read(document, self)
+            if not chat["messages"]:
+                raise Unreadable("import_unknown")
+        except (Unreadable, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            damaged = Unreadable("import_invalid", place="messages", reason="an unexpected value")
+            self._problem = self._problem or (error if isinstance(error, Unreadable) else damaged)
+            self.left_out.clear()
+            self.left_out.update(before)
+            self.left_out["chats"] += 1
+            return
+        yield "own", chat
+
+    def _own(self, document: JSON) -> Iterator[tuple[Kind, JSON]]:
+        version, chats = document.get("version"), document.get("chats")
+        if type(version) is not int or not isinstance(chats, list) or not chats:
+            raise Unreadable("import_invalid", place="chats", reason="a version and a list of chats are required")
+        unknown = next((name for name in document if name not in ("format", "version", "chats")), None)
+        if unknown is not None:
+            raise Unreadable("import_invalid", place=unknown[:100], reason="an unknown field")
+        for at, chat in enumerate(chats):
+            if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
+                raise Unreadable("import_invalid", place=f"chats.{at}.messages", reason="a list is required")
+        self._count(sum(len(chat["messages"]) for chat in chats), only_check=True)
+        for chat in chats:
+            yield "own", {"file_version": version, **chat}
+
+    def _openai(self, document: JSON) -> JSON:
+        messages = document["messages"]
+        if not isinstance(messages, list):
+            raise Unreadable("import_invalid", place="messages", reason="a list is required")
+        return {**document, "messages": [self._with_text(each) for each in messages]}
+
+    def _with_text(self, message: Any) -> Any:
+        """Return a message with its content parts as one text, as far as they are text."""
+        parts = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            return message
+        texts = [part.get("text") for part in parts if part.get("type") in ("text", "input_text", "output_text")]
+        self.left_out["pictures"] += sum(part.get("type") in ("image_url", "input_image", "image") for part in parts)
+        self.left_out["files"] += sum(part.get("type") in ("file", "input_file", "input_audio") for part in parts)
+        return {**message, "content": "\n\n".join(text for text in texts if isinstance(text, str))}
+
+    def _count(self, messages: int, *, only_check: bool = False) -> None:
+        if self._messages + messages > MAX_MESSAGES:
+            raise Unreadable("import_too_much", what=f"more than {MAX_MESSAGES:,} messages")
+        self._messages += 0 if only_check else messages
+
+    # ---- parts of messages
+
+    def text(self, value: Any) -> str:
+        """Return a text that can be stored: '' for anything else, at most MAX_TEXT characters."""
+        if not isinstance(value, str):
+            return ""
+        if len(value) > MAX_TEXT:
+            self.left_out["texts"] += 1
+            value = value[:MAX_TEXT]
+        return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
+
+    def attach(self, node: Node, name: Any, content: Any) -> None:
+        """Attach a text file; count a file without text."""
+        text = self.text(content)
+        name = " ".join(self.text(name).split())[:MAX_NAME] or "file"
+        if text and len(node.attachments) < MAX_ATTACHMENTS:
+            node.attachments.append({"name": name, "text": text})
+        else:
+            self.leave_out(node, name, kind_of(name))
+
+    def leave_out(self, node: Node, name: Any, kind: str) -> None:
+        """Count a picture or file. A question that consists of nothing else becomes its name."""
+        self.left_out[kind] += 1
+        if node.role == "user":
+            label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")
+            node.note = f"{node.note} [{label}]".strip()
+
+    def finished(self, node: Node) -> Node:
+        """Return a node whose emptiness is decided: it is skipped if nothing is left of it."""
+        if node.role == "assistant" and (thoughts := _THOUGHTS.match(node.content)):
+            node.content = node.content[thoughts.end() :]
+            reasoning = (thoughts[1] or thoughts[2] or "").strip()
+            node.reasoning = "\n\n".join(filter(None, (node.reasoning, reasoning)))
+        if node.role == "user":
+            node.content, node.note = node.content or node.note, ""
+        if not (node.content.strip() or node.reasoning or node.attachments or node.note):
+            node.role = ""
+        return node
+
+
+def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
+    """Return the function that reads a document, by fields that only one program writes."""
+    messages = value.get("messages")
+    first = messages[0] if isinstance(messages, list) and messages else None
+    if isinstance(value.get("mapping"), dict):
+        return _chatgpt
+    if isinstance(value.get("chat_messages"), list):
+        return _claude
+    if isinstance(value.get("chat"), dict) and "history" in value["chat"]:
+        return _open_webui
+    if isinstance(value.get("conv"), dict) and isinstance(messages, list):
+        return _llama_cpp
+    if isinstance(value.get("conversationId"), str) and (isinstance(messages, list) or "messagesTree" in value):
+        return _librechat
+    if isinstance(first, dict) and isinstance(first.get("versions"), list):
+        return _lm_studio
+    return None
+
+
+def _nodes_in(document: JSON) -> int:
+    chat = document.get("chat")
+    history = chat.get("history") if isinstance(chat, dict) else None
+    history = history if isinstance(history, dict) else {}
+    places = (document.get("mapping"), document.get("chat_messages"), document.get("messages"), history.get("messages"))
+    return max(len(place) if isinstance(place, dict | list) else 0 for place in places)
+
+
+def _chat(
+    reader: Reader,
+    source: str,
+    title: Any,
+    nodes: list[Node],
+    current: Any,
+    *,
+    created_ms: int = 0,
+    updated_ms: int = 0,
+    system: str = "",
+    pinned: Any = False,
+    archived: Any = False,
+) -> JSON:
+    tree = tree_of([reader.finished(node) for node in nodes], current if isinstance(current, str) else None)
+    times = [message["created_ms"] for message in tree.messages if message["created_ms"]]
+    created = created_ms or min(times, default=0)
+    if len(system) > MAX_SYSTEM_PROMPT:
+        reader.left_out["texts"] += 1
+        system = ""
+    return {
+        "title": " ".join(reader.text(title).split())[:MAX_NAME],
+        "prompt_date": datetime.fromtimestamp((created or _now_ms()) / 1000, UTC).date().isoformat(),
+        "created_ms": created,
+        "updated_ms": updated_ms or max(times, default=created),
+        "pinned": pinned is True,
+        "archived": archived is True,
+        "settings": {"system_prompt": system} if system.strip() else {},
+        "chosen_root": tree.chosen_root,
+        "source": source[:MAX_NAME],
+        "messages": tree.messages,
+    }
+
+
+def _chatgpt(document: JSON, reader: Reader) -> JSON:
+    mapping: JSON = document["mapping"]
+    default_model = document.get("default_model_slug")
+    ranks = _ranks(each.get("children") for each in mapping.values() if isinstance(each, dict))
+    nodes = []
+    for at, (key, entry) in enumerate(mapping.items()):
+        node = Node(_id(key), _parent(entry.get("parent")), "", rank=ranks.get(key, at))
+        message = entry.get("message")
+        if isinstance(message, dict):
+            _fill_chatgpt(node, message, reader)
+            node.created_ms = _ms(message.get("create_time"))
+            if node.role == "assistant":
+                node.model = _name((message.get("metadata") or {}).get("model_slug") or default_model)
+        nodes.append(node)
+    identity = document.get("conversation_id") or document.get("id")
+    return _chat(
+        reader,
+        _source("chatgpt", identity, document),
+        document.get("title"),
+        nodes,
+        _parent(document.get("current_node")),
+        created_ms=_ms(document.get("create_time")),
+        updated_ms=_ms(document.get("update_time")),
+        pinned=document.get("is_starred"),
+        archived=document.get("is_archived"),
+    )
+
+
+def _fill_chatgpt(node: Node, message: JSON, reader: Reader) -> None:
+    role = (message.get("author") or {}).get("role")
+    metadata, content = message.get("metadata") or {}, message.get("content") or {}
+    kind, parts = content.get("content_type"), content.get("parts") or []
+    if role in ("user", "assistant") and not metadata.get("is_visually_hidden_from_conversation"):
+        node.role = role
+    for part in parts:
+        if isinstance(part, dict) and "asset_pointer" in str(part.get("content_type")):
+            name = "picture" if "image" in part["content_type"] else "recording"
+            reader.leave_out(node, name, "pictures" if name == "picture" else "files")
+    if kind in ("thoughts", "reasoning_recap"):
+        thoughts = [each for each in content.get("thoughts") or [] if isinstance(each, dict)]
+        node.reasoning = "\n\n".join(filter(None, (reader.text(each.get("content")) for each in thoughts)))
+        return
+    if not node.role:
+        return
+    if role == "assistant" and message.get("recipient") not in (None, "all"):
+        reader.left_out["tool_calls"] += 1
+        node.role = ""
+        return
+    for each in metadata.get("attachments") or []:
+        if not str(each.get("mime_type")).startswith("image/"):  # pictures are parts of the content, too
+            reader.leave_out(node, each.get("name"), "files")
+    if kind == "code":
+        node.content = f"```{_name(content.get('language'))}\n{reader.text(content.get('text'))}\n```"
+    elif kind in ("text", "multimodal_text"):
+        texts = (part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict))
+        text = "\n\n".join(filter(None, map(reader.text, texts)))
+        node.content, references = _CITATION.subn("", text)
+        reader.left_out["references"] += references
+    elif kind != "user_editable_context":
+        node.content = reader.text(content.get("text"))
+    if message.get("status") == "in_progress":
+        node.state = "interrupted"
+
+
+def _claude(document: JSON, reader: Reader) -> JSON:
+    nodes: list[Node] = []
+    before: str | None = None
+    for at, message in enumerate(document["chat_messages"]):
+        role: Literal["user", "assistant"] = "user" if message.get("sender") == "human" else "assistant"
+        parent = _parent(message.get("parent_message_uuid")) if "parent_message_uuid" in message else before
+        node = Node(_id(message.get("uuid") or str(at)), parent, role, rank=at)
+        texts, thoughts = [], []
+        for part in message.get("content") or []:
+            if part.get("type") == "text":
+                texts.append(reader.text(part.get("text")))
+            elif part.get("type") == "thinking":
+                thoughts.append(reader.text(part.get("thinking")))
+            elif part.get("type") == "tool_use":
+                reader.left_out["tool_calls"] += 1
+            elif part.get("type") == "image":
+                reader.leave_out(node, "picture", "pictures")
+        node.content = "\n\n".join(filter(None, texts)) or reader.text(message.get("text"))
+        node.reasoning = "\n\n".join(filter(None, thoughts))
+        node.created_ms = _ms(message.get("created_at"))
+        node.model = _name(document.get("model")) if role == "assistant" else ""
+        for each in message.get("attachments") or []:
+            reader.attach(node, each.get("file_name"), each.get("extracted_content"))
+        for each in message.get("files_v2") or message.get("files") or []:
+            name = each.get("file_name")
+            kind = "pictures" if each.get("file_kind") == "image" else kind_of(str(name))
+            reader.leave_out(node, name, kind)
+        nodes.append(node)
+        before = node.id
+    return _chat(
+        reader,
+        _source("claude", document.get("uuid"), document),
+        document.get("name"),
+        nodes,
+        _parent(document.get("current_leaf_message_uuid")) or before,
+        created_ms=_ms(document.get("created_at")),
+        updated_ms=_ms(document.get("updated_at")),
+        pinned=document.get("is_starred"),
+    )
+
+
+def _open_webui(document: JSON, reader: Reader) -> JSON:
+    chat = document["chat"]
+    history = chat["history"]
+    found: JSON = history.get("messages") or {}
+    ranks = _ranks(each.get("childrenIds") for each in found.values() if isinstance(each, dict))
+    nodes = []
+    for at, (key, message) in enumerate(found.items()):
+        role = message.get("role")
+        node = Node(_id(key), _parent(message.get("parentId")), role if role in ("user", "assistant") else "")
+        node.rank = ranks.get(key, at)
+        node.created_ms = _ms(message.get("timestamp"))
+        output = message.get("output")
+        if isinstance(output, list) and any(each.get("type") == "message" for each in output):
+            _fill_from_output(node, output, reader)
+        else:
+            node.content = _without_details(node, reader.text(message.get("content")), reader)
+        if node.role == "assistant":
+            node.model = _name(message.get("model"))
+            node.state = "interrupted" if message.get("done") is False else "done"
+            if error := message.get("error"):
+                node.state = "failed"
+                node.note = reader.text(error.get("content") if isinstance(error, dict) else error)[:1000]
+        for each in message.get("files") or []:
+            file = each.get("file") or {}
+            if each.get("type") == "image":
+                reader.leave_out(node, each.get("name") or "picture", "pictures")
+            else:
+                name = each.get("name") or file.get("filename")
+                reader.attach(node, name, (file.get("data") or {}).get("content"))
+        nodes.append(node)
+    return _chat(
+        reader,
+        _source("open-webui", document.get("id"), document),
+        document.get("title") or chat.get("title"),
+        nodes,
+        _parent(history.get("currentId")),
+        created_ms=_ms(document.get("created_at")) or _ms(chat.get("timestamp"), per_unit=1),
+        updated_ms=_ms(document.get("updated_at")),
+        system=reader.text((chat.get("params") or {}).get("system") or chat.get("system")),
+        pinned=document.get("pinned"),
+        archived=document.get("archived"),
+    )
+
+
+def _fill_from_output(node: Node, output: list[JSON], reader: Reader) -> None:
+    texts: dict[str, list[str]] = {"message": [], "reasoning": []}
+    for each in output:
+        if each.get("type") in texts:
+            texts[each["type"]] += [reader.text(part.get("text")) for part in each.get("content") or []]
+        elif each.get("type") == "function_call":
+            reader.left_out["tool_calls"] += 1
+    node.content = "\n\n".join(filter(None, texts["message"]))
+    node.reasoning = "\n\n".join(filter(None, texts["reasoning"]))
+
+
+def _without_details(node: Node, text: str, reader: Reader) -> str:
+    """Move Open WebUI's folded thoughts to the node, and count its folded calls of tools."""
+    if node.role != "assistant" or "<details type=" not in text:
+        return text
+
+    def fold(found: re.Match[str]) -> str:
+        if found[1] == "reasoning":
+            inner = found[2].lstrip()
+            if inner.startswith("<summary>"):
+                inner = inner.partition("</summary>")[2]
+            lines = (line.strip().removeprefix(">").strip() for line in html.unescape(inner).splitlines())
+            node.reasoning = "\n\n".join(filter(None, (node.reasoning, "\n".join(lines).strip())))
+        elif found[1] in ("tool_calls", "code_interpreter"):
+            reader.left_out["tool_calls"] += 1
+        else:
+            return found[0]
+        return ""
+
+    return _DETAILS.sub(fold, text)
+
+
+def _lm_studio(document: JSON, reader: Reader) -> JSON:
+    created = _ms(document.get("createdAt"), per_unit=1)
+    fields = (document.get("perChatPredictionConfig") or {}).get("fields") or []
+    system = document.get("systemPrompt") or next(
+        (each.get("value") for each in fields if each.get("key") == "llm.prediction.systemPrompt"), ""
+    )
+    nodes: list[Node] = []
+    before: str | None = None
+    for at, message in enumerate(document["messages"]):
+        versions = message["versions"]
+        chosen = message.get("currentlySelected") or 0
+        for number, version in enumerate(versions):
+            role = version.get("role")
+            node = Node(f"{at}/{number}", before, role if role in ("user", "assistant") else "", created_ms=created)
+            node.rank = number
+            for step in version.get("steps") or [version]:
+                _add_step(node, step, reader)
+            nodes.append(node)
+        before = f"{at}/{chosen if 0 <= chosen < len(versions) else 0}"
+    identity = document.get("createdAt")
+    return _chat(
+        reader,
+        _source("lm-studio", identity and str(identity), document),
+        document.get("name"),
+        nodes,
+        before,
+        created_ms=created,
+        updated_ms=max(
+            _ms(document.get(name), per_unit=1) for name in ("assistantLastMessagedAt", "userLastMessagedAt")
+        ),
+        system=reader.text(system),
+        pinned=document.get("pinned"),
+    )
+
+
+def _add_step(node: Node, step: JSON, reader: Reader) -> None:
+    if step.get("type") not in ("contentBlock", "singleStep"):
+        return
+    thinks = (step.get("style") or {}).get("type") == "thinking"
+    texts = []
+    for part in step.get("content") or []:
+        if part.get("type") == "text":
+            texts.append(reader.text(part.get("text")))
+        elif part.get("type") == "toolCallRequest":
+            reader.left_out["tool_calls"] += 1
+        elif part.get("type") == "file":
+            is_picture = part.get("fileType") == "image"
+            name = part.get("fileIdentifier")
+            reader.leave_out(node, name, "pictures" if is_picture else kind_of(str(name)))
+    name = "reasoning" if thinks else "content"
+    setattr(node, name, "\n\n".join(filter(None, (getattr(node, name), "\n".join(texts).strip("\n")))))
+    if node.role == "assistant":
+        node.model = _name((step.get("genInfo") or {}).get("indexedModelIdentifier")) or node.model
+
+
+def _librechat(document: JSON, reader: Reader) -> JSON:
+    options = document.get("options") or {}
+    nodes: list[Node] = []
+    found = document.get("messagesTree") or document.get("messages") or []
+    stack: list[tuple[JSON, str | None]] = [
+        (each, None) for each in reversed(found)
+    ]  # recursive exports hold messages within messages
+    while stack:
+        message, above = stack.pop()
+        role: Literal["user", "assistant"] = "user" if message.get("isCreatedByUser") else "assistant"
+        parent = above if above is not None else _parent(message.get("parentMessageId"))
+        node = Node(_id(message["messageId"]), parent, role, rank=len(nodes))
+        _fill_librechat(node, message, reader)
+        nodes.append(node)
+        stack += [(each, node.id) for each in reversed(message.get("children") or [])]
+    return _chat(
+        reader,
+        _source("librechat", document.get("conversationId"), document),
+        document.get("title"),
+        nodes,
+        None,
+        system=reader.text(options.get("promptPrefix") or options.get("system")),
+    )
+
+
+def _fill_librechat(node: Node, message: JSON, reader: Reader) -> None:
+    texts, thoughts = [reader.text(message.get("text"))], []
+    for part in message.get("content") or []:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text":
+            text = part.get("text")
+            texts.append(reader.text(text.get("value") if isinstance(text, dict) else text))
+        elif kind == "think":
+            thoughts.append(reader.text(part.get("think")))
+        elif kind == "tool_call":
+            reader.left_out["tool_calls"] += 1
+        elif kind in ("image_file", "image_url"):
+            reader.leave_out(node, "picture", "pictures")
+        elif kind == "error":
+            node.state = "failed"
+            text = part.get("error") or part.get("text")
+            node.note = reader.text(text.get("value") if isinstance(text, dict) else text)[:1000]
+    node.content = "\n\n".join(filter(None, texts))
+    node.reasoning = "\n\n".join(filter(None, thoughts))
+    node.created_ms = _ms(message.get("createdAt"))
+    if node.role == "assistant":
+        node.model = _name(message.get("model"))
+        if message.get("error") is True:
+            node.state = "failed"
+        elif message.get("unfinished") is True:
+            node.state = "interrupted"
+    for each in (*(message.get("files") or []), *(message.get("attachments") or [])):
+        name = each.get("filename") or each.get("name")
+        if str(each.get("type")).startswith("image/"):
+            reader.leave_out(node, name, "pictures")
+        else:
+            reader.attach(node, name, each.get("text"))
+
+
+def _llama_cpp(document: JSON, reader: Reader) -> JSON:
+    conversation = document["conv"]
+    found = [each for each in document["messages"] if isinstance(each, dict)]
+    ranks = _ranks(each.get("children") for each in found)
+    nodes = []
+    system = ""
+    for at, message in enumerate(found):
+        role, is_root = message.get("role"), message.get("type") == "root"
+        node = Node(_id(message["id"]), _parent(message.get("parent")), "", rank=ranks.get(message["id"], at))
+        node.created_ms = _ms(message.get("timestamp"), per_unit=1)
+        content = reader.text(message.get("content"))
+        if role == "system":
+            system = system or content
+        elif role in ("user", "assistant") and not is_root:
+            node.role = role
+            node.content = content
+        if node.role == "assistant":
+            _fill_llama_cpp(node, message, reader)
+        for each in message.get("extra") or []:
+            kind, name = str(each.get("type")), each.get("name")
+            if kind.lower().startswith("image"):
+                reader.leave_out(node, name, "pictures")
+            else:
+                reader.attach(node, name, each.get("content"))
+        nodes.append(node)
+    return _chat(
+        reader,
+        _source("llama.cpp", conversation.get("id"), document),
+        conversation.get("name"),
+        nodes,
+        _parent(conversation.get("currNode")),
+        updated_ms=_ms(conversation.get("lastModified"), per_unit=1),
+        system=system,
+        pinned=conversation.get("pinned"),
+    )
+
+
+def _fill_llama_cpp(node: Node, message: JSON, reader: Reader) -> None:
+    thoughts = [reader.text(message.get("reasoningContent") or message.get("thinking"))]
+    thoughts += (found.strip() for found in _LLAMA_REASONING.findall(node.content))
+    node.content, calls = _LLAMA_CALL.subn("", _LLAMA_REASONING.sub("", node.content))
+    asked = message.get("toolCalls")
+    asked = json.loads(asked) if isinstance(asked, str) and asked else asked
+    reader.left_out["tool_calls"] += calls + (len(asked) if isinstance(asked, list) else 0)
+    node.reasoning = "\n\n".join(filter(None, thoughts))
+    node.model = _name(message.get("model"))
+
+
+def _source(program: str, identity: Any, document: JSON) -> str:
+    """Return what identifies the chat: the program and its id, or a digest of the whole without one."""
+    if not isinstance(identity, str) or not identity:
+        identity = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return f"{program}:{_id(identity)}"
+
+
+def _id(value: Any) -> str:
+    """Return an id of at most 64 characters; a longer one becomes its digest."""
+    text = _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(value))
+    return text if len(text) <= 64 else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _parent(value: Any) -> str | None:
+    return _id(value) if value is not None and value != "" else None
+
+
+def _name(value: Any) -> str:
+    return _UNFIT.sub("", value)[:MAX_NAME] if isinstance(value, str) else ""
+
+
+def _ranks(lists: Iterable[Any]) -> dict[str, int]:
+    """Return the place of each id in the list of its parent's children."""
+    return {each: at for ids in lists if isinstance(ids, list) for at, each in enumerate(ids) if isinstance(each, str)}
+
+
+def _ms(value: Any, *, per_unit: int = 1000) -> int:
+    """Return a time in milliseconds, not in the future: of a number of units, or of an ISO 8601 text; else 0."""
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            return 0
+        value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
+    elif isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return 0
+    else:
+        value *= per_unit
+    return max(0, min(round(value), _now_ms())) if abs(value) < 1e18 else 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

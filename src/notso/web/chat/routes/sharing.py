@@ -1,0 +1,93 @@
+"""Links to chats that anyone can read until they expire or are revoked."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request, Response
+
+from notso.web.chat.chat_view import read_shown
+from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.views import Owner, find_chat, sidebar_context, to_page
+from notso.web.edge.access import GUARDED, PUBLIC, audited
+from notso.web.edge.forms import read_form
+from notso.web.rendering.mathml import with_mathml
+from notso.web.store.protocol import MOST_SHOWN, Chat, Share
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+router = APIRouter()
+
+DAYS = (1, 7, 30)
+DAY_MS = 86_400_000
+SECRET_BYTES = 24
+HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+
+
+@router.get("/chats/{chat_id}/share", dependencies=[GUARDED])
+async def show_links(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+    """Show the valid links to a chat, and the form for a new one."""
+    return await _page(request, services, owner, await find_chat(services, owner, chat_id))
+
+
+@router.post("/chats/{chat_id}/share", dependencies=[audited("shared a chat")])
+async def add_link(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+    """Make a link to what the chat shows now. Its secret is shown once and not stored."""
+    chat = await find_chat(services, owner, chat_id)
+    days = (await read_form(request)).get("days", "")
+    view = await read_shown(services, owner, chat_id)
+    if days not in map(str, DAYS) or chat.temporary or not view.path:
+        raise Problem(400, words["error_form"])
+    secret, now = secrets.token_urlsafe(SECRET_BYTES), _now_ms()
+    share = Share(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
+    if not await services.shared.store.add_share(owner, share):
+        raise Problem(404, words["error_unknown_chat"])
+    return await _page(request, services, owner, chat, link=f"{str(request.base_url).rstrip('/')}/shared/{secret}")
+
+
+@router.post("/chats/{chat_id}/share/{share_id}/delete", dependencies=[audited("revoked a shared link")])
+async def delete_link(request: Request, services: Services, owner: Owner, chat_id: str, share_id: str) -> Response:
+    chat = await find_chat(services, owner, chat_id)
+    await read_form(request)
+    if not await services.shared.store.delete_share(owner, chat.id, share_id):
+        raise Problem(404, words["error_unknown_page"])
+    return to_page(request, f"/chats/{chat.id}/share")
+
+
+@router.get("/shared/{secret}", dependencies=[PUBLIC])
+async def show_shared(request: Request, services: Services, secret: str) -> Response:
+    """Show a shared chat down to the message that was its last one, without thoughts."""
+    store = services.shared.store
+    share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None
+    found = await store.shown_chat(share.owner, share.chat_id, MOST_SHOWN, through=share.message_id) if share else None
+    path = [each.message for each in found.path] if found is not None else []
+    last = next((at for at, each in enumerate(path) if share is not None and each.id == share.message_id), None)
+    if share is None or found is None or last is None:
+        raise Problem(404, words["share_gone"])
+    async with services.exporting.turn(share.owner):
+        line = await services.kept_html.messages(share.owner, path[: last + 1])
+        page = await services.pages.html(request, "shared.html", chat=found.chat, line=line, shared=True)
+        html, _ = await with_mathml(page.decode())
+    return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
+
+
+async def _page(request: Request, services: ChatServices, owner: str, chat: Chat, *, link: str = "") -> Response:
+    shares = await services.shared.store.shares(owner, chat.id, _now_ms())
+    rows = [{"id": each.id, "made": _moment(each.created_ms), "expires": _moment(each.expires_ms)} for each in shares]
+    sidebar = await sidebar_context(services, owner, chat)
+    return await services.pages.respond(request, "share.html", **sidebar, shares=rows, link=link, days=DAYS)
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,157 @@
+"""Extensions of CommonMark that models use: inert HTML, folded parts, alerts, emphasis beside CJK text.
+
+Each is decided by its first line, so that growing text never changes a block already shown.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import isMdAsciiPunct, isPunctChar, isWhiteSpace
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
+from markdown_it.rules_inline.state_inline import Delimiter, Scanned
+
+from notso.web.values.wording import table
+
+INERT_TAGS = ("sub", "sup", "kbd", "mark", "ins")
+ALERTS = ("note", "tip", "important", "warning", "caution")
+
+_WORDS = table("en")  # cached HTML is in English for all readers: see labels.py
+_TAG = re.compile(rf"<(?:br\s*/?|/?(?:{'|'.join(INERT_TAGS)}))\s*>", re.IGNORECASE)
+_COMMENT = re.compile(r"<!--(?!-?>).{0,1000}?-->", re.DOTALL)
+_DETAILS = re.compile(r"\s*<details(?:\s+open)?>\s*(?:<summary>(.*?)</summary>\s*)?$", re.IGNORECASE)
+_SUMMARY = re.compile(r"\s*<summary>(.*?)</summary>\s*$", re.IGNORECASE)
+_END_OF_DETAILS = re.compile(r"\s*</details>\s*$", re.IGNORECASE)
+_ALERT = re.compile(rf"\[!({'|'.join(ALERTS)})\][ \t]*(?:\n|$)", re.IGNORECASE)
+_CJK = re.compile(
+    "[\u1100-\u11ff\u2e80-\u303f\u3040-\u30ff\u3100-\u31ff\u3200-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff"
+    "\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff]"
+)
+
+
+def enable_extensions(parser: MarkdownIt) -> None:
+    """Add the extensions to a parser."""
+    parser.inline.ruler.before("html_inline", "inert_html", _inert_html)
+    parser.inline.ruler.at("emphasis", _emphasis)
+    parser.block.ruler.before("fence", "details", _details, {"alt": ["paragraph", "blockquote", "list", "table"]})
+    parser.core.ruler.before("inline", "alerts", _alerts)
+
+
+def alert_title(kind: str) -> str:
+    """Return the title of an alert as it stands in cached HTML."""
+    return f'<p class="alert-title">{escape(_WORDS["alert_" + kind])}</p>\n'
+
+
+def _inert_html(state: StateInline, silent: bool) -> bool:
+    if state.src[state.pos] != "<":
+        return False
+    found = _TAG.match(state.src, state.pos) or _COMMENT.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent and not found[0].startswith("<!--"):
+        state.push("html_inline", "", 0).content = found[0].lower()
+    state.pos = found.end()
+    return True
+
+
+def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if state.is_code_block(start):
+        return False
+    opening = _DETAILS.match(_line(state, start))
+    if opening is None:
+        return False
+    if silent:
+        return True
+    first, title = start + 1, opening[1]
+    if title is None and first < end and (summary := _SUMMARY.match(_line(state, first))):
+        first, title = first + 1, summary[1]
+    last, depth = first, 1
+    while last < end:
+        depth += 1 if _DETAILS.match(_line(state, last)) else -1 if _END_OF_DETAILS.match(_line(state, last)) else 0
+        if not depth:
+            break
+        last += 1
+    after = min(last + 1, end)
+    opened = state.push("details_open", "details", 1)
+    opened.block, opened.map = True, [start, after]
+    state.push("summary_open", "summary", 1)
+    inline = state.push("inline", "", 0)
+    inline.content, inline.map, inline.children = (title or _WORDS["details"]).strip(), [start, first], []
+    state.push("summary_close", "summary", -1)
+    # The lines within are blocks of their own, which must not reach beyond the closing tag.
+    outside, kind = state.lineMax, state.parentType
+    state.lineMax, state.parentType = last, "root"
+    state.md.block.tokenize(state, first, last)
+    state.lineMax, state.parentType = outside, kind
+    state.push("details_close", "details", -1).block = True
+    state.line = after
+    return True
+
+
+def _line(state: StateBlock, line: int) -> str:
+    return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]]
+
+
+def _alerts(state: StateCore) -> None:
+    for quote, paragraph, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        if quote.type != "blockquote_open" or paragraph.type != "paragraph_open" or inline.type != "inline":
+            continue
+        found = _ALERT.match(inline.content)
+        if found is not None:
+            quote.meta["alert"] = found[1].lower()
+            inline.content = inline.content[found.end() :]
+
+
+def _emphasis(state: StateInline, silent: bool) -> bool:
+    """Markdown-it's rule, with flanking by the rules below."""
+    marker = state.src[state.pos]
+    if silent or marker not in ("_", "*"):
+        return False
+    scanned = _scan(state, marker == "*")
+    for _ in range(scanned.length):
+        state.push("text", "", 0).content = marker
+        delimiter = Delimiter(
+            marker=ord(marker),
+            length=scanned.length,
+            token=len(state.tokens) - 1,
+            end=-1,
+            open=scanned.can_open,
+            close=scanned.can_close,
+        )
+        state.delimiters.append(delimiter)
+    state.pos += scanned.length
+    return True
+
+
+def _scan(state: StateInline, can_split_word: bool) -> Scanned:
+    """Whether a run of marks can open or close emphasis.
+
+    CommonMark takes punctuation inside of the marks and a letter outside for no end of emphasis. Chinese, Japanese and
+    Korean have no spaces between words, so there the punctuation counts as a letter, and their letters as spaces.
+    """
+    scanned = state.scanDelims(state.pos, can_split_word)
+    before = state.src[state.pos - 1] if state.pos > 0 else " "
+    end = state.pos + scanned.length
+    after = state.src[end] if end < state.posMax else " "
+    if not (_CJK.match(before) or _CJK.match(after)) or not can_split_word:
+        return scanned
+    opens = not _is_blank(after) and (not _is_other_mark(after) or _is_edge(before))
+    closes = not _is_blank(before) and (not _is_other_mark(before) or _is_edge(after))
+    return Scanned(opens, closes, scanned.length)
+
+
+def _is_blank(character: str) -> bool:
+    return isWhiteSpace(ord(character))
+
+
+def _is_other_mark(character: str) -> bool:
+    is_mark = isMdAsciiPunct(ord(character)) or isPunctChar(character)
+    return is_mark and _CJK.match(character) is None
+
+
+def _is_edge(character: str) -> bool:
+    return _is_blank(character) or _is_other_mark(character) or _CJK.match(character) is not None

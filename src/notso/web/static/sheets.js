@@ -1,0 +1,91 @@
+// Dialogs, tabs, the sidebar and lists with one Tab stop. All of it works by markup where the browser can; this adds the rest.
+{
+  const root = document.documentElement;
+  const opened = { "show-modal": "showModal", close: "close" };
+  // Browsers without invoker commands: the button's own words say what it does.
+  if (!("commandForElement" in HTMLButtonElement.prototype)) {
+    document.addEventListener("click", ({ target }) => {
+      const button = target.closest("[commandfor]");
+      if (button) document.getElementById(button.getAttribute("commandfor"))[opened[button.getAttribute("command")]]();
+    });
+  }
+
+  // The sidebar is collapsed in this browser, or on a phone opened and closed.
+  document.addEventListener("click", ({ target }) => {
+    if (!target.closest("[data-toggle-rail]")) return;
+    if (matchMedia("(max-width: 48rem)").matches) return document.getElementById("sidebar").togglePopover();
+    const hidden = root.dataset.rail !== "off";
+    root.dispatchEvent(new CustomEvent("prefer", { detail: { rail: hidden ? "off" : "on" } }));
+    const shown = [...document.querySelectorAll("[data-toggle-rail]")].find((each) => each.checkVisibility());
+    shown?.focus();
+  });
+
+  // Settings are read whenever they are opened.
+  const settings = document.getElementById("settings");
+  const announce = () => { if (settings.open) settings.dispatchEvent(new Event("shown")); };
+  if (settings) new MutationObserver(announce).observe(settings, { attributeFilter: ["open"] });
+
+  // Tabs: one Tab stop, arrows go from one to the next.
+  const tabOf = (sheet, name) => sheet.querySelector(`#tab-${name}`);
+  const choose = (sheet, name) => {
+    if (!tabOf(sheet, name)) return;
+    sheet.dataset.tabs = name;
+    for (const tab of sheet.querySelectorAll("[role=tab]")) {
+      const isChosen = tab.id === `tab-${name}`;
+      tab.setAttribute("aria-selected", isChosen);
+      tab.tabIndex = isChosen ? 0 : -1;
+    }
+    sheet.querySelector(".tab-panels").scrollTop = 0;
+  };
+  document.addEventListener("click", ({ target }) => {
+    const tab = target.closest("[role=tab]");
+    if (tab) choose(tab.closest("dialog"), tab.id.replace("tab-", ""));
+  });
+  document.addEventListener("opentab", ({ target, detail }) => { choose(target, detail); target.showModal(); });
+  document.addEventListener("keydown", (event) => {
+    const tab = event.target.closest("[role=tab]");
+    const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+    if (!tab || !(step || ["Home", "End"].includes(event.key))) return;
+    const tabs = [...tab.parentElement.children];
+    const towards = root.dir === "rtl" && /Left|Right/.test(event.key) ? -step : step;
+    const next = { Home: tabs[0], End: tabs.at(-1) }[event.key] ?? tabs.at((tabs.indexOf(tab) + towards) % tabs.length);
+    next.focus();
+    next.click();
+    event.preventDefault();
+  });
+
+  // A list is one Tab stop: up and down go through its rows, left and right through a row.
+  const rowsOf = (list) => [...list.querySelectorAll("li > a")];
+  const rove = (list, current) => {
+    for (const stop of list.querySelectorAll("li > a, .row-menu")) stop.tabIndex = stop === current ? 0 : -1;
+  };
+  const begin = (list) => {
+    const rows = rowsOf(list);
+    const focused = list.contains(document.activeElement) && document.activeElement.closest("li > a, .row-menu");
+    rove(list, focused || (rows.find((row) => row.ariaCurrent) ?? rows[0]));
+  };
+  for (const list of document.querySelectorAll("[data-roving]")) {
+    begin(list);
+    new MutationObserver(() => begin(list)).observe(list, { childList: true, subtree: true });
+    list.addEventListener("focusin", ({ target }) => { if (target.matches("li > a, .row-menu")) rove(list, target); });
+    list.addEventListener("keydown", (event) => {
+      const row = event.target.closest("li");
+      if (!event.target.matches("li > a, .row-menu") || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+      const rows = rowsOf(list);
+      const at = rows.indexOf(row.querySelector(":scope > a"));
+      const inwards = root.dir === "rtl" ? "ArrowLeft" : "ArrowRight";
+      const outwards = root.dir === "rtl" ? "ArrowRight" : "ArrowLeft";
+      const next = {
+        ArrowDown: rows[at + 1],
+        ArrowUp: rows[at - 1],
+        Home: rows[0],
+        End: rows.at(-1),
+        [inwards]: row.querySelector(".row-menu"),
+        [outwards]: rows[at],
+      }[event.key];
+      if (!next) return;
+      next.focus();
+      event.preventDefault();
+    });
+  }
+}

@@ -1,0 +1,222 @@
+"""Words of texts and queries: what both databases index and look up, so that they find the same.
+
+A word is letters and digits without accents and case, with the marks of names like `c++` and `c#`. Chinese, Japanese
+and Korean have no spaces between words: each pair of their letters is a word, and so is the last one of a run.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
+
+MAX_INDEXED_CHARACTERS = 262_144
+MAX_WORD_CHARACTERS = 255  # PostgreSQL refuses words of 2 KiB
+MAX_PLACES = 64  # of one word; PostgreSQL stores at most 255
+LAST_PLACE = 16_383  # PostgreSQL's highest position
+MAX_VECTOR_BYTES = 900_000  # PostgreSQL refuses vectors of 1 MiB
+MAX_QUERY_WORDS = 64
+SNIPPET_CHARACTERS, BEFORE_CHARACTERS = 120, 30
+LEAST_SIMILAR = 0.4  # share of common trigrams
+SHORTEST_SIMILAR = 4
+MOST_SIMILAR = 5  # words that stand for one of the query
+
+_RANGES = (
+    "\u1100-\u11ff\u3005-\u3007\u3040-\u30ff\u3100-\u318f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff"
+)
+_CJK = rf"(?:(?![\W_])[{_RANGES}])"
+_PART = re.compile(rf"(?P<cjk>{_CJK}+)|(?:(?![{_RANGES}])[^\W_])+(?:[+#]{{1,3}}(?![^\W_]))?")
+_RUN = re.compile(rf"{_CJK}+")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition of a query: adjacent words, the last of which may be a prefix, or any of several words."""
+
+    words: tuple[str, ...]
+    is_prefix: bool = False
+    is_choice: bool = False
+
+
+def words_in(text: str) -> Iterator[str]:
+    """Yield the folded words of a text in order."""
+    for part in _PART.finditer(text):
+        if part["cjk"]:
+            yield from _pairs(_folded_run(part[0]))
+        elif part[0].isascii():
+            yield part[0].lower()[:MAX_WORD_CHARACTERS]
+        else:
+            yield from (word[:MAX_WORD_CHARACTERS] for word in _folded_words(part[0]))
+
+
+def _folded_words(text: str) -> list[str]:
+    # Folding may split a word, such as a fraction.
+    return [word[0] for word in _PART.finditer(fold(text))]
+
+
+def _folded_run(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _pairs(run: str) -> Iterator[str]:
+    yield from (run[at : at + 2] for at in range(len(run) - 1))
+    yield run[-1]
+
+
+def fold(text: str) -> str:
+    """Remove accents and case."""
+    if text.isascii():
+        return text.lower()
+    plain = unicodedata.normalize("NFKD", text)
+    return "".join(each for each in plain if not unicodedata.combining(each)).casefold()
+
+
+def indexed_text(text: str) -> str:
+    """Return the words of a text, separated by spaces."""
+    return " ".join(words_in(text[:MAX_INDEXED_CHARACTERS]))
+
+
+def terms_of(query: str) -> list[Term]:
+    """Return the conditions of a query, all of which must hold; none without words."""
+    terms: list[Term] = []
+    for group in query.split():
+        adjacent: list[str] = []
+        for part in _PART.finditer(group):
+            if not part["cjk"]:
+                adjacent += words_in(part[0])
+                continue
+            if adjacent:
+                terms.append(Term(tuple(adjacent)))
+                adjacent = []
+            run = _folded_run(part[0])
+            pairs = [run[at : at + 2] for at in range(len(run) - 1)]
+            terms += [Term((pair,)) for pair in dict.fromkeys(pairs)] or [Term((run,), is_prefix=True)]
+        if adjacent:
+            terms.append(Term(tuple(adjacent)))
+    if terms and not _RUN.match(terms[-1].words[-1]):
+        terms[-1] = Term(terms[-1].words, is_prefix=True)  # the last word may go on
+    return terms[:MAX_QUERY_WORDS]
+
+
+def fts5_query(terms: Sequence[Term]) -> str:
+    """Return a query for SQLite's full-text index."""
+    return " AND ".join(
+        "(" + " OR ".join(f'"{word}"' for word in term.words) + ")"
+        if term.is_choice
+        else f'"{" ".join(term.words)}"' + ("*" if term.is_prefix else "")
+        for term in terms
+    )
+
+
+def tsquery(terms: Sequence[Term]) -> str:
+    """Return a query as a `tsquery` literal for PostgreSQL."""
+    return " & ".join(
+        "("
+        + (" | " if term.is_choice else " <-> ").join(f"'{word}'" for word in term.words)
+        + (":*" if term.is_prefix else "")
+        + ")"
+        for term in terms
+    )
+
+
+def vector_of(text: str) -> str:
+    """Return a text as a `tsvector` literal; of very long texts only the first words are indexed."""
+    places: dict[str, list[int]] = {}
+    room = MAX_VECTOR_BYTES
+    for place, word in enumerate(words_in(text[:MAX_INDEXED_CHARACTERS]), 1):
+        known = places.get(word)
+        if known is None:
+            room -= len(word.encode()) + 8
+            if room < 0:
+                break
+            known = places[word] = []
+        if len(known) < MAX_PLACES and place <= LAST_PLACE:
+            room -= 2
+            known.append(place)
+    return " ".join(f"'{word}'" + (":" + ",".join(map(str, at)) if at else "") for word, at in places.items())
+
+
+def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
+    """Return a query with similar words of the vocabulary in place of long words, None if a word has none.
+
+    Takes time proportional to the vocabulary.
+    """
+    wanted = {word: _trigrams(word) for term in terms for word in term.words if _may_be_misspelled(word)}
+    if not wanted:
+        return None
+    found: dict[str, list[tuple[float, str]]] = {word: [] for word in wanted}
+    for known in vocabulary:
+        theirs: frozenset[str] | None = None
+        for word, ours in wanted.items():
+            if abs(len(known) - len(word)) > 3:
+                continue
+            theirs = theirs if theirs is not None else _trigrams(known)
+            share = len(ours & theirs) / len(ours | theirs)
+            if share >= LEAST_SIMILAR:
+                found[word].append((-share, known))
+    result: list[Term] = []
+    for term in terms:
+        for word in term.words:
+            if word not in wanted:
+                result.append(Term((word,), is_prefix=term.is_prefix and word == term.words[-1]))
+            elif found[word]:
+                result.append(Term(tuple(each for _, each in sorted(found[word])[:MOST_SIMILAR]), is_choice=True))
+            else:
+                return None
+    return result
+
+
+def _may_be_misspelled(word: str) -> bool:
+    return SHORTEST_SIMILAR <= len(word) <= 40 and not _RUN.match(word)
+
+
+def _trigrams(word: str) -> frozenset[str]:
+    padded = f"  {word} "
+    return frozenset(padded[at : at + 3] for at in range(len(padded) - 2))
+
+
+def snippet_of(text: str, query: str, terms: Sequence[Term]) -> str:
+    """Return the part of a text around its first match, with all matches in it marked."""
+    text = text[:MAX_INDEXED_CHARACTERS]
+    spans = list(_matches(text, query, terms))
+    start = max(0, spans[0][0] - BEFORE_CHARACTERS) if spans and len(text) > SNIPPET_CHARACTERS else 0
+    while 0 < start < len(text) and text[start - 1].isalnum() and text[start].isalnum() and not _RUN.match(text[start]):
+        start -= 1
+    end = min(len(text), start + SNIPPET_CHARACTERS)
+    while end < len(text) and text[end - 1].isalnum() and text[end].isalnum() and not _RUN.match(text[end]):
+        end += 1
+        if end - start > 2 * SNIPPET_CHARACTERS:
+            break
+    pieces, at = ["…" if start else ""], start
+    for begins, ends in spans:
+        if begins < at or begins >= end:
+            continue
+        ends = min(ends, end)
+        pieces += [text[at:begins], HIT_BEGINS, text[begins:ends], HIT_ENDS]
+        at = ends
+    return "".join(pieces) + text[at:end] + ("…" if end < len(text) else "")
+
+
+def _matches(text: str, query: str, terms: Sequence[Term]) -> Iterator[tuple[int, int]]:
+    """Yield the places of a query's words, in order, up to the end of what a snippet can show."""
+    exact = {word for term in terms for word in term.words}
+    prefixes = tuple(term.words[-1] for term in terms if term.is_prefix)
+    runs = sorted({_folded_run(run[0]) for run in _RUN.finditer(query)}, key=len, reverse=True)
+    asked = re.compile("|".join(map(re.escape, runs))) if runs else None
+    last = len(text)
+    for part in _PART.finditer(text):
+        if part.start() > last:
+            return
+        if not part["cjk"]:
+            words = [part[0].lower()] if part[0].isascii() else _folded_words(part[0])
+            if any(word in exact or word.startswith(prefixes) for word in words if prefixes or exact):
+                last = min(last, part.start() + SNIPPET_CHARACTERS)
+                yield part.span()
+        elif asked is not None and len(_folded_run(part[0])) == len(part[0]):
+            for run in asked.finditer(_folded_run(part[0])):
+                last = min(last, part.start() + run.start() + SNIPPET_CHARACTERS)
+                yield part.start() + run.start(), part.start() + run.end()

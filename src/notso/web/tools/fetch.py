@@ -1,0 +1,149 @@
+"""Reads a page of the web, asking before each address.
+
+Only public addresses are connected to, and the connection goes to the address that was checked, so that a name cannot
+point elsewhere in between. Redirects to another host are reported, not followed: they are asked about, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+
+from notso.web.confined_child import ConfinedWorkError
+from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.page_text import page_text
+from notso.web.values.errors import ToolError
+
+MAX_BYTES = 1 << 20
+SECONDS = 15.0
+CONNECT_SECONDS = 5.0
+MAX_REDIRECTS = 3
+PORTS = {"http": 80, "https": 443}
+HEADERS = {
+    "User-Agent": "notso",
+    "Accept": "text/html, text/*;q=0.9, application/json;q=0.8",
+    "Accept-Encoding": "identity",
+}
+_TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/ld+json")
+
+
+async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    address = arguments["url"].strip()
+    for _ in range(MAX_REDIRECTS + 1):
+        url = checked_url(address)
+        try:
+            async with asyncio.timeout(SECONDS):
+                location, text = await _get(url, await public_address(url.host, url.port or PORTS[url.scheme]))
+        except TimeoutError:
+            raise ToolError(f"the page does not arrive within {SECONDS:g} s") from None
+        if not location:
+            return text
+        target = url.join(location)
+        if (target.scheme, target.host, target.port) != (url.scheme, url.host, url.port):
+            return f"The page redirects to {target}. Fetch that address if you need it."
+        address = str(target)
+    raise ToolError("the page redirects too often")
+
+
+def checked_url(text: str) -> httpx2.URL:
+    """Parse an address. Raises ToolError for one that is not http(s), has credentials, or names another port."""
+    try:
+        url = httpx2.URL(text)
+    except (httpx2.InvalidURL, ValueError):
+        raise ToolError("this is no valid address") from None
+    if url.scheme not in PORTS or not url.host:
+        raise ToolError("only http:// and https:// addresses can be fetched")
+    if url.userinfo:
+        raise ToolError("an address must not contain a user name or password")
+    if url.port not in (None, *PORTS.values()):
+        raise ToolError("only the ports 80 and 443 can be fetched")
+    return url
+
+
+async def public_address(host: str, port: int) -> str:
+    """Resolve a host. Raises ToolError unless all of its addresses are public."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ToolError(f"the host {host} cannot be found") from None
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    if not addresses or not all(map(is_public, addresses)):
+        raise ToolError(f"{host} is not a public address, so it is not fetched")
+    return addresses[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is globally reachable; one that embeds an IPv4 address is as public as that."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return inner.is_global and not inner.is_multicast
+    return ip.is_global and not ip.is_multicast
+
+
+async def _get(url: httpx2.URL, address: str) -> tuple[str, str]:
+    """Return where a page redirects to, or '' and its text."""
+    pinned = url.copy_with(host=address)
+    host = url.host if url.port is None else f"{url.host}:{url.port}"
+    timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
+    async with httpx2.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client:
+        request = client.build_request(
+            "GET", pinned, headers={**HEADERS, "Host": host}, extensions={"sni_hostname": url.host}
+        )
+        try:
+            response = await client.send(request, stream=True)
+            try:
+                return await _read(response)
+            finally:
+                await response.aclose()
+        except httpx2.HTTPError as error:
+            raise ToolError(f"the page cannot be fetched: {type(error).__name__}") from None
+
+
+async def _read(response: httpx2.Response) -> tuple[str, str]:
+    if response.is_redirect and (location := response.headers.get("location")):
+        return location, ""
+    if response.status_code != 200:
+        raise ToolError(f"the server answers with status {response.status_code}")
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not kind.startswith(_TEXTS):
+        raise ToolError(f"this is no text but {kind or 'of an unknown type'}")
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ToolError("the server sends a compressed page, which was not asked for")
+    body = bytearray()
+    async for piece in response.aiter_raw():
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise ToolError(f"the page has more than {MAX_BYTES:,} bytes")
+    try:
+        text = bytes(body).decode(response.charset_encoding or "utf-8", "replace")
+    except LookupError:
+        text = bytes(body).decode("utf-8", "replace")
+    if kind not in ("text/html", "application/xhtml+xml"):
+        return "", text
+    try:
+        return "", await page_text(text)
+    except ConfinedWorkError:
+        raise ToolError("the page takes too much time to read") from None
+
+
+FETCH = ChatTool(
+    name="fetch_page",
+    description="Read the text of one public web page. The user is asked for each address.",
+    parameters={
+        "type": "object",
+        "properties": {"url": {"type": "string", "description": "http(s) address of the page"}},
+        "required": ["url"],
+    },
+    run=_run,
+    seconds=SECONDS * (MAX_REDIRECTS + 1) + 10,
+    always_asks=True,
+)

@@ -1,0 +1,70 @@
+"""Text of a fetched HTML page, in a child process with limited CPU time and memory. This file is also its program."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from notso.web.confined_child import Limits, confined, serve_one
+
+LIMITS = Limits(cpu_s=2, memory_bytes=512 << 20, wall_s=10.0, answer_bytes=4 << 20)
+
+_PROGRAM = "from notso.web.tools.page_text import main; main()"
+_HIDDEN = frozenset({"script", "style", "noscript", "template", "svg", "head", "iframe", "nav", "footer"})
+_BLOCKS = frozenset(
+    {
+        *("p", "div", "section", "article", "main", "header", "li", "ul", "ol", "table", "tr", "br", "hr", "pre"),
+        *("blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "figcaption", "option"),
+    }
+)
+
+
+async def page_text(html: str) -> str:
+    """Return the readable text of a page. Raises ConfinedWorkError beyond LIMITS."""
+    return (await confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
+
+
+class _Text(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.title = ""
+        self.parts: list[str] = []
+        self._hidden: list[str] = []
+        self._in_title = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_title = tag == "title"
+        if tag in _HIDDEN and len(self._hidden) < 100:
+            self._hidden.append(tag)
+        elif tag in _BLOCKS:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_title = False
+        if tag in self._hidden:
+            del self._hidden[self._hidden.index(tag) :]
+        elif tag == "body":
+            self._hidden.clear()
+        elif tag in _BLOCKS:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title and not self.title:
+            self.title = " ".join(data.split())
+        elif not self._hidden:
+            self.parts.append(data)
+
+
+def text_of(html: str) -> str:
+    """Return the title and the text outside of scripts, styles and navigation."""
+    parser = _Text()
+    parser.feed(html)
+    parser.close()
+    lines = (" ".join(line.split()) for line in "".join(parser.parts).splitlines())
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return f"{parser.title}\n\n{text}" if parser.title else text
+
+
+def main() -> None:
+    """Child process: stdin is HTML, stdout its text."""
+    serve_one(lambda html: text_of(html.decode()).encode("utf-8", "replace"), LIMITS)

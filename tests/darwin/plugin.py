@@ -1,0 +1,31 @@
+"""Plugin of pytest for the darwin-like run: leaves tests out that are about Linux, and counts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+LINUX = re.compile(
+    r"/proc|/sys/|sched_|memfd|prctl|RLIMIT_AS|posix_fadvise|hugepage|huge_pages|MADV_|aarch64|qemu|postgres"
+)
+"""What a test says that looks at Linux itself, or needs PostgreSQL or an emulator."""
+
+ABOUT_LINUX = {
+    "tests/system/test_memory.py": "control groups and glibc's heaps are Linux's",
+    "tests/cli/test_private_memory.py": "who reads a process's environment is Linux's to say",
+    r"test_the_peer_ends_with_us_however_we_end\[PyDLL": "PR_SET_PDEATHSIG is Linux's",
+    r"test_bombs_end_early.*out of memory": "macOS does not enforce RLIMIT_AS",
+}
+"""By patterns of their names, why other tests cannot hold on macOS."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        function = getattr(item, "function", None)
+        reasons = [reason for name, reason in ABOUT_LINUX.items() if re.search(name, item.nodeid)]
+        if function is not None and LINUX.search(inspect.getsource(function) + item.nodeid):
+            reasons.append("it looks at Linux itself")
+        if reasons:
+            item.add_marker(pytest.mark.skip(reason=f"darwin-like: {reasons[0]}"))

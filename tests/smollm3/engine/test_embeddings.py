@@ -1,0 +1,74 @@
+"""Embeddings of texts: the mean of the last hidden states, judged by the model in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from golden.numpy_model import QUANTISED, Floats, NumpyModel, byte_attention
+
+from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, RequestOptions, SamplingParams
+from notso.smollm3.engine import memory_plan
+from notso.smollm3.hub.registry import demo_path
+
+TEXTS = ["What is 27 + 48?", "1", "The sum of twelve and thirty is forty-two. " * 6]
+ROUNDING = 0.005
+"""Activations are rounded to bytes, and a sum in another order may round to the next one."""
+
+
+@pytest.fixture(scope="module")
+def expected() -> Floats:
+    model, vectors = NumpyModel(demo_path()), []
+    with Engine.load(context_tokens=512) as engine:
+        for text in TEXTS:
+            states = model.hidden_states(engine.tokenize(text), QUANTISED, byte_attention).astype(np.float64)
+            mean = states.mean(axis=0)
+            vectors.append(mean / np.linalg.norm(mean))
+    model.close()
+    return np.array(vectors, np.float32)
+
+
+def test_they_are_the_mean_of_the_last_hidden_states(demo_engine: Engine, expected: Floats) -> None:
+    assert len(demo_engine.tokenize(TEXTS[2])) > 64  # more than one step
+    found = demo_engine.embed(TEXTS)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() < ROUNDING
+    assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(3), abs=1e-6)
+    assert abs(float(expected[0] @ expected[1])) < 0.999  # texts differ
+
+
+def test_they_do_not_depend_on_what_runs_beside_or_was_cached(demo_engine: Engine) -> None:
+    alone = demo_engine.embed(TEXTS[2])
+    company = [demo_engine.submit(TEXTS[2], SamplingParams(max_tokens=30, seed=seed)) for seed in range(3)]
+    beside = demo_engine.embed([*TEXTS, *TEXTS])
+    for each in company:
+        each.stop()
+    assert (beside[[2, 5]] == alone).all()
+    assert (beside[:3] == beside[3:]).all()
+
+
+def test_a_preempted_text_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks for little more than two of them."""
+    monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
+    ids = [[500 + number, *(300 + i * i % 500 for i in range(440))] for number in range(4)]
+    options = RequestOptions(prompt_only=True, embedding=True)
+    with Engine.load(context_tokens=512, max_num_seqs=4) as engine:
+        answers = [engine.submit([7, *each[:290]], SamplingParams(max_tokens=200, ignore_eos=True)) for each in ids]
+        together = [engine.submit(each, None, options) for each in ids]
+        found = [_vector(each) for each in together]
+        for each in answers:
+            each.stop()
+        assert found == [_vector(engine.submit(each, None, options)) for each in ids]
+
+
+def _vector(generation: object) -> tuple[float, ...]:
+    return next(event.embedding for event in generation.events() if event.kind == "embedding")  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_embedded_is_refused(demo_engine: Engine) -> None:
+    assert demo_engine.embed([]).shape == (0, demo_engine.config.hidden_size)
+    with pytest.raises(InvalidRequestError):
+        demo_engine.embed(["fine", ""])
+    with pytest.raises(ContextLengthError):
+        demo_engine.embed("word " * 5000)
+    with pytest.raises(InvalidRequestError, match="embedding must be combined with prompt_only"):
+        RequestOptions(embedding=True)

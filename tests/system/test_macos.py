@@ -1,0 +1,130 @@
+"""The macOS side of notso.system, in Pythons that are disguised (tests/darwin): one case of each kind."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from darwin.environment import disguised_python
+from darwin.places import FAULTS, LIBSYSTEM
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return disguised_python()
+
+
+def said(python: Path, code: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of notso's name with this code in the disguise."""
+    program = folder / "program.py"
+    program.write_text(f"exec(compile({code!r}, {str(ROOT / 'src/notso/planted.py')!r}, 'exec'))")
+    return subprocess.run([python, *options, program], capture_output=True, text=True)
+
+
+def answer(python: Path, code: str, folder: Path, *options: str) -> Any:
+    done = said(python, f"import json\n{code}", folder, *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_memory_is_free_and_inactive_pages_and_the_footprint(python: Path, tmp_path: Path) -> None:
+    code = (
+        "from notso.system import memory\n"
+        "limits = [[each.source, each.available_bytes] for each in memory.memory_limits()]\n"
+        "own = memory.process_memory()\n"
+        "memory.keep_few_heaps(), memory.give_back_freed()\n"
+        "print(json.dumps([limits, own.resident_bytes, own.held_bytes, memory.physical_memory()]))"
+    )
+    limits, resident, held, physical = answer(python, code, tmp_path)
+    assert limits[0] == ["the system", 500_000 * 16384] and len(limits) <= 3
+    assert (resident, held, physical) == (300 << 20, 200 << 20, 16 << 30)
+
+
+def test_threads_are_as_many_as_performance_cores(python: Path, tmp_path: Path) -> None:
+    code = (
+        "from notso.smollm3.diagnostics.machine import describe_machine\n"
+        "from notso.system import processors\n"
+        "print(json.dumps([processors.usable_cores(), processors.times(), describe_machine()]))"
+    )
+    cores, times, machine = answer(python, code, tmp_path)
+    assert (cores, times) == (2, []) and (machine["cpu"], machine["memory_gb"]) == ("Apple M2", 17.2)
+    assert machine["system"].startswith("macOS")
+
+
+def test_processes_and_files(python: Path, tmp_path: Path) -> None:
+    code = (
+        "import fcntl, mmap, os, resource, socket\n"
+        "from pathlib import Path\n"
+        "from notso.system import desktop, files, pages, processes, sockets\n"
+        "processes.lower_thread_priority(), processes.keep_memory_private(), processes.end_first_out_of_memory()\n"
+        "descriptor = files.anonymous_file()\n"
+        "os.write(descriptor, bytes(100)), files.sync(descriptor)\n"
+        "files.read_ahead(descriptor), files.lock(descriptor)\n"
+        "files.sync_folder(Path('/tmp'))\n"
+        "with socket.socket() as tcp: sockets.limit_unsent(tcp, 1 << 16, 20)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "most = processes.descriptor_limit(100_000)\n"
+        "processes.limit_this_process(5, 1 << 20)\n"
+        "print(json.dumps([pages.have_huge_pages(), mmap.PAGESIZE, str(desktop.cache_folder(Path('/Users/x'))), most,\n"
+        "  [processes.is_stopped(each) for each in (4, 5)], resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 20]))"
+    )
+    huge, page, folder, most, stopped, limited = answer(python, code, tmp_path)
+    assert (huge, page, folder, stopped) == (False, 16384, "/Users/x/Library/Caches", [True, False])
+    assert most <= 10240 and not limited
+
+
+def test_the_doctor_says_what_macos_does_not_limit(python: Path) -> None:
+    done = subprocess.run([python, "-m", "notso", "doctor", "--json"], capture_output=True, text=True)
+    found = {each["subject"]: each for each in json.loads(done.stdout)}
+    assert all(word in found["system"]["message"] for word in ("RLIMIT_AS", "seccomp", "Landlock", "environment"))
+    assert not [each for each in found.values() if each["status"] == "fail"], done.stdout
+
+
+def test_a_template_is_rendered_in_a_child(python: Path, tmp_path: Path) -> None:
+    code = (
+        "from datetime import date\n"
+        "from notso.smollm3.text.template_sandbox import render_apart\n"
+        "print(json.dumps(render_apart('{{ n + 1 }}', [{'n': 1}], date(2026, 1, 1))))"
+    )
+    assert answer(python, code, tmp_path) == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("import os; os.sched_getaffinity(0)", "no attribute 'sched_getaffinity' on macOS"),
+        ("from os import memfd_create", "cannot import name 'memfd_create'"),
+        ("import mmap; mmap.MADV_HUGEPAGE", "no attribute 'MADV_HUGEPAGE' on macOS"),
+        ("open('/proc/self/status')", "opens /proc/self/status, which macOS has not"),
+        ("from pathlib import Path\ntry:\n  Path('/sys/x').read_text()\nexcept OSError: pass", "opens /sys/x"),
+        ("import sys, os; assert sys.platform == 'linux'", "AssertionError"),
+        ("import ctypes; ctypes.CDLL(None).prctl", "undefined symbol: prctl"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("-I",)])
+def test_a_use_of_linux_fails(python: Path, tmp_path: Path, code: str, fault: str, options: tuple[str, ...]) -> None:
+    done = said(python, code, tmp_path, *options)
+    assert done.returncode != 0 and fault in done.stderr
+    if "opens" in fault:  # what is caught fails the run in the end
+        kept = FAULTS.read_text().splitlines()
+        assert fault.partition(",")[0] in kept[-1]
+        FAULTS.write_text("".join(f"{line}\n" for line in kept if "planted.py" not in line))
+
+
+def test_what_notso_does_not_ask_is_as_it_was(python: Path) -> None:
+    code = "import os, sys, mmap; print(sys.platform, len(os.sched_getaffinity(0)) > 0, mmap.PAGESIZE)"
+    assert subprocess.check_output([python, "-c", code], text=True).split()[:2] == ["linux", "True"]
+
+
+def test_the_stand_in_has_what_the_layer_calls() -> None:
+    layer = (ROOT / "src/notso/system/libsystem.py").read_text() + (ROOT / "src/notso/system/processes.py").read_text()
+    stand_in = (ROOT / "tests/darwin/libsystem.c").read_text()
+    called = set(re.findall(r"library\(\)\.(\w+)\(", layer)) | set(re.findall(r"found\.(\w+)\.argtypes", layer))
+    assert len(called) >= 6 and LIBSYSTEM in layer
+    assert all(re.search(rf"\b{name}\(", stand_in) for name in called)

@@ -1,0 +1,123 @@
+"""Embeddings in the formats of OpenAI, Ollama and llama-server, of the demo model."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_engine import ScriptedEngine
+
+from notso.smollm3 import Engine
+
+Start = Callable[..., Any]
+TEXTS = ["What is 27 + 48?", "A river in the mountains", "1"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("embeddings"))
+    server = type(shared)(lambda: Engine.load(threads=1, context_tokens=512, max_num_seqs=2), settings)
+    yield server.ready()
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def expected(served: Any) -> list[list[float]]:
+    """By llama-server's address, each alone."""
+    return [post(served, "/embedding", content=text)[0]["embedding"][0] for text in TEXTS]
+
+
+def post(server: Any, path: str, **body: Any) -> Any:
+    answer = server.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_each_text_has_a_vector_of_length_1(expected: list[list[float]]) -> None:
+    for vector in expected:
+        assert math.hypot(*vector) == pytest.approx(1, abs=1e-6)
+    assert expected[0] != expected[1] != expected[2]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+def test_openai_s_format(served: Any, expected: list[list[float]], path: str) -> None:
+    answer = post(served, path, model="notso-demo", input=TEXTS, user="someone")
+    assert [each["embedding"] for each in answer["data"]] == expected
+    assert [each["index"] for each in answer["data"]] == [0, 1, 2]  # more than run at a time
+    counts = [len(post(served, "/tokenize", content=text)["tokens"]) for text in TEXTS]
+    assert answer["usage"] == {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
+    assert answer["model"] == "notso-demo" and answer["object"] == "list"
+
+
+def test_base64_and_token_ids(served: Any, expected: list[list[float]]) -> None:
+    ids = [post(served, "/tokenize", content=text)["tokens"] for text in TEXTS]
+    for given, vectors in ((ids, expected), (ids[0], expected[:1]), (TEXTS[0], expected[:1])):
+        data = post(served, "/v1/embeddings", input=given, encoding_format="base64")["data"]
+        found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data]
+        assert (np.array(found) == np.array(vectors, np.float32)).all()
+
+
+def test_ollama_s_formats(served: Any, expected: list[list[float]]) -> None:
+    many = post(served, "/api/embed", model="notso-demo:latest", input=TEXTS, truncate=True, options={"num_ctx": 2048})
+    assert many["embeddings"] == expected and many["model"] == "notso-demo:latest"
+    assert many["prompt_eval_count"] > 0 and many["total_duration"] > 0
+    assert post(served, "/api/embed", model="notso-demo")["embeddings"] == []
+    assert post(served, "/api/embeddings", model="notso-demo", prompt=TEXTS[1], keep_alive="5m") == {
+        "embedding": expected[1]
+    }
+    assert post(served, "/api/embeddings", model="notso-demo", prompt="") == {"embedding": []}
+
+
+def test_the_beginning_of_a_long_text_is_embedded_for_ollama_only(served: Any) -> None:
+    long = "one two three " * 400
+    cut = post(served, "/api/embed", input=[long, TEXTS[0]])
+    tokens = post(served, "/tokenize", content=long)["tokens"]
+    assert cut["embeddings"][0] == post(served, "/v1/embeddings", input=tokens[:512])["data"][0]["embedding"]
+    for path, body in (
+        ("/v1/embeddings", {"input": [TEXTS[0], long]}),
+        ("/api/embed", {"input": long, "truncate": False}),
+        ("/embedding", {"content": long}),
+    ):
+        answer = served.client.post(path, json=body)
+        assert answer.status_code == 400 and "512" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": [1 << 30]}, "input"),
+        ({"input": [[1], []]}, "input"),
+        ({"input": "a", "content": "b"}, "content"),
+        ({"input": "a", "dimensions": 3}, "dimensions"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "embd_normalize": 0}, "embd_normalize"),
+        ({"input": "a", "model": "no-such-model"}, "model"),
+        ({"input": ["a"] * 2049}, "input"),
+    ],
+)
+def test_what_cannot_be_embedded_is_named(served: Any, body: dict[str, Any], param: str) -> None:
+    answer = served.client.post("/v1/embeddings", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"].split(".")[0] == param
+
+
+def test_it_waits_its_turn_and_ends_with_its_client(start: Start) -> None:
+    engine = ScriptedEngine()
+    engine.gate.clear()
+    server = start(engine).ready()
+    with pytest.raises(Exception, match="timed out"):
+        server.client.post("/v1/embeddings", json={"input": ["a", "b"]}, timeout=0.5)
+    server.wait(lambda: not server.shared.requests.waiting and not engine.stats().running)
+    engine.gate.set()
+    assert len(post(server, "/v1/embeddings", input=["a", "b"])["data"]) == 2
+    assert {each.options.priority for each in engine.requests} == {"api"}

@@ -1,0 +1,337 @@
+"""Exports of other programs come in with every message, branch, date and model; what is left out is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import random
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_engine import ScriptedEngine, say
+from web.chat import other_exports
+from web.chat.other_exports import BEGAN, WHOLE, ToldChat, random_chat, zipped
+
+from notso.web.chat.files import documents, import_process
+from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_messages
+from notso.web.store.protocol import ImportedBefore, StoredMessage
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.store.tree import shown_path
+from notso.web.values.problems import Problem
+
+Start = Callable[..., Any]
+CHATS = dict.fromkeys(WHOLE, 40) | {"chatgpt zip": 500}
+SEED = int(os.environ.get("FUZZ_SEED", "41"))
+
+
+def told(program: str, count: int) -> list[ToldChat]:
+    dice = random.Random(f"{SEED} {program}")
+    chats = [random_chat(dice, number, versions_only=program == "lm studio") for number in range(count)]
+    for chat in chats:
+        for each in chat.messages:
+            # What a program does not store cannot arrive.
+            if program.startswith("claude"):
+                each.model = ""
+            if program == "lm studio":
+                each.second = int(chat.key[:4], 16) / 1000  # type: ignore[assignment]
+            if program.startswith(("claude", "llama")) and each.role == "user":
+                each.files = [("notes.txt", "some text")]
+    return chats
+
+
+def read(body: bytes) -> Incoming:
+    return incoming(import_process.decoded(import_process.parsed(body)), str)
+
+
+def compare(chat: ToldChat, arrived: ImportedChat, program: str) -> None:
+    stored, messages = arrived
+    assert stored.title == chat.title
+    by_text = {message.content: message for message in messages}
+    assert len(by_text) == len(messages) == len(chat.messages), "each message once"
+    position = {message.id: at for at, message in enumerate(messages)}
+    for each in chat.messages:
+        message = by_text[each.content]
+        parent = chat.messages[each.parent].content if each.parent is not None else None
+        above = by_text[parent].id if parent is not None else None
+        assert (message.role, message.reasoning, message.parent_id) == (each.role, each.reasoning, above)
+        assert message.created_ms == round((BEGAN + each.second) * 1000)
+        assert message.model == each.model
+        assert [(file.name, file.text) for file in message.attachments] == each.files
+        assert above is None or position[above] < position[message.id], "parents first"
+    for at, _ in enumerate([None, *chat.messages]):
+        versions = [chat.messages[child].content for child in chat.children(at - 1 if at else None)]
+        places = [position[by_text[text].id] for text in versions]
+        assert places == sorted(places), "versions in their order"
+    shown = [shown.message.content for shown in shown_path(messages, stored.chosen_root)]
+    if program != "librechat":  # it does not store which version was shown
+        assert shown == [chat.messages[at].content for at in chat.line()]
+    assert stored.created_ms // 1000 - BEGAN < 100 and stored.updated_ms >= stored.created_ms
+
+
+@pytest.mark.parametrize("program", WHOLE)
+def test_every_message_branch_date_and_model_arrives(program: str) -> None:
+    chats = told(program, CHATS[program])
+    found = read(WHOLE[program](chats))
+    assert len(found.chats) == len(chats)
+    arrived = {chat.title: (chat, messages) for chat, messages in found.chats}
+    for chat in chats:
+        compare(chat, arrived[chat.title], program)
+    expected = sum((chat.left_out for chat in chats), Counter[str]())
+    assert +found.left_out == +expected
+    assert expected["pictures"] and expected["tool_calls"], "the chats hold both"
+
+
+def test_system_prompts_come_along() -> None:
+    chat = random_chat(random.Random(1), 1, versions_only=True)
+    for exported in (other_exports.lm_studio(chat), other_exports.librechat(chat, recursive=True)):
+        ((arrived, _),) = read(json.dumps(exported).encode()).chats
+        assert arrived.settings == {"system_prompt": "Be brief."}
+
+
+def test_what_is_left_out_of_a_question_is_named_in_its_place() -> None:
+    parts = [{"content_type": "image_asset_pointer", "asset_pointer": "x"}]
+    user = {"author": {"role": "user"}, "content": {"content_type": "multimodal_text", "parts": parts}}
+    mapping = {"a": {"message": user | {"metadata": {"attachments": [{"name": "plan.pdf"}]}}, "parent": None}}
+    found = read(json.dumps([{"title": "T", "mapping": mapping, "id": "1"}]).encode())
+    assert found.chats[0][1][0].content == "[picture] [plan.pdf]"
+    assert +found.left_out == Counter(pictures=1, files=1)
+
+
+def test_references_to_searches_are_taken_out_of_the_text() -> None:
+    answer = {"author": {"role": "assistant"}, "recipient": "all", "metadata": {}}
+    text = "It rains.\ue200cite\ue202turn0search0\ue201 Often."
+    answer |= {"content": {"content_type": "text", "parts": [text]}}
+    found = read(json.dumps([{"mapping": {"a": {"message": answer, "parent": None}}, "id": "1"}]).encode())
+    assert found.chats[0][1][0].content == "It rains. Often." and found.left_out["references"] == 1
+
+
+def test_content_parts_of_openai_messages() -> None:
+    parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    found = read(json.dumps([{"role": "user", "content": parts}]).encode())
+    assert found.chats[0][1][0].content == "Look:" and +found.left_out == Counter(pictures=1)
+
+
+# ---- what cannot be read
+
+
+def chatgpt_of(mapping: Any) -> bytes:
+    return json.dumps([{"title": "T", "id": "1", "mapping": mapping}]).encode()
+
+
+def circle() -> bytes:
+    message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
+    return chatgpt_of({"a": {"message": message, "parent": "b"}, "b": {"message": message, "parent": "a"}})
+
+
+def many_nodes() -> bytes:
+    node = '"%d": {"message": {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}}'
+    return gzip.compress(
+        b'[{"id": "1", "mapping": {' + ",".join(node % at for at in range(1_000_000)).encode() + b"}}]", 1
+    )
+
+
+def bomb() -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("conversations.json", "w") as file:
+        file.write(b"[")
+        for _ in range((documents.MAX_UNPACKED_BYTES >> 20) + 2):
+            file.write(b" " * (1 << 20))
+    return target.getvalue()
+
+
+def encrypted() -> bytes:
+    body = bytearray(zipped({"conversations.json": "[]"}))
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        body[body.index(mark) + flags] |= 1
+    return bytes(body)
+
+
+def damaged_archive() -> bytes:
+    body = bytearray(zipped({"conversations.json": WHOLE["claude"](told("claude", 3))}))
+    body[200] ^= 0xFF
+    return bytes(body)
+
+
+def long_chat() -> bytes:
+    return chatgpt_of({str(at): {} for at in range(200_001)})
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "circle": (circle, "they form a circle"),
+    "many nodes": (many_nodes, "more than 1,000,000 objects"),
+    "long chat": (long_chat, "more than 200,000 messages"),
+    "bomb": (bomb, "268,435,456 bytes when unpacked"),
+    "encrypted": (encrypted, "damaged or encrypted"),
+    "damaged archive": (damaged_archive, "damaged or encrypted"),
+    "half an archive": (lambda: zipped({"a.json": "[]" * 100})[:60], "damaged or encrypted"),
+    "half gzip": (lambda: gzip.compress(WHOLE["claude"](told("claude", 9)))[:-20], "damaged or encrypted"),
+    "half": (lambda: WHOLE["chatgpt"](told("chatgpt", 3))[:-9000], "not valid JSON: at character"),
+    "deep": (lambda: b'[{"mapping": ' + b'{"a":' * 100_000 + b"}" * 100_001 + b"]", "nested too deep"),
+    "deep tree": (
+        lambda: (
+            b'{"conversationId": "1", "messages": '
+            + b'[{"messageId": "1", "children": ' * 60_000
+            + b"[]"
+            + b"}]" * 60_000
+            + b"}"
+        ),
+        "nested too deep",
+    ),
+    "no chats": (lambda: zipped({"a.json": '{"b": 1}', "c.png": b"x"}), "No chats found"),
+    "empty archive": (lambda: zipped({}), "No chats found"),
+    "wrong types": (lambda: b'[{"chat_messages": [1, 2]}]', "an unexpected value"),
+    "wrong mapping": (lambda: chatgpt_of({"a": {"message": {"author": "x", "content": 1}}}), "an unexpected value"),
+    "latin-1": (lambda: zipped({"a.json": b'[{"chat_messages": "\xe4"}]'}), "not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_damaged_or_hostile_export_ends_in_one_sentence(name: str) -> None:
+    make, sentence = HOSTILE[name]
+    with pytest.raises(Problem) as refused:
+        read(make())
+    assert refused.value.status == 400 and sentence in refused.value.sentence
+    assert refused.value.sentence.count("\n") == 0 and len(refused.value.sentence) < 200
+
+
+def test_what_exceeds_the_budget_of_the_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import time; time.sleep(600)"
+    monkeypatch.setattr(import_process, "_PROGRAM", program)
+    limits = import_process.Limits(cpu_s=1, memory_bytes=1 << 30, wall_s=0.5, answer_bytes=1 << 20)
+    monkeypatch.setattr(import_process, "LIMITS", limits)
+    with pytest.raises(Problem, match="too much time or memory"):
+        incoming(asyncio.run(import_process.entries_from_child(b"[]")), str)
+
+
+def test_one_unreadable_chat_does_not_lose_the_others() -> None:
+    chats = other_exports.chatgpt(told("chatgpt", 3))
+    body = json.dumps([chats[0], {"title": "Corrupted", "mapping": {"a": 1}}, *chats[1:]]).encode()
+    found = read(body)
+    assert len(found.chats) == 3 and found.left_out["chats"] == 1
+
+
+# ---- twice
+
+
+def messages_of(chats: list[ToldChat]) -> tuple[list[ImportedChat], dict[str, ImportedBefore]]:
+    found = read(WHOLE["chatgpt"](chats)).chats
+    before = {
+        chat.source: ImportedBefore(chat.id, {message.source: message.id for message in messages})
+        for chat, messages in found
+    }
+    return found, before
+
+
+def test_the_same_file_adds_nothing_and_a_newer_one_what_is_new() -> None:
+    chat = random_chat(random.Random(7), 1)
+    ((first, brought),), before = messages_of([chat])
+    ((_, again),) = read(WHOLE["chatgpt"]([chat])).chats
+    assert new_messages(again, before[first.source]) == []
+    chat.messages.append(other_exports.Told("user", "later", chat.current, 500, key="later"))
+    chat.messages.append(other_exports.Told("assistant", "yes", len(chat.messages) - 1, 501, key="yes", model="gpt-4o"))
+    ((_, newer),) = read(WHOLE["chatgpt"]([chat])).chats
+    question, answer = new_messages(newer, before[first.source])
+    below = next(message for message in brought if message.content == chat.messages[chat.current].content)
+    assert (question.content, question.parent_id, answer.parent_id) == ("later", below.id, question.id)
+    assert question.chat_id == answer.chat_id == first.id
+    # A message deleted since does not return; what follows it moves up.
+    gone = {**before[first.source].messages, below.source: None}
+    question, _ = new_messages(newer, ImportedBefore(first.id, gone))
+    assert question.parent_id == below.parent_id
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(ScriptedEngine(lambda messages, thinking: say("an answer"))).ready()
+
+
+def send(server: Any, body: bytes, **headers: str) -> Any:
+    kind = {"Content-Type": "application/octet-stream", "Accept": "application/json"}
+    return server.client.post("/import", content=body, headers=kind | headers)
+
+
+def stored(server: Any) -> Iterator[tuple[str, list[StoredMessage]]]:
+    for chat in server.on_loop(lambda: server.shared.store.chats("local")):
+        yield chat.id, server.on_loop(lambda chat=chat: server.shared.store.messages("local", chat.id))
+
+
+def test_a_server_imports_once_and_then_only_what_is_new(server: Any) -> None:
+    chats = told("chatgpt", 12)
+    body = WHOLE["chatgpt zip"](chats)
+    total = sum(len(chat.messages) for chat in chats)
+    answer = send(server, body)
+    report = answer.json()
+    assert (answer.status_code, len(report["added"]), report["messages"]) == (200, 12, total)
+    said, _, left_out = report["report"].partition(" Left out: ")
+    assert said == f"Chats imported: 12. Messages: {total}." and "pictures " in left_out
+    before = dict(stored(server))
+    assert send(server, body).json()["report"].startswith("Chats imported: 0. Already here: 12.")
+    assert dict(stored(server)) == before
+    # Work goes on in both programs; an answer is edited here.
+    chat_id = report["chats"][0]
+    first = before[chat_id]
+    edited = next(message for message in first if message.role == "assistant")
+    server.client.post(f"/chats/{chat_id}/messages/{edited.id}/edit", data={"text": "mine"})
+    server.finished(server.ask("asked here", chat_id))
+    chat = next(chat for chat in chats if chat.messages[0].content == first[0].content)
+    chat.messages.append(other_exports.Told("user", "asked there", chat.current, 500, key="there"))
+    newer = send(server, WHOLE["chatgpt"](chats)).json()
+    assert (newer["extended"], newer["messages"], newer["added"]) == ([chat_id], 1, [])
+    now = dict(stored(server))[chat_id]
+    texts = [message.content for message in now]
+    assert "mine" in texts and "asked here" in texts and texts.count("asked there") == 1
+    here, there = (next(each for each in now if each.content == f"asked {where}") for where in ("here", "there"))
+    assert here.parent_id == there.parent_id, "two versions of what follows"
+
+
+def test_the_page_hears_what_was_left_out_and_one_chat_is_opened(server: Any) -> None:
+    fragment = {"HX-Request": "true", "Accept": "*/*"}
+    one = random_chat(random.Random(3), 3)
+    for each in one.messages:
+        each.pictures = each.calls = 0
+    answer = send(server, WHOLE["claude"]([one]), **fragment)
+    assert answer.status_code == 204 and answer.headers["hx-redirect"].startswith("/chats/")
+    many = send(server, WHOLE["llama.cpp lines"](told("llama.cpp lines", 5)), **fragment)
+    assert many.status_code == 200 and "Left out: " in many.text and 'href="/archive"' in many.text
+    page = server.client.get(f"{answer.headers['hx-redirect']}").text
+    assert "question 3.0" in page
+    whole = server.client.get(answer.headers["hx-redirect"] + "/export/json").json()
+    assert whole["chats"][0]["messages"][0]["created_ms"] == BEGAN * 1000
+
+
+def test_two_hundred_megabytes_end_in_one_sentence(server: Any) -> None:
+    def body() -> Iterator[bytes]:
+        for _ in range(200):
+            yield b" " * (1 << 20)
+
+    answer = send(server, body())  # type: ignore[arg-type]
+    assert answer.status_code == 413 and answer.text.count("\n") == 1
+    packed = gzip.compress(b"[" + b" " * (200 << 20) + b"]", 1)
+    assert send(server, packed).status_code == 400
+
+
+def test_a_deleted_message_leaves_its_source_behind(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = SQLiteStore(tmp_path)
+        await store.open()
+        ((chat, messages),) = read(WHOLE["claude"]([random_chat(random.Random(5), 5)])).chats
+        await store.add_chat("me", chat, messages)
+        leaf = messages[-1]
+        await store.write(lambda db: db.execute("DELETE FROM messages WHERE id = ?", (leaf.id,)).rowcount)
+        before = (await store.imported("me", [chat.source, "claude:other"]))[chat.source]
+        assert before.chat_id == chat.id and before.messages[leaf.source] is None
+        assert before.messages[messages[0].source] == messages[0].id
+        assert await store.imported("you", [chat.source]) == {}
+        assert new_messages(messages, before) == []
+        await store.trash_chat("me", chat.id)
+        assert await store.imported("me", [chat.source]) == {}
+        await store.close()
+
+    asyncio.run(work())

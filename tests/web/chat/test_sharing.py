@@ -1,0 +1,176 @@
+"""Links to a chat, ratings, deleting one message, and another version with other settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_engine import ScriptedEngine, say
+
+from notso.web.chat.files.dataset import conversation, preferences
+from notso.web.store.protocol import WholeChat
+from notso.web.store.sqlite.store import whole_chats
+from notso.web.values.ids import new_id
+from notso.web.values.wording import words
+
+Start = Callable[..., Any]
+ANSWERS = iter(range(1_000_000))
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(ScriptedEngine(lambda messages, thinking: say(f"Answer {next(ANSWERS)} **x**", "a thought"))).ready()
+
+
+def stored(server: Any, chat_id: str) -> list[Any]:
+    found: list[Any] = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
+    return found
+
+
+def link(server: Any, chat_id: str, days: int = 7) -> str:
+    page = server.client.post(f"/chats/{chat_id}/share", data={"days": str(days)}).text
+    return re.findall(r'value="[^"]*(/shared/[\w-]{32})"', page)[0]
+
+
+def test_a_link_shows_the_chat_as_it_was_then(server: Any) -> None:
+    asked = server.ask("What <is> it?")
+    server.finished(asked)
+    address = link(server, asked.chat_id)
+    server.finished(server.ask("A later question", asked.chat_id))
+    answer = server.client.get(address)
+    assert answer.status_code == 200 and answer.headers["x-robots-tag"] == "noindex"
+    assert "What &lt;is&gt; it?" in answer.text and "<strong>x</strong>" in answer.text
+    assert "A later question" not in answer.text and "a thought" not in answer.text
+    assert "<form" not in answer.text and "hx-post" not in answer.text, "read only"
+    secret = address.rpartition("/")[2]
+    assert secret not in server.client.get(f"/chats/{asked.chat_id}/share").text, "shown once"
+
+
+def test_a_link_ends_when_it_is_revoked_expires_or_its_chat_is_deleted(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = server.ask("x")
+    server.finished(asked)
+    first, second, third = (link(server, asked.chat_id, days) for days in (1, 7, 30))
+    page = server.client.get(f"/chats/{asked.chat_id}/share").text
+    revoke = re.findall(r'action="(/chats/[^"]*/share/[0-9a-f]{64}/delete)"', page)
+    assert len(revoke) == 3
+    for each in revoke[:1]:  # the newest
+        assert server.client.post(each).status_code == 303
+    assert [server.client.get(each).status_code for each in (first, second, third)] == [200, 200, 404]
+    now = time.time_ns()
+    with monkeypatch.context() as later:
+        later.setattr("notso.web.chat.routes.sharing._now_ms", lambda: now // 1_000_000 + 2 * 86_400_000)
+        assert [server.client.get(each).status_code for each in (first, second)] == [404, 200]
+    server.client.post(f"/chats/{asked.chat_id}/delete", data={"current": asked.chat_id})
+    gone = server.client.get(second)
+    assert gone.status_code == 404 and words["share_gone"] in gone.text
+    assert server.client.get("/shared/" + "x" * 32).status_code == 404
+    assert server.client.get("/shared/" + "x" * 5000).status_code == 404
+
+
+def test_what_has_no_messages_or_is_temporary_is_not_shared(server: Any) -> None:
+    asked = server.ask("x")
+    server.finished(asked)
+    assert server.client.post(f"/chats/{asked.chat_id}/share", data={"days": "400"}).status_code == 400
+    server.on_loop(lambda: server.shared.store.update_chat("local", asked.chat_id, temporary=True))
+    assert server.client.post(f"/chats/{asked.chat_id}/share", data={"days": "1"}).status_code == 400
+
+
+def test_one_message_is_deleted_with_what_follows_and_comes_back(server: Any) -> None:
+    first = server.ask("one")
+    server.finished(first)
+    second = server.ask("two", first.chat_id)
+    server.finished(second)
+    before = stored(server, first.chat_id)
+    url = f"/chats/{first.chat_id}/messages"
+    page = server.client.post(f"{url}/{before[2].id}/delete", headers={"HX-Request": "true"}).text
+    assert words["toast_message_deleted"] in page
+    assert [each.id for each in stored(server, first.chat_id)] == [each.id for each in before[:2]]
+    undo = re.findall(r'action="(/undo/[0-9a-f]+)"', page)[0]
+    assert server.client.post(undo).status_code == 303
+    assert stored(server, first.chat_id) == before
+    server.client.post(f"{url}/{before[1].id}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    version = stored(server, first.chat_id)[-1]
+    server.client.post(f"{url}/{version.id}/delete")
+    assert [each.id for each in stored(server, first.chat_id)] == [each.id for each in before], "one version alone"
+    shown = server.client.get(f"/chats/{first.chat_id}").text
+    assert before[3].content.split(" **")[0] in shown, "the other version and what follows it"
+    server.finished(server.ask("three", first.chat_id))
+
+
+def test_answers_are_rated_and_the_rating_is_taken_back(server: Any) -> None:
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/messages"
+    question = stored(server, asked.chat_id)[0]
+    for mode, rating in (("up", 1), ("down", -1), ("none", 0), ("up", 1)):
+        assert server.client.post(f"{url}/{asked.message_id}/rate", data={"mode": mode}).status_code == 303
+        assert server.stored(asked).rating == rating
+    assert server.client.post(f"{url}/{asked.message_id}/rate", data={"mode": "best"}).status_code == 400
+    assert server.client.post(f"{url}/{question.id}/rate", data={"mode": "up"}).status_code == 400
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert page.count('aria-pressed="true" aria-label="Good response"') == 1
+    assert server.client.get(f"/chats/{asked.chat_id}/export/json").json()["chats"][0]["messages"][1]["rating"] == 1
+
+
+def test_ratings_decide_what_a_dataset_prefers(server: Any, tmp_path: Path) -> None:
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
+    server.client.post(f"{url}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    target = tmp_path / "copy.db"
+    server.on_loop(lambda: server.shared.store.backup(target))
+    (whole,) = whole_chats(target)
+    question, first, second = whole.messages
+
+    def rated(*ratings: int) -> WholeChat:
+        pairs = zip((first, second), ratings, strict=True)
+        return replace(whole, messages=(question, *(replace(each, rating=rating) for each, rating in pairs)))
+
+    def chosen(chat: WholeChat) -> list[str]:
+        return [pair["chosen"][0]["content"].rpartition("\n")[2] for pair in preferences(chat)]
+
+    assert chosen(rated(0, 0)) == [second.content], "the one that is shown"
+    assert chosen(rated(1, 0)) == [first.content]
+    assert chosen(rated(0, -1)) == [first.content]
+    assert chosen(rated(-1, -1)) == []
+    assert conversation(rated(0, 0)) is not None and conversation(rated(0, -1)) is None
+
+
+def test_another_version_with_another_temperature(server: Any) -> None:
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
+    form = server.client.get(f"{url}/again").text
+    assert 'name="temperature"' in form and f'action="{url}/regenerate"' in form
+    engine = server.shared.engine.engine
+    server.client.post(f"{url}/regenerate", data={"key": new_id(), "temperature": "0.25"})
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    assert engine.requests[-1].params.temperature == 0.25
+    server.client.post(f"{url}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    assert engine.requests[-1].params.temperature != 0.25, "for that version alone"
+    bad = server.client.post(f"{url}/regenerate", data={"key": new_id(), "temperature": "hot"})
+    assert bad.status_code == 400 and "Temperature" in bad.text
+    assert len(stored(server, asked.chat_id)) == 4
+    assert all(each.model for each in stored(server, asked.chat_id) if each.role == "assistant")
+
+
+def test_an_export_keeps_models_and_ratings(server: Any) -> None:
+    message = {"id": "a", "parent_id": None, "role": "user", "content": "x"}
+    answer = message | {"id": "b", "parent_id": "a", "role": "assistant", "model": "gpt-4o", "rating": -1}
+    chat = {"title": "T", "prompt_date": "2025-07-08", "messages": [message, answer]}
+    body = json.dumps({"format": "notso-chats", "version": 3, "chats": [chat]})
+    sent = server.client.post("/import", content=body, headers={"Content-Type": "application/json"})
+    found = stored(server, sent.headers["location"].removeprefix("/chats/"))[1]
+    assert (found.model, found.rating) == ("gpt-4o", -1)
+    assert "gpt-4o" in server.client.get(sent.headers["location"]).text

@@ -1,0 +1,135 @@
+"""The tool that fetches a page: asks each time, only public addresses, bounded in size, time and what it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from notso.web.tools import fetch
+from notso.web.tools.fetch import FETCH, MAX_BYTES, checked_url, is_public, public_address
+from notso.web.tools.page_text import text_of
+from notso.web.values.errors import ToolError
+
+PAGE = b"<title>T &amp; U</title><script>bad()</script><nav>menu</nav><h1>Head</h1><p>One <b>two</b><br>three"
+
+
+class Site(BaseHTTPRequestHandler):
+    hosts: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.hosts.append(self.headers["Host"])
+        status, kind, body, headers = {
+            "/page": (200, "text/html; charset=utf-8", PAGE, {}),
+            "/plain": (200, "text/plain", "Grüße".encode("latin-1"), {}),
+            "/latin": (200, "text/plain; charset=latin-1", "Grüße".encode("latin-1"), {}),
+            "/picture": (200, "image/png", b"x", {}),
+            "/large": (200, "text/plain", b"x" * (MAX_BYTES + 1), {}),
+            "/here": (302, "text/plain", b"", {"Location": "/page"}),
+            "/away": (302, "text/plain", b"", {"Location": "http://169.254.169.254/latest"}),
+            "/round": (302, "text/plain", b"", {"Location": "/round"}),
+            "/packed": (200, "text/html", b"\x1f\x8b", {"Content-Encoding": "gzip"}),
+        }.get(self.path, (404, "text/plain", b"", {}))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+@pytest.fixture
+def site(port: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A page of a name that resolves to loopback, as if that were public."""
+
+    async def resolved(host: str, port: int) -> str:
+        return "127.0.0.1"
+
+    monkeypatch.setattr(fetch, "PORTS", {"http": port, "https": 443})
+    monkeypatch.setattr(fetch, "public_address", resolved)
+    return f"http://example.org:{port}"
+
+
+def run(url: str) -> str:
+    return asyncio.run(FETCH.run({"url": url}, None))  # type: ignore[arg-type]
+
+
+def test_a_page_becomes_text(site: str) -> None:
+    Site.hosts.clear()
+    assert run(f"{site}/page") == "T & U\n\nHead\n\nOne two\nthree"
+    assert Site.hosts == [site.removeprefix("http://")], "by its name, at the checked address"
+    assert run(f"{site}/latin") == "Grüße" and run(f"{site}/plain") == "Gr��e"
+    assert run(f"{site}/here").startswith("T & U")
+
+
+REFUSED = [
+    ("/picture", "this is no text but image/png"),
+    ("/large", "more than 1,048,576 bytes"),
+    ("/round", "redirects too often"),
+    ("/packed", "compressed"),
+    ("/missing", "status 404"),
+]
+
+
+@pytest.mark.parametrize(("path", "reason"), REFUSED)
+def test_what_is_refused(site: str, path: str, reason: str) -> None:
+    with pytest.raises(ToolError, match=reason):
+        run(site + path)
+
+
+def test_a_redirect_to_another_host_is_reported_and_not_followed(site: str) -> None:
+    assert "redirects to http://169.254.169.254/latest" in run(f"{site}/away")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://example.org", "file:///etc/passwd", "http://", "nonsense", "http://user:key@example.org", "http://a:22/"],
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(ToolError):
+        checked_url(url)
+
+
+PRIVATE = [
+    *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"),
+    *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"),
+    *("2002:7f00:1::", "255.255.255.255", "192.0.2.1", "2001:db8::1"),
+]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+def test_public_addresses() -> None:
+    assert all(map(is_public, ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1"]))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0x7f.1", "[::1]".strip("[]"), "2130706433"])
+def test_names_of_private_addresses_are_refused(host: str) -> None:
+    with pytest.raises(ToolError, match=r"not a public address|cannot be found"):
+        asyncio.run(public_address(host, 80))
+
+
+def test_text_of_damaged_html() -> None:
+    assert text_of("<p>a<script>x</p>") == "a"
+    assert text_of("a<b <c>d</c> &lt;tag&gt;").endswith("<tag>")
+    assert text_of("<div>" * 5000 + "deep") == "deep"
+    assert FETCH.always_asks
