@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ def changed(path: Path) -> None:
     with path.open("r+b") as raw:
         raw.seek(at)
         raw.write(bytes([content[at] ^ 1]))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    is_new = False
+    while not is_new:  # the clock of files ticks seldom
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        is_new = path.stat().st_ctime_ns != status.st_ctime_ns
 
 
 def identified(path: Path, folder: Path) -> tuple[ModelIdentity, ModelIdentity]:
@@ -57,18 +61,22 @@ def test_a_copy_and_a_touched_file_are_the_same_model(model: Path, tmp_path: Pat
     os.utime(model, ns=(1, 2))
     for path in (model, other):
         at_first, again = identified(path, folder)
-        assert at_first.current not in (known.current, sampled.current), "until then samples identify it"
+        assert at_first.current not in (known.current, sampled.current), "until then it is a file of its own"
         assert again.current == known.current and {at_first.current, sampled.current} <= set(again.earlier)
 
 
-def test_another_content_is_another_model_though_all_samples_are_equal(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("act", ["written", "replaced"])
+def test_another_content_is_another_model_though_size_time_and_samples_are_equal(
+    model: Path, tmp_path: Path, act: str
+) -> None:
     folder = tmp_path / "kv"
     sampled, known = identified(model, folder)
-    other = Path(shutil.copy2(model, tmp_path / "other.gguf"))
-    changed(other)
-    at_first, now = identified(other, folder)
-    assert at_first == sampled and now.current != known.current and not now.earlier
-    assert identified(model, folder)[0] == ModelIdentity(known.current), "samples of two contents identify neither"
+    if act == "replaced":
+        Path(shutil.copy2(model, tmp_path / "other.gguf")).replace(model)
+    changed(model)
+    at_first, now = identified(model, folder)
+    assert {at_first.current, now.current}.isdisjoint({sampled.current, known.current})
+    assert now.earlier == (at_first.current,), "neither finds the other's blocks"
 
 
 def test_a_damaged_record_is_ignored(model: Path, tmp_path: Path) -> None:
@@ -81,9 +89,9 @@ def test_a_damaged_record_is_ignored(model: Path, tmp_path: Path) -> None:
         whole[:-9],
         b"{}",
         b"[1, null]",
-        json.dumps([entry | {"inode": "1"}]).encode(),
+        json.dumps([entry | {"sampled": 1}]).encode(),
         json.dumps([entry | {"sha256": "zz"}]).encode(),
-        json.dumps([{"device": 1}]).encode(),
+        json.dumps([{"sampled": entry["sampled"]}]).encode(),
     ):
         (folder / FILE).write_bytes(content)
         at_first, now = identified(model, folder)
@@ -127,8 +135,8 @@ def test_a_busy_engine_is_not_disturbed_and_a_closed_one_does_not_wait(
         assert not worker.identity.earlier
 
 
-def read_again(engine: Engine) -> int:
-    usage = list(engine.generate(PROMPT, SamplingParams(max_tokens=2, seed=1), RequestOptions(owner="a")))[-2].usage
+def read_again(engine: Engine, owner: str = "") -> int:
+    usage = list(engine.generate(PROMPT, SamplingParams(max_tokens=2, seed=1), RequestOptions(owner=owner)))[-2].usage
     assert usage is not None
     return usage.prompt_tokens - usage.cached_tokens
 
@@ -171,10 +179,50 @@ def test_what_was_written_before_the_digest_was_known_is_found(
         assert read_again(engine) == 1
 
 
-def test_the_cache_of_another_content_is_not_used(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_cache_of_another_content_is_not_used(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
     folder = tmp_path / "kv"
+    with monkeypatch.context() as patch:
+        if not is_known:
+            patch.setattr(IdentityWorker, "start", lambda *_: None)
+        with settled(model, folder) as engine:
+            read_again(engine)
+        changed(model)
+        with settled(model, folder) as engine:
+            assert read_again(engine) == len(PROMPT)
+    changed(model)  # the first content again
     with settled(model, folder) as engine:
-        read_again(engine)
-    changed(model)
+        assert read_again(engine) == (1 if is_known else len(PROMPT))
+
+
+def test_what_is_running_when_the_digest_arrives_is_found(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that were written before are found in the same run; running prompts are written under the new identity."""
+    folder = tmp_path / "kv"
+    go_on = threading.Event()
+    digest = IdentityWorker._digest
+
+    def later(self: IdentityWorker, is_idle: Callable[[], bool]) -> str | None:
+        go_on.wait(60)
+        return digest(self, lambda: True)
+
+    monkeypatch.setattr(IdentityWorker, "_digest", later)
+    with Engine.load(model, context_tokens=1024, cache_dir=folder) as engine:
+        assert engine._identity is not None and engine._offload is not None
+        assert read_again(engine, "before") == len(PROMPT)
+        while engine._core.call(engine._offload.work):
+            pass
+        assert engine._offload._files.flush(60)
+        events = engine.generate(PROMPT, SamplingParams(max_tokens=40, seed=1), RequestOptions(owner="during"))
+        next(events)
+        go_on.set()
+        engine._identity.wait(60)
+        assert list(events)
+        engine._core.call(engine._pool.clear)
+        assert read_again(engine, "before") == 1
+    os.utime(model)
     with settled(model, folder) as engine:
-        assert read_again(engine) == len(PROMPT)
+        assert read_again(engine, "before") == read_again(engine, "during") == 1

@@ -6,6 +6,7 @@ Instruction sets, threads and batch sizes are not included: results are bit-iden
 from __future__ import annotations
 
 import hashlib
+import os
 
 import numpy as np
 
@@ -21,11 +22,17 @@ SAMPLE_BYTES = 1024
 DIGEST_BYTES = 32
 
 
+def file_marks(status: os.stat_result) -> tuple[int, ...]:
+    """Return what a file keeps exactly as long as it is not written to, replaced or copied."""
+    # The modification time can be set to any value, the time of the last change of status cannot.
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def sampled_identity(file: GGUFFile) -> bytes:
-    """Return 32 bytes that identify a model file by its size, modification time and samples of each tensor."""
+    """Return 32 bytes that identify an unchanged model file by its `file_marks` and samples of each tensor."""
     # Hashing two gigabytes would delay the first answer; see model_identity.py for the digest of the whole content.
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    digest.update(repr((file.status.st_size, file.status.st_mtime_ns)).encode())
+    digest.update(repr(file_marks(file.status)).encode())
     for name, tensor in sorted(file.tensors.items()):
         digest.update(repr((name, tensor.format.name, tensor.shape)).encode())
         last = max(tensor.nbytes - SAMPLE_BYTES, 0)

@@ -1,9 +1,9 @@
 """Identity of a model file by its content, so that a copied, touched or mounted file finds the same cached blocks.
 
-The SHA-256 of a file is computed once, in idle time and at low priority, and remembered in the cache folder under
-device, inode, size, modification time and samples of its tensors. Until it is known, the samples identify the file;
-blocks that were written under them stay usable, because the remembered entries also tell which samples belong to a
-content.
+The SHA-256 of a file is computed once, in idle time and at low priority, and remembered in the cache folder under the
+file's sampled identity, which no other content can have: it includes the inode and the time of its last change. Until
+the SHA-256 is known, the sampled identity is used. Blocks that were written under it stay usable, because the
+remembered entries tell which sampled identities belong to a content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from notso.qtensor import GGUFFile
 from notso.regular_file import open_regular, read_regular
-from notso.smollm3.kv.cache_version import sampled_identity
+from notso.smollm3.kv.cache_version import file_marks, sampled_identity
 from notso.smollm3.kv.disk_store import lower_priority
 
 FILE = "models.json"
@@ -44,10 +44,6 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
     sampled: str
     sha256: str
 
@@ -63,7 +59,7 @@ class IdentityWorker:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         known = _read(folder)
-        self._sha256 = next((each.sha256 for each in known if each == self._entry(each.sha256)), None)
+        self._sha256 = next((each.sha256 for each in known if each.sampled == self._sampled), None)
         self.identity = (
             ModelIdentity(bytes.fromhex(self._sampled)) if self._sha256 is None else _identity(self._sha256, known)
         )
@@ -95,8 +91,9 @@ class IdentityWorker:
             return
         if sha256 is None:
             return
-        _remember(self._folder, self._entry(sha256))
-        self.identity = _identity(sha256, [*_read(self._folder), self._entry(sha256)])
+        entry = _Entry(self._sampled, sha256)
+        _remember(self._folder, entry)
+        self.identity = _identity(sha256, [*_read(self._folder), entry])
         when_known(self.identity)
 
     def _digest(self, is_idle: Callable[[], bool]) -> str | None:
@@ -116,27 +113,18 @@ class IdentityWorker:
         return None
 
     def _is_open_file(self, descriptor: int) -> bool:
-        return _marks(os.fstat(descriptor)) == _marks(self._status)
-
-    def _entry(self, sha256: str) -> _Entry:
-        return _Entry(*_marks(self._status), self._sampled, sha256)
-
-
-def _marks(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return file_marks(os.fstat(descriptor)) == file_marks(self._status)
 
 
 def _identity(sha256: str, known: list[_Entry]) -> ModelIdentity:
-    # Samples that were seen with two contents identify neither.
-    others = {each.sampled for each in known if each.sha256 != sha256}
-    earlier = {each.sampled for each in known if each.sha256 == sha256} - others
+    earlier = {each.sampled for each in known if each.sha256 == sha256}
     return ModelIdentity(b"sha256" + bytes.fromhex(sha256), tuple(map(bytes.fromhex, sorted(earlier))))
 
 
 def _remember(folder: Path, entry: _Entry) -> None:
     draft = folder / f".{FILE}.{os.getpid()}"
     with _writing:
-        kept = [*(each for each in _read(folder) if each != entry), entry][-MAX_ENTRIES:]
+        kept = [*(each for each in _read(folder) if each.sampled != entry.sampled), entry][-MAX_ENTRIES:]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft.write_text(json.dumps([asdict(each) for each in kept], indent=1), "utf-8")
@@ -159,8 +147,7 @@ def _read(folder: Path) -> list[_Entry]:
 def _is_entry(value: object) -> bool:
     if not isinstance(value, dict) or set(value) != set(_Entry.__slots__):
         return False
-    numbers = (value[name] for name in ("device", "inode", "size", "mtime_ns"))
-    return all(type(number) is int for number in numbers) and all(map(_is_digest, (value["sampled"], value["sha256"])))
+    return all(map(_is_digest, value.values()))
 
 
 def _is_digest(value: object) -> bool:

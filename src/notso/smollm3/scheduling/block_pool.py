@@ -288,7 +288,9 @@ NO_SALT = CacheSalt(b"")
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
     """Return the salt of an owner's prompts, which start with what `scope` shares; `adapter`: digest, or empty."""
-    # Owners only find their own content, so timing reveals nothing about others.
+    # Owners only find their own content, so timing reveals nothing about others. The length keeps an owner's name from
+    # continuing as the digest of an adapter.
+    adapter = bytes([len(adapter)]) + adapter
     own = hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
     if scope is None:
         return CacheSalt(own)
