@@ -373,6 +373,12 @@ def test_owners_do_not_find_each_others_prompts() -> None:
     assert stranger.cached == 0
 
 
+def test_no_name_continues_the_digest_of_an_adapter() -> None:
+    assert cache_salt(b"lora", "ann") != cache_salt(b"", "loraann") != cache_salt(b"lor", "aann")
+    ann, lora = cache_salt(b"lora", "", "ann"), cache_salt(b"", "", "loraann")
+    assert ann.root != lora.root and ann.owner != lora.owner
+
+
 def test_owners_of_one_scope_find_the_shared_blocks_and_no_other() -> None:
     machine, ids = Machine(30, 2), prompt(3, 700)
     for owner, cached in ((b"a", 0), (b"b", 3 * BLOCK_TOKENS), (b"b", len(ids) - 1), (b"a", len(ids) - 1)):
