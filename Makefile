@@ -88,7 +88,7 @@ test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twent
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
 test-darwin: $(VENV)/.dev  ## run the Python tests in a likeness of macOS: its names, page size, folders and system calls
-	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r sfE $(ARGS)
+	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r fE $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
 	@$(BIN)/python supply/aarch64_python.py || echo "no Python of aarch64 could be made: its tests will be skipped"

@@ -1,4 +1,4 @@
-# Homebrew on Linux. `make release` fills in the name and the sum of the sources; whoever publishes them puts the address
+# Homebrew on macOS and Linux. `make release` fills in the name and the sum of the sources; whoever publishes them puts the address
 # of their folder before the name. The packages come by the hashes of supply/, which the sources hold.
 class Notso < Formula
   include Language::Python::Virtualenv
@@ -8,7 +8,6 @@ class Notso < Formula
   sha256 "@SHA256@"
   license "Apache-2.0"
 
-  depends_on :linux
   depends_on "python@3.13"
 
   def install

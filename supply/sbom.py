@@ -19,7 +19,7 @@ from lock import ROOT, locked
 from target import version
 
 VENDOR = ROOT / "src" / "notso" / "web" / "static" / "vendor"
-NPM_NAMES = {"htmx": "htmx.org", "hx": "htmx.org", "katex": "katex"}
+NPM_NAMES = {"htmx": "htmx.org", "hx": "htmx.org", "katex": "katex", "mermaid": "mermaid"}
 
 
 def bill() -> dict[str, Any]:

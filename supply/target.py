@@ -27,7 +27,7 @@ def commit_time() -> str:
 def our_wheel(python: str, machine: str) -> Path:
     """The one in dist/ for that Python there. Ends the program where there is none."""
     tag = "cp311-cp311" if python == "3.11" else "cp312-abi3"
-    found = list((ROOT / "dist").glob(f"*-{version()}-{tag}-*_{machine}.whl"))
+    found = list((ROOT / "dist").glob(f"*-{version()}-{tag}-manylinux*_{machine}.whl"))
     if not found:
         raise SystemExit(f"dist has no wheel of {version()} for Python {python} on {machine}: `make wheels` builds it")
     return found[0]

@@ -24,6 +24,8 @@ using WeightFacts = std::tuple<int, Address, int64_t, int64_t>;               //
 using PoolFacts = std::tuple<Address, int, int, int>;                         // address, kv heads, dim, format
 using PlaceFacts = std::tuple<Address, Address, Address, Address, int, int>;  // see Places
 
+using TurnFacts = std::tuple<Address, Address, Address>;  // see Turn
+
 template <class T>
 T* at(Address address) {
   return reinterpret_cast<T*>(address);
@@ -33,6 +35,9 @@ LaidWeight weight_of(const WeightFacts& w) {
 }
 Pool pool_of(const PoolFacts& p) {  // every block by itself
   return {at<uint8_t>(std::get<0>(p)), 1, std::get<1>(p), std::get<2>(p), static_cast<CacheFormat>(std::get<3>(p))};
+}
+Turn turn_of(const TurnFacts& t) {
+  return {at<const int>(std::get<0>(t)), at<const float>(std::get<1>(t)), at<const float>(std::get<2>(t))};
 }
 Places places_of(const PlaceFacts& p) {
   return {at<const int>(std::get<0>(p)),
@@ -168,6 +173,19 @@ void bind_cuda(nb::module_& m) {
           },
           nb::arg("q"), nb::arg("heads"), nb::arg("places"), nb::arg("pool"), nb::arg("window"), nb::arg("scale"),
           nb::arg("tiles"), nb::arg("out"), Unlocked())
+      .def(
+          "store_and_attend",
+          [](Device& d, const TurnFacts& of_keys, Address k, Address v, const PlaceFacts& stored,
+             const TurnFacts& of_queries, Address q, int64_t heads, const PlaceFacts& attended, const PoolFacts& pool,
+             const PoolFacts& window, float scale, int64_t tiles, Address out) {
+            const Layer layer{turn_of(of_keys),  turn_of(of_queries), at<float>(k), at<const float>(v),
+                              places_of(stored), at<float>(q),        heads,        places_of(attended),
+                              pool_of(pool),     pool_of(window),     scale};
+            store_and_attend(d, layer, tiles, at<float>(out));
+          },
+          nb::arg("of_keys"), nb::arg("k"), nb::arg("v"), nb::arg("stored"), nb::arg("of_queries"), nb::arg("q"),
+          nb::arg("heads"), nb::arg("attended"), nb::arg("pool"), nb::arg("window"), nb::arg("scale"), nb::arg("tiles"),
+          nb::arg("out"), Unlocked())
       .def(
           "silu_mul",
           [](Device& d, Address gate, Address up, int64_t count, Address out) {

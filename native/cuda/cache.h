@@ -8,7 +8,9 @@ namespace qtensor {
 namespace cuda {
 
 constexpr int kTile = int(kTilePositions);
-constexpr int kMostPieces = 1024 / 32;  // of a head: lane l of a warp holds dimensions l, l + 32, ...
+// Pieces of a head: lane l of a warp holds dimensions l, l + 32, ... Code for the most there can be is so long that
+// reading it takes longer than running it, so heads of up to 128 dimensions have their own.
+constexpr int kMostPieces = 1024 / 32, kFewPieces = 128 / 32;
 
 // One layer's blocks, as in ops/attention.h.
 struct Pool {
@@ -37,11 +39,12 @@ struct Levels {
 };
 
 // rotate_head of kernels/portable/head_vectors.h.
-LANES_DEVICE void rotate(float (&v)[kMostPieces], int dim, int lane) {
+template <int PIECES>
+LANES_DEVICE void rotate(float (&v)[PIECES], int dim, int lane) {
   const int n = dim & -dim, pieces = (dim + 31) / 32;
   const float norm = __fdiv_rn(1.0f, __fsqrt_rn(float(n)));
   LANES_UNROLL
-  for (int i = 0; i < kMostPieces; i++) {
+  for (int i = 0; i < PIECES; i++) {
     if (i >= pieces) continue;  // the same for all lanes
     LANES_UNROLL
     for (int width = 1; width <= 8; width *= 2)
@@ -53,9 +56,9 @@ LANES_DEVICE void rotate(float (&v)[kMostPieces], int dim, int lane) {
     }
   }
   LANES_UNROLL
-  for (int distance = 1; distance < kMostPieces; distance *= 2) {
+  for (int distance = 1; distance < PIECES; distance *= 2) {
     LANES_UNROLL
-    for (int i = 0; i < kMostPieces; i++)
+    for (int i = 0; i < PIECES; i++)
       if (32 * distance < n && i < pieces && !(i & distance)) {
         const float a = v[i], b = v[i + distance];
         v[i] = __fadd_rn(a, b);
@@ -63,15 +66,17 @@ LANES_DEVICE void rotate(float (&v)[kMostPieces], int dim, int lane) {
       }
   }
 }
-LANES_DEVICE void load_head(const float* x, int dim, int lane, float (&v)[kMostPieces]) {
+template <int PIECES>
+LANES_DEVICE void load_head(const float* x, int dim, int lane, float (&v)[PIECES]) {
   LANES_UNROLL
-  for (int i = 0; i < kMostPieces; i++) v[i] = lane + 32 * i < dim ? x[lane + 32 * i] : 0.0f;
+  for (int i = 0; i < PIECES; i++) v[i] = lane + 32 * i < dim ? x[lane + 32 * i] : 0.0f;
 }
 // The largest magnitude as its bits; 0x7f800000 and above where something is not a number.
-LANES_DEVICE uint32_t top_bits_of(const float (&v)[kMostPieces], int dim, int lane) {
+template <int PIECES>
+LANES_DEVICE uint32_t top_bits_of(const float (&v)[PIECES], int dim, int lane) {
   uint32_t bits = 0;
   LANES_UNROLL
-  for (int i = 0; i < kMostPieces; i++) {
+  for (int i = 0; i < PIECES; i++) {
     const uint32_t magnitude = lane + 32 * i < dim ? __float_as_uint(v[i]) & 0x7fffffff : 0;
     bits = bits > magnitude ? bits : magnitude;
   }

@@ -1,6 +1,7 @@
 #include "cuda/device.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace qtensor {
 namespace cuda {
@@ -52,6 +53,7 @@ void Device::open(const MachineCode& code, int number) {
   has_context_ = true;
   const Use use(*this);
   api_.require(api_.stream_create(&stream_, kNonBlockingStream), "making a stream");
+  api_.require(api_.host_allocate(&landing_, kLandingBytes, 0), "memory for downloads");
   if (const Result r = api_.module_load(&module_, code.data); r == kOutOfMemory)
     api_.require(r, "loading the kernels");
   else if (r != kSuccess)
@@ -67,6 +69,7 @@ void Device::close() noexcept {
   for (Room& room : scratch_)
     if (room.address != 0) api_.free(room.address);
   if (grids_ != 0) api_.free(grids_);
+  if (landing_ != nullptr) api_.host_free(landing_);
   if (module_ != nullptr) api_.module_unload(module_);
   if (stream_ != nullptr) api_.stream_destroy(stream_);
   api_.context_use(nullptr);
@@ -112,8 +115,10 @@ void Device::upload(Address to, const void* from, size_t bytes) {
 }
 void Device::download(void* to, Address from, size_t bytes) {
   const Use use(*this);
-  api_.require(api_.copy_down(to, from, bytes, stream_), "copying from the GPU");
+  const bool lands = bytes <= kLandingBytes;
+  api_.require(api_.copy_down(lands ? landing_ : to, from, bytes, stream_), "copying from the GPU");
   wait();
+  if (lands) std::memcpy(to, landing_, bytes);
 }
 void Device::copy(Address to, Address from, size_t bytes) {
   const Use use(*this);
@@ -130,22 +135,28 @@ void Device::free_retired() noexcept {
   retired_.clear();
 }
 
-Handle Device::function(const char* kernel) {
-  Handle& found = functions_[kernel];
-  if (found != nullptr) return found;
+const Device::Function& Device::function(const char* kernel) {
+  Function& found = functions_[kernel];
+  if (found.handle != nullptr) return found;
   Handle made = nullptr;
+  int written_for = 0;
   api_.require(api_.module_function(&made, module_, kernel), "finding a kernel");
   const int most = std::min(most_shared_bytes_, kSmallMSharedLimit);
   api_.require(api_.function_set(made, kSharedBytesOfFunction, most), "a kernel's shared memory");
-  return found = made;
+  api_.require(api_.function_attribute(&written_for, kPtxVersionOfFunction, made),
+               "asking for a kernel's architecture");
+  found = {made, written_for >= kAwaitingArchitecture};
+  return found;
 }
 
 void Device::launch_bytes(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, void* arguments) {
   const Use use(*this);
   void* pointers[] = {arguments};
-  api_.require(api_.launch(function(kernel), grid.x, grid.y, grid.z, threads, 1, 1, unsigned(shared_bytes), stream_,
-                           pointers, nullptr),
-               "starting a kernel");
+  const Function& started = function(kernel);
+  const LaunchAttribute early{kProgrammaticStart, 0, 1, {}};
+  const LaunchConfig config{{grid.x, grid.y, grid.z}, {threads, 1, 1}, unsigned(shared_bytes), stream_, &early,
+                            started.awaits ? 1u : 0u};
+  api_.require(api_.launch(&config, started.handle, pointers, nullptr), "starting a kernel");
 }
 
 void* Device::scratch(Scratch which, int64_t bytes) {

@@ -23,6 +23,8 @@ namespace cuda {
 
 constexpr int kOldestArchitecture = 80;  // which has the products of bytes and the reductions that kernels ask for
 
+constexpr size_t kLandingBytes = size_t(1) << 20;
+
 class Device {
  public:
   // Opens the driver and takes device `number`. Throws Unavailable, OutOfMemory or Lost.
@@ -72,7 +74,11 @@ class Device {
   void open(const MachineCode& code, int number);
   void close() noexcept;
   void launch_bytes(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, void* arguments);
-  Handle function(const char* kernel);
+  struct Function {
+    Handle handle = nullptr;
+    bool awaits = false;  // the kernel before, itself
+  };
+  const Function& function(const char* kernel);
   void free_retired() noexcept;
 
   DriverApi api_;
@@ -81,12 +87,13 @@ class Device {
   bool has_context_ = false, capturing_ = false;
   std::string name_;
   Handle context_ = nullptr, module_ = nullptr, stream_ = nullptr;
-  std::unordered_map<const char*, Handle> functions_;
+  std::unordered_map<const char*, Function> functions_;
   struct Room {
     Address address = 0;
     size_t bytes = 0;
   };
   std::array<Room, size_t(Scratch::count)> scratch_;
+  void* landing_ = nullptr;  // kLandingBytes that the GPU writes by itself: what is downloaded goes by way of them
   Address grids_ = 0;
   std::vector<Address> retired_;  // scratch that work under way may still use
   uint64_t scratch_moves_ = 0;

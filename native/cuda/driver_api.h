@@ -34,40 +34,59 @@ constexpr int kMajorOfDevice = 75, kMinorOfDevice = 76;  // and its architecture
 constexpr unsigned kNonBlockingStream = 1;               // not ordered with what others do
 constexpr int kRelaxedCapture = 2;                       // memory may be had while a stream is captured
 
+// How a kernel is started, as the driver lays it out.
+struct alignas(8) LaunchAttribute {
+  int id, padding = 0;
+  int value = 0;
+  char rest[60] = {};
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Handle stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
+constexpr int kProgrammaticStart = 6;      // attribute of a launch: it may begin before the launch before has ended
+constexpr int kPtxVersionOfFunction = 5;   // attribute of a function: the architecture its code was written for
+constexpr int kAwaitingArchitecture = 90;  // from which on kernels have code that awaits the kernel before
+
 // Every function that is called: what it is called here, its name in the library, its arguments.
-#define QTENSOR_DRIVER_FUNCTIONS(F)                                                                         \
-  F(init, "cuInit", (unsigned))                                                                             \
-  F(driver_version, "cuDriverGetVersion", (int*))                                                           \
-  F(device_count, "cuDeviceGetCount", (int*))                                                               \
-  F(device_get, "cuDeviceGet", (int*, int))                                                                 \
-  F(device_name, "cuDeviceGetName", (char*, int, int))                                                      \
-  F(device_attribute, "cuDeviceGetAttribute", (int*, int, int))                                             \
-  F(context_retain, "cuDevicePrimaryCtxRetain", (Handle*, int))                                             \
-  F(context_release, "cuDevicePrimaryCtxRelease_v2", (int))                                                 \
-  F(context_use, "cuCtxSetCurrent", (Handle))                                                               \
-  F(memory_info, "cuMemGetInfo_v2", (size_t*, size_t*))                                                     \
-  F(allocate, "cuMemAlloc_v2", (Address*, size_t))                                                          \
-  F(free, "cuMemFree_v2", (Address))                                                                        \
-  F(set_bytes, "cuMemsetD8Async", (Address, unsigned char, size_t, Handle))                                 \
-  F(copy_up, "cuMemcpyHtoDAsync_v2", (Address, const void*, size_t, Handle))                                \
-  F(copy_down, "cuMemcpyDtoHAsync_v2", (void*, Address, size_t, Handle))                                    \
-  F(copy_within, "cuMemcpyDtoDAsync_v2", (Address, Address, size_t, Handle))                                \
-  F(stream_create, "cuStreamCreate", (Handle*, unsigned))                                                   \
-  F(stream_destroy, "cuStreamDestroy_v2", (Handle))                                                         \
-  F(stream_wait, "cuStreamSynchronize", (Handle))                                                           \
-  F(capture_begin, "cuStreamBeginCapture_v2", (Handle, int))                                                \
-  F(capture_end, "cuStreamEndCapture", (Handle, Handle*))                                                   \
-  F(graph_instantiate, "cuGraphInstantiateWithFlags", (Handle*, Handle, unsigned long long))                \
-  F(graph_launch, "cuGraphLaunch", (Handle, Handle))                                                        \
-  F(graph_exec_destroy, "cuGraphExecDestroy", (Handle))                                                     \
-  F(graph_destroy, "cuGraphDestroy", (Handle))                                                              \
-  F(module_load, "cuModuleLoadData", (Handle*, const void*))                                                \
-  F(module_unload, "cuModuleUnload", (Handle))                                                              \
-  F(module_function, "cuModuleGetFunction", (Handle*, Handle, const char*))                                 \
-  F(function_set, "cuFuncSetAttribute", (Handle, int, int))                                                 \
-  F(launch, "cuLaunchKernel",                                                                               \
-    (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**, void**)) \
-  F(error_name, "cuGetErrorName", (Result, const char**))                                                   \
+#define QTENSOR_DRIVER_FUNCTIONS(F)                                                          \
+  F(init, "cuInit", (unsigned))                                                              \
+  F(driver_version, "cuDriverGetVersion", (int*))                                            \
+  F(device_count, "cuDeviceGetCount", (int*))                                                \
+  F(device_get, "cuDeviceGet", (int*, int))                                                  \
+  F(device_name, "cuDeviceGetName", (char*, int, int))                                       \
+  F(device_attribute, "cuDeviceGetAttribute", (int*, int, int))                              \
+  F(context_retain, "cuDevicePrimaryCtxRetain", (Handle*, int))                              \
+  F(context_release, "cuDevicePrimaryCtxRelease_v2", (int))                                  \
+  F(context_use, "cuCtxSetCurrent", (Handle))                                                \
+  F(memory_info, "cuMemGetInfo_v2", (size_t*, size_t*))                                      \
+  F(allocate, "cuMemAlloc_v2", (Address*, size_t))                                           \
+  F(free, "cuMemFree_v2", (Address))                                                         \
+  F(host_allocate, "cuMemHostAlloc", (void**, size_t, unsigned))                             \
+  F(host_free, "cuMemFreeHost", (void*))                                                     \
+  F(set_bytes, "cuMemsetD8Async", (Address, unsigned char, size_t, Handle))                  \
+  F(copy_up, "cuMemcpyHtoDAsync_v2", (Address, const void*, size_t, Handle))                 \
+  F(copy_down, "cuMemcpyDtoHAsync_v2", (void*, Address, size_t, Handle))                     \
+  F(copy_within, "cuMemcpyDtoDAsync_v2", (Address, Address, size_t, Handle))                 \
+  F(stream_create, "cuStreamCreate", (Handle*, unsigned))                                    \
+  F(stream_destroy, "cuStreamDestroy_v2", (Handle))                                          \
+  F(stream_wait, "cuStreamSynchronize", (Handle))                                            \
+  F(capture_begin, "cuStreamBeginCapture_v2", (Handle, int))                                 \
+  F(capture_end, "cuStreamEndCapture", (Handle, Handle*))                                    \
+  F(graph_instantiate, "cuGraphInstantiateWithFlags", (Handle*, Handle, unsigned long long)) \
+  F(graph_launch, "cuGraphLaunch", (Handle, Handle))                                         \
+  F(graph_exec_destroy, "cuGraphExecDestroy", (Handle))                                      \
+  F(graph_destroy, "cuGraphDestroy", (Handle))                                               \
+  F(module_load, "cuModuleLoadData", (Handle*, const void*))                                 \
+  F(module_unload, "cuModuleUnload", (Handle))                                               \
+  F(module_function, "cuModuleGetFunction", (Handle*, Handle, const char*))                  \
+  F(function_set, "cuFuncSetAttribute", (Handle, int, int))                                  \
+  F(function_attribute, "cuFuncGetAttribute", (int*, int, Handle))                           \
+  F(launch, "cuLaunchKernelEx", (const LaunchConfig*, Handle, void**, void**))               \
+  F(error_name, "cuGetErrorName", (Result, const char**))                                    \
   F(error_text, "cuGetErrorString", (Result, const char**))
 
 class DriverApi {

@@ -39,6 +39,7 @@ LANES_DEVICE float value_of_q6_k(const uint8_t* row, int blocks, int b, int i) {
 }
 
 LANES_KERNEL(kEmbedThreads, 4) embed_rows(const Embed t) {
+  await_previous();
   const uint8_t* const row = t.weight + t.ids[blockIdx.x] * t.row_bytes;
   float* const out = t.out + int64_t(blockIdx.x) * t.width;
   const int small = t.width / 32;  // blocks of 32 values in a row

@@ -21,6 +21,7 @@ static constexpr int half_attend_shared_bytes(int dim) { return (kTile + 4 + 2 *
 
 LANES_KERNEL(kHalfThreads, 8) attend_halves(const HalfAttend t) {
   LANES_SHARED(shared);
+  await_previous();
   const int j = int(threadIdx.x), query = int(blockIdx.x), row = query / t.heads, dim = t.pool.dim;
   float* const scores = reinterpret_cast<float*>(shared);  // 128, then powers
   float* const of_tile = scores + kTile;                   // top, correction, total

@@ -22,6 +22,8 @@ struct LanesIndex {
 extern const LanesIndex threadIdx, blockIdx;
 uint8_t* lanes_shared();
 
+void await_previous();
+void fetch_ahead(const uint8_t* p, uint32_t bytes);
 void __syncthreads();
 void __syncwarp();
 template <class T>

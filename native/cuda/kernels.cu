@@ -2,6 +2,7 @@
 #include "cuda/byte_attention.h"
 #include "cuda/embed.h"
 #include "cuda/half_attention.h"
-#include "cuda/matmul.h"
+#include "cuda/one_row.h"
+#include "cuda/prepare.h"
 #include "cuda/rows.h"
 #include "cuda/store.h"

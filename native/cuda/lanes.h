@@ -18,6 +18,22 @@
 #define LANES_UNROLL _Pragma("unroll")
 #define LANES_LOOP _Pragma("unroll 1")
 
+// Kernels start before the one they follow has ended, from architecture 9.0 on. What another kernel writes is read, and
+// anything is written, behind this alone, which every thread calls; what only the host writes may be read before it.
+LANES_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Has bytes that only the host writes brought nearer, where that may go on beside the kernel before.
+LANES_DEVICE void fetch_ahead(const uint8_t* p, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  const uint8_t* const begin = p - (reinterpret_cast<uintptr_t>(p) & 15);
+  const uint32_t whole = uint32_t(p + bytes - begin) & ~15u;
+  if (whole > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(whole));
+#endif
+}
 LANES_DEVICE float half_to_float(uint16_t h) {  // exact, subnormals too
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));

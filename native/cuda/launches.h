@@ -14,6 +14,8 @@
 #include "cuda/half_attention.h"
 #include "cuda/layout.h"
 #include "cuda/matmul.h"
+#include "cuda/one_row.h"
+#include "cuda/prepare.h"
 #include "cuda/rows.h"
 #include "cuda/store.h"
 #include "kernels/portable/level_tables.h"
@@ -123,10 +125,69 @@ void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t 
 }
 #undef QTENSOR_LAUNCH_PRODUCT
 
+// What launch_one_row serves: parts of one quantised format over one row, which no part's result overwrites.
+constexpr int64_t kMostNormedK = 16384;  // the row is kept in shared memory
+static inline bool one_row_serves(Format format, int64_t m, int64_t k, bool normed) {
+  const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
+  return m == 1 && !is_float(format) && k % kSubBlock == 0 && (!normed || k <= kMostNormedK) &&
+         one_row_shared_bytes(blocks, 2, k, normed) <= kSmallMSharedLimit;
+}
+struct OneRowInput {
+  const float *x, *norm;  // norm may be null
+  float eps;
+};
+struct OneRowOutput {
+  LaidWeight weight;
+  float* y;
+};
+template <class Device>
+void launch_one_row(Device& device, const OneRowInput& in, const OneRowOutput* out, int count, Join join) {
+  constexpr int64_t kFullGrid = 1024;  // thread blocks beyond which each rather takes more
+  const LaidWeight& w = out[0].weight;
+  const int blocks = int((w.k + kSuperBlock - 1) / kSuperBlock);
+  OneRow t{};
+  int64_t groups = 0;
+  for (int i = 0; i < count; i++) {
+    t.part[i] = {out[i].weight.data, out[i].y, int(out[i].weight.rows)};
+    groups += groups_of(out[i].weight.rows, 16);
+  }
+  t.parts = count, t.x = in.x, t.norm = in.norm, t.eps = in.eps, t.k = w.k, t.join = join, t.sets = 1;
+  if (join == Join::silu_mul) {
+    t.sets = 2, groups /= 2;
+  } else if (count == 1) {
+    t.sets = int(std::clamp<int64_t>(groups / kFullGrid, 1, kMostSets));
+    while (t.sets > 1 && one_row_shared_bytes(blocks, t.sets, w.k, in.norm != nullptr) > kSmallMSharedLimit) t.sets--;
+  }
+  t.facts.row_bytes = laid_row_bytes(w.format, w.k);
+  t.facts.blocks = blocks, t.facts.sub_blocks = int(w.k / kSubBlock), t.facts.m = 1;
+  t.facts.format = w.format, t.facts.grids = grids_for(device, w.format);
+  const Grid grid{groups_of(groups, join == Join::silu_mul ? 1 : t.sets)};
+  const size_t shared = size_t(one_row_shared_bytes(blocks, t.sets, w.k, in.norm != nullptr));
+  const auto launch = [&](auto kernel) { device.launch(kernel, grid, kOneRowThreads, shared, t); };
+  switch (w.format) {
+    case Format::Q4_K:
+      return launch(QTENSOR_KERNEL(one_row_q4_k));
+    case Format::Q5_K:
+      return launch(QTENSOR_KERNEL(one_row_q5_k));
+    case Format::Q6_K:
+      return launch(QTENSOR_KERNEL(one_row_q6_k));
+    case Format::Q8_0:
+      return launch(QTENSOR_KERNEL(one_row_q8_0));
+    case Format::Q4_0:
+      return launch(QTENSOR_KERNEL(one_row_q4_0));
+    case Format::Q4_1:
+      return launch(QTENSOR_KERNEL(one_row_q4_1));
+    default:
+      if (has_blocks_of_32(w.format)) return launch(QTENSOR_KERNEL(one_row_unpacked_32));
+      return launch(QTENSOR_KERNEL(one_row_unpacked_256));
+  }
+}
+
 template <class Device>
 void launch_norm(Device& device, const float* x, const float* weight, float eps, int64_t rows, int64_t width,
                  float* out) {
-  device.launch(QTENSOR_KERNEL(rms_norm), Grid{unsigned(rows)}, kRowThreads, 16, Norm{x, weight, eps, int(width), out});
+  device.launch(QTENSOR_KERNEL(rms_norm), Grid{unsigned(rows)}, kRowThreads, kNormSharedBytes,
+                Norm{x, weight, eps, int(width), out});
 }
 template <class Device>
 void launch_silu_mul(Device& device, const float* gate, const float* up, int64_t n, float* out) {
@@ -180,29 +241,28 @@ static inline Levels levels_for(int bits) {
   return levels;
 }
 
+static inline Store store_of(const float* k, const float* v, const Places& places, const Pool& pool,
+                             const Pool& window) {
+  return {k, v, places, pool, window, levels_for(key_bits(pool.format)), levels_for(value_bits(pool.format))};
+}
 template <class Device>
 void launch_store(Device& device, const float* k, const float* v, const Places& places, const Pool& pool,
                   const Pool& window) {
-  const Store t{k, v, places, pool, window, levels_for(key_bits(pool.format)), levels_for(value_bits(pool.format))};
+  const Store t = store_of(k, v, places, pool, window);
   device.launch(QTENSOR_KERNEL(store_key_values), Grid{unsigned(pool.kv_heads), 2, unsigned(places.rows)},
                 kStoreThreads, size_t(store_shared_bytes(pool.dim)), t);
 }
 
-// `most` positions are seen by the row that sees the most.
+// Attention over a cache of bytes or less. `most` positions are seen by the row that sees the most.
 template <class Device>
-void launch_attention(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool,
-                      const Pool& window, float scale, int64_t most, float* out) {
-  const int64_t queries = places.rows * heads, dim = pool.dim;
-  const Grid each{unsigned(queries)};
-  if (pool.format == CacheFormat::f16) {
-    device.launch(QTENSOR_KERNEL(attend_halves), each, kHalfThreads, size_t(half_attend_shared_bytes(pool.dim)),
-                  HalfAttend{q, out, places, pool, int(heads), scale});
-    return;
-  }
-  const int64_t tiles = (most + kTile - 1) / kTile, all = queries * tiles;
+Attend attend_of(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool,
+                 const Pool& window, float scale, int64_t most, float* out) {
+  const int64_t queries = places.rows * heads, dim = pool.dim, tiles = (most + kTile - 1) / kTile,
+                all = queries * tiles;
   Attend t{};
   t.q = q, t.out = out, t.places = places, t.pool = pool, t.window = window;
   t.heads = int(heads), t.most_tiles = int(tiles), t.scale = scale;
+  t.together = int(std::min<int64_t>(tiles, kMostTogether));
   t.key_levels = levels_for(key_bits(pool.format)), t.value_levels = levels_for(value_bits(pool.format));
   t.bytes = static_cast<int8_t*>(device.scratch(Scratch::bytes, queries * dim));
   t.unit = static_cast<float*>(device.scratch(Scratch::unit, queries * 4));
@@ -210,11 +270,45 @@ void launch_attention(Device& device, const float* q, int64_t heads, const Place
   t.tops = static_cast<float*>(device.scratch(Scratch::tops, all * 4));
   t.steps = static_cast<float*>(device.scratch(Scratch::steps, all * 3 * 4));
   t.sums = static_cast<int*>(device.scratch(Scratch::sums, all * dim * 4));
-  const Grid by_tiles{unsigned(tiles), unsigned(queries)};
+  return t;
+}
+// Whether a thread block had better take all of a query.
+static inline bool takes_whole_queries(const Attend& t) {
+  constexpr int kFewQueries = 512, kFewTiles = 2;  // with 8 tiles the four launches are faster, on an H100
+  return t.pool.dim <= kWholeQueryDim && t.places.rows * t.heads <= kFewQueries && t.most_tiles <= kFewTiles;
+}
+// Behind attend_begin or prepare_attention.
+template <class Device>
+void launch_attend(Device& device, const Attend& t, bool whole_queries) {
+  const unsigned queries = unsigned(t.places.rows * t.heads), tiles = unsigned(t.most_tiles);
+  if (whole_queries) {
+    device.launch(QTENSOR_KERNEL(attend_query), Grid{queries}, unsigned(t.together * kTile), sizeof(WholeQueryRoom), t);
+    return;
+  }
+  device.launch(QTENSOR_KERNEL(attend_scores), Grid{tiles, queries}, kTileThreads, kScoresSharedBytes, t);
+  device.launch(QTENSOR_KERNEL(attend_weights), Grid{tiles, queries}, kTileThreads, kWeightsSharedBytes, t);
+  device.launch(QTENSOR_KERNEL(attend_join), Grid{queries}, kQueryThreads, 0, t);
+}
+template <class Device>
+void launch_attention(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool,
+                      const Pool& window, float scale, int64_t most, float* out) {
+  const Grid each{unsigned(places.rows * heads)};
+  if (pool.format == CacheFormat::f16) {
+    device.launch(QTENSOR_KERNEL(attend_halves), each, kHalfThreads, size_t(half_attend_shared_bytes(pool.dim)),
+                  HalfAttend{q, out, places, pool, int(heads), scale});
+    return;
+  }
+  const Attend t = attend_of(device, q, heads, places, pool, window, scale, most, out);
   device.launch(QTENSOR_KERNEL(attend_begin), each, kQueryThreads, 0, t);
-  device.launch(QTENSOR_KERNEL(attend_scores), by_tiles, kTileThreads, kScoresSharedBytes, t);
-  device.launch(QTENSOR_KERNEL(attend_weights), by_tiles, kTileThreads, kWeightsSharedBytes, t);
-  device.launch(QTENSOR_KERNEL(attend_join), each, kQueryThreads, 0, t);
+  launch_attend(device, t, takes_whole_queries(t));
+}
+// Rows that are stored and rows that are attended, of one step.
+template <class Device>
+void launch_prepare(Device& device, const Prepare& t) {
+  const int64_t all =
+      int64_t(t.attend.places.rows) * t.attend.heads + 2 * int64_t(t.store.places.rows) * t.store.pool.kv_heads;
+  device.launch(QTENSOR_KERNEL(prepare_attention), Grid{unsigned(all)}, kPrepareThreads,
+                size_t(store_shared_bytes(t.store.pool.dim)), t);
 }
 
 }  // namespace cuda

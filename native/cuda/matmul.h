@@ -32,6 +32,7 @@ LANES_DEVICE void small_m(const Product& t, uint8_t* shared) {
   int b = thread / 32;
   Block next;
   if (b < t.blocks) next.load(t, row, b, q);
+  await_previous();
   while (b < t.blocks) {
     const Block now = next;
     const int at = b;
@@ -61,6 +62,7 @@ constexpr int kLargeMSharedBytes = kLargeMTile * kLargeMPitch;
 
 template <class Block>
 LANES_DEVICE void large_m(const Product& t, uint8_t* shared) {
+  await_previous();
   const int thread = int(threadIdx.x), lane = thread % 32, g = lane / 4, q = lane % 4;
   const int first_row = int(blockIdx.x) * kLargeMRows + thread / 32 * 16, first_column = int(blockIdx.y) * kLargeMTile;
   const uint8_t* row[2];
@@ -155,12 +157,15 @@ LANES_DEVICE float read_bf16(const uint8_t* w, int64_t i) {
   return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(w)[i]) << 16);
 }
 LANES_KERNEL(kFloatThreads, 8) product_f32(const FloatProduct t) {
+  await_previous();
   float_product(t, [](const uint8_t* w, int64_t i) { return read_f32(w, i); });
 }
 LANES_KERNEL(kFloatThreads, 8) product_f16(const FloatProduct t) {
+  await_previous();
   float_product(t, [](const uint8_t* w, int64_t i) { return read_f16(w, i); });
 }
 LANES_KERNEL(kFloatThreads, 8) product_bf16(const FloatProduct t) {
+  await_previous();
   float_product(t, [](const uint8_t* w, int64_t i) { return read_bf16(w, i); });
 }
 

@@ -11,9 +11,33 @@ namespace {
 constexpr int64_t kAttentionScratchBytes = int64_t(64) << 20;  // what rows that are attended together may take, or one
 constexpr int64_t kUploadBytes = int64_t(16) << 20;            // of a weight at a time
 
+// As many rows at a time as scratch memory is meant to hold.
+int64_t attended_together(int64_t heads, int64_t tiles, int64_t dim) {
+  return std::max<int64_t>(1, kAttentionScratchBytes / (heads * tiles * (kTile + dim + 4) * 4));
+}
+
+// Decoding: neighbours of equal format are one launch each. False where it does not serve.
+bool multiply_one_row(Device& device, const Products& p) {
+  for (const WeightAndResult& to : p.each)
+    if (!one_row_serves(to.weight.format, p.m, p.k, p.norm != nullptr) || to.y == p.x) return false;
+  if (p.join == Join::silu_mul &&
+      (p.each[0].weight.format != p.each[1].weight.format || p.each[0].weight.rows != p.each[1].weight.rows))
+    return false;
+  std::vector<OneRowOutput> out;
+  for (const WeightAndResult& to : p.each) out.push_back({to.weight, to.y});
+  for (size_t begin = 0; begin < out.size();) {
+    size_t end = begin + 1;
+    while (end < out.size() && end < begin + kMostParts && out[end].weight.format == out[begin].weight.format) end++;
+    launch_one_row(device, {p.x, p.norm, p.eps}, &out[begin], int(end - begin), p.join);
+    begin = end;
+  }
+  return true;
+}
+
 }  // namespace
 
 void multiply(Device& device, const Products& p) {
+  if (multiply_one_row(device, p)) return;
   const float* x = p.x;
   if (p.norm != nullptr) {
     float* const normed = static_cast<float*>(device.scratch(Scratch::normed, p.m * p.k * 4));
@@ -60,8 +84,7 @@ void multiply(Device& device, const Products& p) {
 
 void attend(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool, const Pool& window,
             float scale, int64_t tiles, float* out) {
-  const int64_t dim = pool.dim, of_row = heads * tiles * (kTile + dim + 4) * 4;
-  const int64_t together = std::max<int64_t>(1, kAttentionScratchBytes / of_row);
+  const int64_t dim = pool.dim, together = attended_together(heads, tiles, dim);
   for (int64_t row = 0; row < places.rows; row += together) {
     Places some = places;
     some.positions += row, some.sequences += row;
@@ -69,6 +92,24 @@ void attend(Device& device, const float* q, int64_t heads, const Places& places,
     const int64_t at = row * heads * dim;
     launch_attention(device, q + at, heads, some, pool, window, scale, tiles * kTile, out + at);
   }
+}
+
+void store_and_attend(Device& device, const Layer& t, int64_t tiles, float* out) {
+  const int64_t dim = t.pool.dim;
+  if (t.pool.format == CacheFormat::k8v8 && dim <= kPrepareDim && t.attended.rows > 0 &&
+      t.attended.rows <= attended_together(t.heads, tiles, dim)) {
+    const Attend attend = attend_of(device, t.q, t.heads, t.attended, t.pool, t.window, t.scale, tiles * kTile, out);
+    launch_prepare(device, {attend, store_of(t.k, t.v, t.stored, t.pool, t.window), t.of_queries, t.of_keys});
+    launch_attend(device, attend, takes_whole_queries(attend));
+    return;
+  }
+  const auto turn = [&](const Turn& of, float* x, int64_t rows, int64_t heads) {
+    if (of.rows != nullptr) launch_rope(device, x, rows, heads, dim, of.rows, of.cosine, of.sine, true);
+  };
+  turn(t.of_keys, t.k, t.stored.rows, t.pool.kv_heads);
+  launch_store(device, t.k, t.v, t.stored, t.pool, t.window);
+  turn(t.of_queries, t.q, t.attended.rows, t.heads);
+  attend(device, t.q, t.heads, t.attended, t.pool, t.window, t.scale, tiles, out);
 }
 
 void upload_weight(Device& device, Format format, const uint8_t* data, int64_t rows, int64_t k, Address to) {

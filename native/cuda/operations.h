@@ -14,7 +14,6 @@ struct WeightAndResult {
   LaidWeight weight;
   float* y;  // m x weight.rows
 };
-enum class Join { none, add, silu_mul };
 struct Products {
   const float* x;
   int64_t m, k;
@@ -29,6 +28,21 @@ void multiply(Device& device, const Products& products);
 // or more.
 void attend(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool, const Pool& window,
             float scale, int64_t tiles, float* out);
+
+// Keys and queries are rotated, keys and values stored, and rows attended: what a layer does between its products.
+// Rows that are stored and rows that are attended may be others.
+struct Layer {
+  Turn of_keys, of_queries;  // adjacent pairs, or none
+  float* k;
+  const float* v;
+  Places stored;
+  float* q;
+  int64_t heads;
+  Places attended;
+  Pool pool, window;
+  float scale;
+};
+void store_and_attend(Device& device, const Layer& layer, int64_t tiles, float* out);
 
 // A file's rows, laid out anew and copied to the device, a few at a time.
 void upload_weight(Device& device, Format format, const uint8_t* data, int64_t rows, int64_t k, Address to);

@@ -12,12 +12,14 @@ struct EightValues {
   float v[8];
   uint32_t top_bits = 0;
   LANES_DEVICE EightValues(const float* row, int64_t begin, int64_t k) {
-    for (int i = 0; i < 8; i++) {
-      v[i] = begin + i < k ? row[begin + i] : 0.0f;
-      const uint32_t bits = __float_as_uint(v[i]) & 0x7fffffff;
-      top_bits = bits > top_bits ? bits : top_bits;
-    }
+    for (int i = 0; i < 8; i++) set(i, begin + i < k ? row[begin + i] : 0.0f);
   }
+  LANES_DEVICE void set(int i, float value) {
+    v[i] = value;
+    const uint32_t bits = __float_as_uint(value) & 0x7fffffff;
+    top_bits = bits > top_bits ? bits : top_bits;
+  }
+  EightValues() = default;
 };
 // The same as bytes, by the largest magnitude of all that share their scale.
 struct EightBytes {
@@ -38,20 +40,8 @@ struct EightBytes {
 };
 
 // Activations to bytes: a warp takes a block of 256, a lane eight neighbours.
-struct Quantise {
-  const float* x;  // m x k
-  int64_t k;
-  BlockQ8K* out;  // m x blocks
-  int blocks;
-};
-constexpr int kQuantiseThreads = 128;
-LANES_KERNEL(kQuantiseThreads, 8) quantise(const Quantise t) {
-  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
-  if (block >= t.blocks) return;  // whole warps
-  const int64_t column = blockIdx.y, begin = 256 * int64_t(block) + 8 * lane;
-  const EightValues v(t.x + column * t.k, begin, t.k);
+LANES_DEVICE void quantise_block(const EightValues& v, int lane, BlockQ8K* to) {
   const EightBytes bytes(v, __reduce_max_sync(kWarp, v.top_bits));
-  BlockQ8K* const to = t.out + column * t.blocks + block;
   *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{bytes.words[0], bytes.words[1]};
   int sum = bytes.sum;
   sum += __shfl_xor_sync(kWarp, sum, 1);
@@ -60,26 +50,14 @@ LANES_KERNEL(kQuantiseThreads, 8) quantise(const Quantise t) {
   if (lane % 4 == 0) to->sums32[lane / 4] = int16_t(sum);
   if (lane == 0) *reinterpret_cast<uint4*>(&to->d) = uint4{__float_as_uint(bytes.d), 0, 0, 0};  // and the padding
 }
-
 // The same with a scale for each 32 values, which are four lanes'.
-struct QuantiseBy32 {
-  const float* x;  // m x k
-  int64_t k;
-  BlockQ8x32* out;  // m x blocks
-  int blocks;
-};
-LANES_KERNEL(kQuantiseThreads, 8) quantise_by_32(const QuantiseBy32 t) {
-  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
-  if (block >= t.blocks) return;  // whole warps
-  const int64_t column = blockIdx.y, begin = 256 * int64_t(block) + 8 * lane;
-  const EightValues v(t.x + column * t.k, begin, t.k);
+LANES_DEVICE void quantise_block(const EightValues& v, int lane, BlockQ8x32* to) {
   uint32_t top_bits = v.top_bits;
   for (int distance = 1; distance <= 2; distance *= 2) {
     const uint32_t other = __shfl_xor_sync(kWarp, top_bits, distance);
     top_bits = other > top_bits ? other : top_bits;
   }
   const EightBytes bytes(v, top_bits);
-  BlockQ8x32* const to = t.out + column * t.blocks + block;
   *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{bytes.words[0], bytes.words[1]};
   int sum = bytes.sum;
   sum += __shfl_xor_sync(kWarp, sum, 1);
@@ -90,34 +68,80 @@ LANES_KERNEL(kQuantiseThreads, 8) quantise_by_32(const QuantiseBy32 t) {
   }
 }
 
-// A thread block takes a row. The sum of squares is one warp's; all threads write.
+template <class Block>
+struct QuantiseTo {
+  const float* x;  // m x k
+  int64_t k;
+  Block* out;  // m x blocks
+  int blocks;
+};
+using Quantise = QuantiseTo<BlockQ8K>;
+using QuantiseBy32 = QuantiseTo<BlockQ8x32>;
+constexpr int kQuantiseThreads = 128;
+template <class Block>
+LANES_DEVICE void quantise_row(const QuantiseTo<Block>& t) {
+  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
+  if (block >= t.blocks) return;  // whole warps
+  const int64_t column = blockIdx.y;
+  const EightValues v(t.x + column * t.k, 256 * int64_t(block) + 8 * lane, t.k);
+  quantise_block(v, lane, t.out + column * t.blocks + block);
+}
+LANES_KERNEL(kQuantiseThreads, 8) quantise(const Quantise t) {
+  await_previous();
+  quantise_row(t);
+}
+LANES_KERNEL(kQuantiseThreads, 8) quantise_by_32(const QuantiseBy32 t) {
+  await_previous();
+  quantise_row(t);
+}
+
+// Adds the squares of x[l], x[l + 16], ... to lane l of the virtual vector. Lanes behind a ragged end take fma(0, 0,
+// sum) on the CPU: sum is never -0, so leaving that out is the same.
+LANES_DEVICE float add_squares(float sum, const float* x, int n, int lane) {
+  int i = lane % 16;
+  for (; i + 240 < n; i += 256) {  // sixteen loads under way, one chain
+    float v[16];
+    LANES_UNROLL
+    for (int j = 0; j < 16; j++) v[j] = x[i + 16 * j];
+    LANES_UNROLL
+    for (int j = 0; j < 16; j++) sum = __fmaf_rn(v[j], v[j], sum);
+  }
+  for (; i < n; i += 16) sum = __fmaf_rn(x[i], x[i], sum);
+  return sum;
+}
+LANES_DEVICE float norm_scale(float squares_of_lane, int n, float eps) {
+  const float mean = __fdiv_rn(sum_of_lanes(squares_of_lane), float(n));
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+}
+
+// A thread block takes a row, and brings it to shared memory, a part at a time: the sum of squares is one warp's chain,
+// which would wait for each load.
 struct Norm {
   const float *x, *weight;
   float eps;
   int width;
   float* out;
 };
-constexpr int kRowThreads = 256;
+constexpr int kRowThreads = 256, kNormPart = 4096, kNormSharedBytes = (kNormPart + 4) * 4;
 LANES_KERNEL(kRowThreads, 4) rms_norm(const Norm t) {
   LANES_SHARED(shared);
-  float* const scale = reinterpret_cast<float*>(shared);
+  await_previous();
+  float* const part = reinterpret_cast<float*>(shared);
+  float* const scale = part + kNormPart;
   const float* const row = t.x + int64_t(blockIdx.x) * t.width;
   float* const out = t.out + int64_t(blockIdx.x) * t.width;
   const int thread = int(threadIdx.x), n = t.width;
+  float sum = 0.0f;
+  for (int begin = 0; begin < n; begin += kNormPart) {
+    const int here = n - begin < kNormPart ? n - begin : kNormPart;
+    for (int i = thread; i < here; i += kRowThreads) part[i] = row[begin + i];
+    __syncthreads();
+    if (thread < 32) sum = add_squares(sum, part, here, thread);
+    __syncthreads();
+  }
   if (thread < 32) {
-    float sum = 0.0f;
-    int i = thread % 16;
-    for (; i + 240 < n; i += 256) {  // sixteen loads under way, one chain
-      float v[16];
-      LANES_UNROLL
-      for (int j = 0; j < 16; j++) v[j] = row[i + 16 * j];
-      LANES_UNROLL
-      for (int j = 0; j < 16; j++) sum = __fmaf_rn(v[j], v[j], sum);
-    }
-    for (; i < n; i += 16) sum = __fmaf_rn(row[i], row[i], sum);
-    // Lanes behind a ragged end take fma(0, 0, sum) on the CPU: sum is never -0, so leaving that out is the same.
-    const float mean = __fdiv_rn(sum_of_lanes(sum), float(n));
-    if (thread == 0) *scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, t.eps)));
+    const float by = norm_scale(sum, n, t.eps);
+    if (thread == 0) *scale = by;
   }
   __syncthreads();
   const float by = *scale;
@@ -129,13 +153,16 @@ struct Pair {
   int64_t n;
   float* out;
 };
+LANES_DEVICE float silu_times(float gate, float up) {
+  return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, exp_of(__fsub_rn(0.0f, gate)))), up);
+}
 LANES_KERNEL(kRowThreads, 4) silu_mul(const Pair t) {
+  await_previous();
   const int64_t i = int64_t(blockIdx.x) * kRowThreads + threadIdx.x;
-  if (i >= t.n) return;
-  const float gate = t.a[i];
-  t.out[i] = __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, exp_of(__fsub_rn(0.0f, gate)))), t.b[i]);
+  if (i < t.n) t.out[i] = silu_times(t.a[i], t.b[i]);
 }
 LANES_KERNEL(kRowThreads, 4) add(const Pair t) {
+  await_previous();
   const int64_t i = int64_t(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i < t.n) t.out[i] = __fadd_rn(t.a[i], t.b[i]);
 }
@@ -147,6 +174,7 @@ struct Softmax {
 };
 LANES_KERNEL(kRowThreads, 4) softmax(const Softmax t) {
   LANES_SHARED(shared);
+  await_previous();
   float* const of_row = reinterpret_cast<float*>(shared);  // top, sum
   float* const row = t.x + int64_t(blockIdx.x) * t.width;
   const int thread = int(threadIdx.x);
@@ -179,6 +207,7 @@ struct Rope {
 };
 constexpr int kRopeThreads = 64;
 LANES_KERNEL(kRopeThreads, 16) rope(const Rope t) {
+  await_previous();
   float* const x = t.x + (int64_t(blockIdx.x) * t.heads + blockIdx.y) * t.dim;
   const int pairs = t.dim / 2;
   const int64_t at = int64_t(t.positions[blockIdx.x]) * pairs;
@@ -200,6 +229,7 @@ struct RopeTable {
   float *cosine, *sine;  // rows x pairs
 };
 LANES_KERNEL(kRopeThreads, 16) rope_table(const RopeTable t) {
+  await_previous();
   const int64_t at = int64_t(blockIdx.x) * t.pairs;
   for (int i = int(threadIdx.x); i < t.pairs; i += kRopeThreads) {
     const double x = __dmul_rn(double(t.positions[blockIdx.x]), t.frequency[i]);
@@ -229,6 +259,7 @@ struct Argmax {
 };
 LANES_KERNEL(kRowThreads, 4) argmax(const Argmax t) {
   LANES_SHARED(shared);
+  await_previous();
   uint32_t* const tops = reinterpret_cast<uint32_t*>(shared);  // of each warp; then indices
   const float* const row = t.x + int64_t(blockIdx.x) * t.width;
   const int thread = int(threadIdx.x), warp = thread / 32;
@@ -261,6 +292,7 @@ struct Gather {
   float* out;
 };
 LANES_KERNEL(kRowThreads, 4) gather_rows(const Gather t) {
+  await_previous();
   const float* const from = t.x + int64_t(t.ids[blockIdx.x]) * t.width;
   float* const to = t.out + int64_t(blockIdx.x) * t.width;
   for (int i = int(threadIdx.x); i < t.width; i += kRowThreads) to[i] = from[i];

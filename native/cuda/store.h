@@ -19,10 +19,11 @@ static constexpr int store_shared_bytes(int dim) { return dim; }
 static constexpr bool rows_share_bytes(CacheFormat f, bool keys) { return !keys && value_bits(f) < 8; }
 
 // sum of a[i] * b[i] by the virtual vector, whose lane l takes dimensions l, l + 16, ...
-LANES_DEVICE float dot_product(const float (&a)[kMostPieces], const float (&b)[kMostPieces], int dim, int lane) {
+template <int PIECES>
+LANES_DEVICE float dot_product(const float (&a)[PIECES], const float (&b)[PIECES], int dim, int lane) {
   float sum = 0.0f;
   LANES_UNROLL
-  for (int i = 0; i < kMostPieces; i++) {
+  for (int i = 0; i < PIECES; i++) {
     if (32 * i >= dim) continue;
     const float other_a = __shfl_xor_sync(kWarp, a[i], 16), other_b = __shfl_xor_sync(kWarp, b[i], 16);
     const bool upper = lane & 16;
@@ -33,26 +34,27 @@ LANES_DEVICE float dot_product(const float (&a)[kMostPieces], const float (&b)[k
 }
 
 // Levels of a turned head into `levels`, one byte each (numbers, below 8 bits); returns the scale.
-LANES_DEVICE uint16_t round_to_bytes(const float (&v)[kMostPieces], int dim, int lane, uint8_t* levels) {
+template <int PIECES>
+LANES_DEVICE uint16_t round_to_bytes(const float (&v)[PIECES], int dim, int lane, uint8_t* levels) {
   const uint32_t bits = top_bits_of(v, dim, lane);
   const uint16_t scale = float_to_half(__fdiv_rn(__uint_as_float(bits < 0x7f800000 ? bits : kNaN), 127.0f));
   const float step = half_to_float(bits < 0x7f800000 ? scale : uint16_t(0x7e00));
   const bool usable = step > 0.0f && step < 1e30f;
   const float inverse = __fdiv_rn(1.0f, step);
   LANES_UNROLL
-  for (int i = 0; i < kMostPieces; i++)
+  for (int i = 0; i < PIECES; i++)
     if (lane + 32 * i < dim) levels[lane + 32 * i] = uint8_t(usable ? byte_level(v[i], inverse) + 128 : 128);
   return bits < 0x7f800000 ? scale : uint16_t(0x7e00);
 }
-LANES_DEVICE uint16_t round_to_levels(const float (&v)[kMostPieces], int dim, int lane, const Levels& t,
-                                      uint8_t* numbers) {
+template <int PIECES>
+LANES_DEVICE uint16_t round_to_levels(const float (&v)[PIECES], int dim, int lane, const Levels& t, uint8_t* numbers) {
   const float squares = dot_product(v, v, dim, lane);
   const bool usable = squares >= 1e-30f && __float_as_uint(squares) < 0x7f800000;
   const float inverse =
       usable ? __fdiv_rn(1.0f, __fmul_rn(__fsqrt_rn(__fdiv_rn(squares, float(dim))), t.deviations_of_one)) : 0.0f;
-  float level[kMostPieces];
+  float level[PIECES];
   LANES_UNROLL
-  for (int i = 0; i < kMostPieces; i++) {
+  for (int i = 0; i < PIECES; i++) {
     const float y = __fmul_rn(v[i], inverse), outward = __uint_as_float(__float_as_uint(y) & 0x7fffffff);
     int beyond = 0;
     float size = t.first;
@@ -78,10 +80,11 @@ LANES_DEVICE void put_field(uint8_t* at, int number, int from, int bits, int shi
   *at = uint8_t((*at & ~(mask << shift)) | (number >> from & mask) << shift);
 }
 
-LANES_DEVICE void put(const Store& t, const float (&turned)[kMostPieces], const Pool& pool, int block, bool keys,
-                      int slot, int lane, uint8_t* levels) {
+template <int PIECES>
+LANES_DEVICE void put(const Store& t, const float (&turned)[PIECES], const Pool& pool, int block, int of_head,
+                      bool keys, int slot, int lane, uint8_t* levels) {
   const int dim = pool.dim, bits = keys ? key_bits(pool.format) : value_bits(pool.format);
-  uint8_t* const head = head_of(pool, block, int(blockIdx.x));
+  uint8_t* const head = head_of(pool, block, of_head);
   uint16_t* const scales = reinterpret_cast<uint16_t*>(head + scales_at(pool.format, dim)) + (keys ? 0 : kTile);
   const uint16_t scale = bits == 8 ? round_to_bytes(turned, dim, lane, levels)
                                    : round_to_levels(turned, dim, lane, keys ? t.key_levels : t.value_levels, levels);
@@ -111,28 +114,44 @@ LANES_DEVICE void put(const Store& t, const float (&turned)[kMostPieces], const 
   __syncwarp();  // the levels are written anew
 }
 
-LANES_KERNEL(kStoreThreads, 16) store_key_values(const Store t) {
-  LANES_SHARED(levels);
+// Where a row's keys and values go.
+struct Place {
+  int slot, block, window_block;  // -1: into none
+  LANES_DEVICE Place(const Places& t, int row) {
+    const int position = t.positions[row], at = t.sequences[row] * t.table_length + position / kTile;
+    slot = position % kTile, block = t.tables[at], window_block = t.window_tables == nullptr ? -1 : t.window_tables[at];
+  }
+};
+
+template <int PIECES>
+LANES_DEVICE void store_rows(const Store& t, uint8_t* levels) {
   const int lane = int(threadIdx.x), head = int(blockIdx.x), dim = t.pool.dim;
   const bool keys = blockIdx.y == 0, all = rows_share_bytes(t.pool.format, keys);
   const int first = all ? 0 : int(blockIdx.z), end = all ? t.places.rows : first + 1;
-  if (all && blockIdx.z > 0) return;
   for (int row = first; row < end; row++) {
-    const int tile = t.places.positions[row] / kTile, slot = t.places.positions[row] % kTile;
-    const int at = t.places.sequences[row] * t.places.table_length + tile, block = t.places.tables[at];
+    const Place place(t.places, row);
     const float* const x = (keys ? t.k : t.v) + (int64_t(row) * t.pool.kv_heads + head) * dim;
     if (t.pool.format == CacheFormat::f16) {
-      uint16_t* const to = reinterpret_cast<uint16_t*>(head_of(t.pool, block, head));
-      for (int d = lane; d < dim; d += 32) to[keys ? d * kTile + slot : (kTile + slot) * dim + d] = float_to_half(x[d]);
+      uint16_t* const to = reinterpret_cast<uint16_t*>(head_of(t.pool, place.block, head));
+      for (int d = lane; d < dim; d += 32)
+        to[keys ? d * kTile + place.slot : (kTile + place.slot) * dim + d] = float_to_half(x[d]);
       continue;
     }
-    float v[kMostPieces];
+    float v[PIECES];
     load_head(x, dim, lane, v);
     rotate(v, dim, lane);
-    if (block >= 0) put(t, v, t.pool, block, keys, slot, lane, levels);
-    const int other = t.places.window_tables == nullptr ? -1 : t.places.window_tables[at];
-    if (other >= 0) put(t, v, t.window, other, keys, slot, lane, levels);
+    if (place.block >= 0) put(t, v, t.pool, place.block, head, keys, place.slot, lane, levels);
+    if (place.window_block >= 0) put(t, v, t.window, place.window_block, head, keys, place.slot, lane, levels);
   }
+}
+LANES_KERNEL(kStoreThreads, 12) store_key_values(const Store t) {
+  LANES_SHARED(levels);
+  await_previous();
+  if (rows_share_bytes(t.pool.format, blockIdx.y == 0) && blockIdx.z > 0) return;
+  if (t.pool.dim <= 32 * kFewPieces)
+    store_rows<kFewPieces>(t, levels);
+  else
+    store_rows<kMostPieces>(t, levels);
 }
 
 }  // namespace cuda

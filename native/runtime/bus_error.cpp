@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
 
 namespace qtensor {
@@ -12,9 +13,15 @@ namespace {
 char last_words[256];
 size_t last_words_size = 0;
 int last_exit_code = 0;
+constexpr uintptr_t kLowestMapped = uintptr_t(1) << 32;  // of 64-bit processes on macOS
 
 // Any thread may come here, at any instruction and with any lock held: only what is safe in a signal handler.
-void tell_and_end(int) {
+void tell_and_end(int signal, siginfo_t* fault, void*) {
+  // macOS may report a lost page as SIGSEGV too. Below the first page that it maps, the pointer was wrong instead.
+  if (signal == SIGSEGV && reinterpret_cast<uintptr_t>(fault->si_addr) < kLowestMapped) {
+    std::signal(SIGSEGV, SIG_DFL);
+    return;  // the instruction fails again
+  }
   const ssize_t written = write(STDERR_FILENO, last_words, last_words_size);
   static_cast<void>(written);
   _exit(last_exit_code);
@@ -29,8 +36,12 @@ void end_on_bus_errors(int exit_code, const std::string& line) {
   last_exit_code = exit_code;
   struct sigaction action;
   std::memset(&action, 0, sizeof action);
-  action.sa_handler = tell_and_end;
+  action.sa_sigaction = tell_and_end;
+  action.sa_flags = SA_SIGINFO;
   sigaction(SIGBUS, &action, nullptr);
+#if defined(__APPLE__)
+  sigaction(SIGSEGV, &action, nullptr);
+#endif
 }
 
 }  // namespace qtensor

@@ -7,7 +7,7 @@
 #endif
 #if defined(QTENSOR_ARM64) && defined(__linux__)
 #include <sys/auxv.h>
-#elif defined(QTENSOR_ARM64) && defined(__APPLE__)
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 #if defined(QTENSOR_X86) && defined(__linux__)
@@ -16,6 +16,18 @@
 #endif
 
 namespace qtensor {
+
+#if defined(__APPLE__)
+namespace {
+
+bool has(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+}  // namespace
+#endif
 
 #if defined(QTENSOR_X86)
 namespace {
@@ -34,6 +46,15 @@ bool tiles_granted() {
   return false;
 #endif
 }
+// macOS saves zmm registers only from a thread's first use on; until then XCR0 lacks them.
+bool saves_zmm(uint64_t state) {
+#if defined(__APPLE__)
+  (void)state;
+  return has("hw.optional.avx512f");
+#else
+  return (state & 0xe6) == 0xe6;
+#endif
+}
 bool bit(uint32_t word, int index) { return word >> index & 1; }
 
 }  // namespace
@@ -44,7 +65,7 @@ CpuFeatures detect_cpu_features() {
   if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return f;  // no OSXSAVE: nothing wide may be used
   const bool fma = bit(c, 12), f16c = bit(c, 29);
   const uint64_t state = enabled_state();
-  const bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6, tiles = (state & 0x60000) == 0x60000;
+  const bool ymm = (state & 0x6) == 0x6, zmm = saves_zmm(state), tiles = (state & 0x60000) == 0x60000;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && fma && f16c && bit(b, 5);
   f.avx512_vnni = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
@@ -59,11 +80,6 @@ CpuFeatures detect_cpu_features() {
   f.dotprod = getauxval(AT_HWCAP) & dotprod;
   f.i8mm = f.dotprod && (getauxval(AT_HWCAP2) & i8mm);
 #elif defined(__APPLE__)
-  const auto has = [](const char* name) {
-    int value = 0;
-    size_t size = sizeof value;
-    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
-  };
   f.dotprod = has("hw.optional.arm.FEAT_DotProd");
   f.i8mm = f.dotprod && has("hw.optional.arm.FEAT_I8MM");
 #endif

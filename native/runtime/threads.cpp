@@ -3,6 +3,8 @@
 #include <pthread.h>
 #if defined(__linux__)
 #include <sched.h>
+#elif defined(__APPLE__)
+#include <pthread/qos.h>
 #endif
 
 #include <algorithm>
@@ -47,6 +49,15 @@ void leave_cpu(int cpu) {
   sched_setaffinity(0, sizeof(all), &all);  // it may go anywhere later on
 #else
   (void)cpu;
+#endif
+}
+
+// macOS chooses cores by a thread's quality of service, and a step is as slow as its slowest thread: whatever the
+// process was started with, its threads go to performance cores.
+void ask_for_fast_core() {
+#if defined(__APPLE__)
+  thread_local const int asked = pthread_set_qos_class_self_np(QOS_CLASS_USER_INITIATED, 0);
+  (void)asked;
 #endif
 }
 
@@ -126,6 +137,7 @@ void ThreadPool::take_part(int worker) {
 
 void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
   if (tasks <= 0) return;
+  ask_for_fast_core();
   if (workers_.empty() || tasks == 1 || forked.load(std::memory_order_relaxed)) {
     for (int64_t index = 0; index < tasks; index++) call(context, index, 0);
     return;
@@ -160,6 +172,7 @@ std::vector<int64_t> ThreadPool::shares() {
 
 void ThreadPool::work(int worker) {
   uint32_t seen = 0;
+  ask_for_fast_core();
   for (;;) {
     const auto until = std::chrono::steady_clock::now() + kSpin;
     bool slept = false;

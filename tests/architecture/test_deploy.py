@@ -7,10 +7,12 @@ import http.server
 import json
 import math
 import os
+import plistlib
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import tomllib
 from pathlib import Path
@@ -28,6 +30,7 @@ from web.test_front_end import NOT_INSTALLED
 
 from notso.cli.app import app
 from notso.cli.config_file import read_config
+from notso.web.edge.door import MAX_CONNECTIONS, RESERVED_DESCRIPTORS
 
 UNIT = ROOT / "deploy" / "notso.service"
 MOST_EXPOSURE = 20  # of systemd-analyze security, in tenths
@@ -49,6 +52,31 @@ def test_the_service_runs_a_command_that_exists() -> None:
     assert set(command[2:]) <= known
     kept = [variables[name] for name in ("NOTSO_DATA_DIR", "HF_HOME", "XDG_CACHE_HOME")]
     assert all(any(path.startswith(folder) for folder in folders) for path in kept)
+
+
+def test_the_agent_of_macos_runs_a_command_that_exists() -> None:
+    agent = plistlib.loads((ROOT / "deploy" / "notso.plist").read_bytes())
+    shell, option, script = agent["ProgramArguments"]
+    assert (shell, option) == ("/bin/sh", "-c") and subprocess.run(["sh", "-n", "-c", script]).returncode == 0
+    command, _, rest = script.partition(" serve ")
+    assert command == 'exec "$HOME/.local/bin/notso"'  # where make link and pip install --user put it
+    known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    assert set(rest.partition(" 2>>")[0].split()) <= known
+    assert agent["KeepAlive"] == {"SuccessfulExit": False} and agent["Umask"] == 0o077
+    assert agent["SoftResourceLimits"]["NumberOfFiles"] >= MAX_CONNECTIONS + RESERVED_DESCRIPTORS
+
+
+def test_a_build_on_windows_ends_in_one_sentence(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert cmake is not None
+    command = [cmake, "-S", ROOT, "-B", tmp_path, "-DCMAKE_SYSTEM_NAME=Windows"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    (sentence,) = [line.strip() for line in said.stderr.splitlines() if line.startswith("  ")]
+    assert said.returncode == 1 and sentence.startswith("notso does not build on Windows: use WSL2")
+
+
+def test_the_formula_is_for_both_systems() -> None:
+    assert "depends_on :" not in (ROOT / "deploy" / "notso.rb").read_text()
 
 
 def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ LIBRARIES = {
     },
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
-        "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
         "latex2mathml",
+        "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
         "authlib", "joserfc",  # asked for by one module, and only where an OpenID provider is configured
         "mcp", "anyio", "httpx2",  # asked for where a configuration names servers or a provider
         "opentelemetry",  # by one, and only where its variables name a place for traces

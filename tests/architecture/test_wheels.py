@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
+import sys
+import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 import bare_debian
 import pytest
+import target
 import wheels
 from emulation import DEBIAN_NAMES, ELF_NUMBERS, registration
-from target import MACHINES, pip_target
+from packaging.requirements import Requirement
+from target import MACHINES, ROOT, pip_target
 
 
 def test_the_newest_glibc_of_a_library_is_found() -> None:
@@ -18,18 +25,19 @@ def test_the_newest_glibc_of_a_library_is_found() -> None:
     assert wheels.glibc(names + b"GLIBC_2.34\0") == (2, 34) > wheels.GLIBC
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", wheels.TARGETS)
 def test_the_compiler_is_told_the_machine_and_zigs_spelling(
-    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wheels, "BUILD", tmp_path / "wheels")
     said = tmp_path / "python"
     said.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     said.chmod(0o755)
-    command = [wheels.compiler(said, machine), "-O3", "-march=armv8.2-a+dotprod+i8mm", "-DNAME=a b", "-c"]
+    wanted = wheels.TARGETS[name]
+    command = [wheels.compiler(said, wanted), "-O3", "-march=armv8.2-a+dotprod+i8mm", "-DNAME=a b", "-c"]
     words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert words == [
-        *("-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu.2.17"),
+        *("-m", "ziglang", "c++", "-target", wanted.zig),
         *("-O3", "-mcpu=generic+v8_2a+dotprod+i8mm", "-DNAME=a b", "-c"),
     ]
 
@@ -65,3 +73,77 @@ def test_only_fetched_packages_stay_listed(tmp_path: Path) -> None:
     listed.write_text("\n\n".join(f"Package: {name}\nVersion: 1" for name in ("apt", "apt-utils", "zlib1g")) + "\n\n")
     bare_debian.shorten_lists(tmp_path)
     assert listed.read_text() == "Package: apt\nVersion: 1\n\nPackage: zlib1g\nVersion: 1\n\n"
+
+
+# What the headers read of pyconfig.h for the stable ABI, with its value in a Python for macOS; "": not defined there.
+# On arm64 ALIGNOF_MAX_ALIGN_T is 8; whether it is 0 is all that is asked.
+READ_OF_PYCONFIG = {
+    "ALT_SOABI": "", "HAVE_ALIGNED_REQUIRED": "", "HAVE_FORK": "1", "HAVE_IEEEFP_H": "", "HAVE_SSIZE_T": "1",
+    "HAVE_SYS_SELECT_H": "1", "HAVE_SYS_STAT_H": "1", "HAVE_SYS_TERMIO_H": "", "HAVE_SYS_TIME_H": "1",
+    "HAVE_USABLE_WCHAR_T": "", "HAVE_WCHAR_H": "1", "HAVE__GETPTY": "", "PYLONG_BITS_IN_DIGIT": "", "Py_DEBUG": "",
+    "Py_HASH_ALGORITHM": "", "Py_STATS": "", "Py_TRACE_REFS": "", "SIGNED_RIGHT_SHIFT_ZERO_FILLS": "",
+    "SIZEOF_INT": "4", "SIZEOF_LONG": "8", "SIZEOF_PID_T": "4", "SIZEOF_VOID_P": "8", "SIZEOF_WCHAR_T": "4",
+    "WITH_DOC_STRINGS": "1",
+    "AC_APPLE_UNIVERSAL_BUILD": "", "size_t": "", "socklen_t": "", "gid_t": "", "uid_t": "", "HAVE_STD_ATOMIC": "1",
+    "HAVE_BUILTIN_ATOMIC": "1", "PY_FORMAT_SIZE_T": '"z"', "WORDS_BIGENDIAN": "",
+}  # fmt: skip
+OF_THE_BUILD = {"ALIGNOF_MAX_ALIGN_T", "Py_ENABLE_SHARED", "Py_PYCONFIG_H"}
+OF_THE_C_LIBRARY = re.compile(
+    r"_[A-Z_]+_SOURCE|_FILE_OFFSET_BITS|_REENTRANT|_POSIX_THREADS|_POSIX_PTHREAD_SEMANTICS|_LARGE_FILES|__EXTENSIONS__"
+)
+
+
+def test_no_header_reads_what_pyconfig_says_otherwise_on_macos() -> None:
+    """Wheels for macOS are compiled with the headers of a Python for Linux."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not here: only it prints the macros that were read")
+    headers = sysconfig.get_path("include")
+    command = [
+        compiler,
+        "-E",
+        "-dU",
+        f"-DPy_LIMITED_API={sys.hexversion >> 16 << 16:#x}",
+        f"-I{headers}",
+        "-x",
+        "c++",
+        "-",
+    ]
+    said = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True, check=True).stdout
+    read = set(re.findall(r"^#(?:define|undef) (\w+)", said, re.MULTILINE))
+    config = Path(sysconfig.get_config_h_filename()).read_text()
+    here = dict(re.findall(r"^#define (\w+)[ \t]*(.*)$", config, re.MULTILINE))
+    here |= dict.fromkeys(re.findall(r"^/\* #undef (\w+) \*/", config, re.MULTILINE), "")
+    found = {name for name in read & set(here) if not OF_THE_C_LIBRARY.fullmatch(name)} - OF_THE_BUILD
+    assert len(found) > 15 and found - set(READ_OF_PYCONFIG) == set()
+    assert {name: here[name] for name in found} == {name: READ_OF_PYCONFIG[name] for name in found}
+
+
+@pytest.mark.parametrize("platform", ["macosx_11_0_arm64", "macosx_11_0_x86_64"])
+def test_everything_that_runs_is_locked_for_macos(platform: str) -> None:
+    """By the tags of files would need the index; the lock files hold what only macOS asks for."""
+    locked = "".join((ROOT / "supply" / name).read_text() for name in ("build.txt", "run.txt"))
+    asked = {
+        re.split(r"[\s<>=!~;\[]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+        for each in metadata.distributions()
+        if f"\n{each.name.lower().replace('_', '-')}==" in f"\n{locked}"
+        for requirement in each.requires or []
+        if _holds_on(requirement, platform.rpartition("_")[2])
+    }
+    missing = {name for name in asked if not re.search(rf"^{re.escape(name)}==", locked, re.MULTILINE)}
+    assert len(asked) > 20 and not missing
+
+
+def _holds_on(requirement: str, machine: str) -> bool:
+    marker = Requirement(requirement).marker
+    mac = {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machine": machine, "extra": ""}
+    return marker is None or marker.evaluate(mac)
+
+
+def test_a_wheel_of_macos_is_not_taken_for_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "ROOT", tmp_path)
+    monkeypatch.setattr(target, "version", lambda: "1.0")
+    (tmp_path / "dist").mkdir()
+    for tag in ("macosx_11_0_x86_64", "manylinux_2_17_x86_64.manylinux2014_x86_64"):
+        (tmp_path / "dist" / f"n-1.0-cp312-abi3-{tag}.whl").touch()
+    assert "manylinux" in target.our_wheel("3.13", "x86_64").name

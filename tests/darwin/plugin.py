@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,21 @@ ABOUT_LINUX = {
 """By patterns of their names, why other tests cannot hold on macOS."""
 
 
+MARK = "darwin-like: "
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    stats = terminalreporter.stats
+    run = sum(len(stats.get(outcome, ())) for outcome in ("passed", "failed"))
+    skipped = [str(report.longrepr) for report in stats.get("skipped", ())]
+    about_linux = sum(MARK in reason for reason in skipped)
+    share = 100 * run / max(1, run + len(skipped))
+    terminalreporter.write_line(
+        f"{MARK}{run:,} tests run ({share:.0f} %), {about_linux:,} left out because they are about Linux, "
+        f"{len(skipped) - about_linux:,} for the reasons they have everywhere"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         function = getattr(item, "function", None)
@@ -28,4 +44,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if function is not None and LINUX.search(inspect.getsource(function) + item.nodeid):
             reasons.append("it looks at Linux itself")
         if reasons:
-            item.add_marker(pytest.mark.skip(reason=f"darwin-like: {reasons[0]}"))
+            item.add_marker(pytest.mark.skip(reason=MARK + reasons[0]))

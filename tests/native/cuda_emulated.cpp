@@ -149,6 +149,14 @@ struct SharedTiles {
                         int(queries),     int(table.size())};
     cuda::launch_attention(emulated_device(), static_cast<const float*>(x.data), 1, places, pool, window, scale, most,
                            static_cast<float*>(y.data));
+    if (pool.format != CacheFormat::f16) {  // the other way must come to the same
+      const Aligned tiled(queries * dim * 4);
+      const cuda::Attend t = cuda::attend_of(emulated_device(), static_cast<const float*>(x.data), 1, places, pool,
+                                             window, scale, most, static_cast<float*>(tiled.data));
+      emulated_device().launch(cuda::attend_begin, {unsigned(queries)}, cuda::kQueryThreads, 0, t);
+      cuda::launch_attend(emulated_device(), t, false);
+      if (std::memcmp(y.data, tiled.data, size_t(queries * dim) * 4) != 0) lanes::refuse("attention differs by tiles");
+    }
     for (int64_t i = 0; i < queries; i++) std::memcpy(out[i], static_cast<float*>(y.data) + i * dim, size_t(dim) * 4);
   }
 };

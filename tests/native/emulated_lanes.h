@@ -55,7 +55,7 @@ struct Machine {
     jmp_buf here;
     std::unique_ptr<char[]> stack;
     ucontext_t context;
-    bool done = true;
+    bool done = true, awaited = false;
   };
   Fiber fiber[kMostThreads];
   Warp warp[kMostThreads / 32];
@@ -95,7 +95,7 @@ struct Machine {
   void run_block() {
     for (unsigned i = 0; i < threads; i++) {
       if (fiber[i].stack == nullptr) begin(i);
-      fiber[i].done = false;
+      fiber[i].done = fiber[i].awaited = false;
     }
     left = threads, idle = 0, current = threads - 1;
     if (_setjmp(outside) == 0) leave();
@@ -125,6 +125,7 @@ inline void Machine::loop() {
   if (_setjmp(m.fiber[m.current].here) == 0) _longjmp(m.outside, 1);
   for (;;) {
     m.body();
+    if (!m.fiber[m.current].awaited) refuse("a thread that does not await the kernel before");
     m.fiber[m.current].done = true;
     m.left--;
     if (_setjmp(m.fiber[m.current].here) == 0) m.leave();

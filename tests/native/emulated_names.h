@@ -22,6 +22,8 @@ struct alignas(16) uint4 {
 #define blockIdx (lanes::machine().block_index)
 #define gridDim (lanes::machine().grid)
 
+inline void await_previous() { lanes::machine().fiber[lanes::machine().current].awaited = true; }
+inline void fetch_ahead(const uint8_t*, uint32_t) {}
 inline void __syncthreads() {
   if (lanes::fault_wanted("barrier")) return;
   lanes::machine().wait(lanes::machine().block, lanes::machine().threads, lanes::syncthreads);

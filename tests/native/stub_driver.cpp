@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/driver_api.h"
 #include "emulated_device.h"
 
 #define STUB extern "C" __attribute__((visibility("default")))
@@ -32,7 +33,7 @@ using Address = unsigned long long;
 using Handle = void*;
 using Work = std::function<void()>;
 
-constexpr int kOk = 0, kInvalid = 1, kOutOfMemory = 2, kNotFound = 500;
+constexpr int kOk = 0, kInvalid = 1, kNotFound = 500;
 
 struct Settings {
   std::map<std::string, long long> values{{"devices", 1},        {"version", 13000}, {"architecture", 90},
@@ -129,7 +130,7 @@ Kernel kernel_of(void (*kernel)(Arguments)) {
 }
 const std::map<std::string, Kernel>& kernels() {
 #define K(name) {#name, kernel_of(name)}
-#define P(name) K(small_m_##name##_8), K(small_m_##name##_16), K(large_m_##name)
+#define P(name) K(one_row_##name), K(small_m_##name##_8), K(small_m_##name##_16), K(large_m_##name)
   static const std::map<std::string, Kernel> all{
       K(quantise),
       K(quantise_by_32),
@@ -159,6 +160,8 @@ const std::map<std::string, Kernel>& kernels() {
       K(attend_scores),
       K(attend_weights),
       K(attend_join),
+      K(attend_query),
+      K(prepare_attention),
   };
 #undef P
 #undef K
@@ -244,6 +247,16 @@ STUB int cuMemFree_v2(Address address) {
   driver().used -= (long long)found->second;
   driver().memory.erase(found);
   std::free(reinterpret_cast<void*>(address));
+  return call.result;
+}
+STUB int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+  BEGIN_CALL;
+  return *memory = keep(new char[bytes]), kOk;
+}
+STUB int cuMemFreeHost(void* memory) {
+  const Call call;
+  if (driver().live.erase(memory) != 1) lanes::refuse("host memory is freed that is none");
+  delete[] static_cast<char*>(memory);
   return call.result;
 }
 STUB int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Handle) {
@@ -333,11 +346,16 @@ STUB int cuFuncSetAttribute(Handle, int, int) {
   BEGIN_CALL;
   return kOk;
 }
-STUB int cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
-                        unsigned shared_bytes, Handle, void** arguments, void**) {
+STUB int cuFuncGetAttribute(int* value, int, Handle) {
   BEGIN_CALL;
-  if (x == 0 || y == 0 || z == 0 || y > 65535 || z > 65535) lanes::refuse("a grid that a GPU would not take");
-  Work work = (*static_cast<const Kernel*>(function))({{x, y, z}, threads, shared_bytes}, arguments[0]);
+  return *value = int(d.settings.values["architecture"]), kOk;
+}
+STUB int cuLaunchKernelEx(const LaunchConfig* config, Handle function, void** arguments, void**) {
+  BEGIN_CALL;
+  const unsigned *const grid = config->grid, y = grid[1], z = grid[2];
+  if (grid[0] == 0 || y == 0 || z == 0 || y > 65535 || z > 65535) lanes::refuse("a grid that a GPU would not take");
+  Work work =
+      (*static_cast<const Kernel*>(function))({{grid[0], y, z}, config->block[0], config->shared_bytes}, arguments[0]);
   if (d.capture != nullptr)
     d.capture->work.push_back(std::move(work));
   else

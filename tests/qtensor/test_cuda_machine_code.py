@@ -18,7 +18,7 @@ NATIVE = Path(__file__).parents[2] / "native"
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 FLAGS = ("-cubin", "-O3", "-fmad=false", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas=-v", f"-I{NATIVE}")
 KERNELS_SOURCE = NATIVE / "cuda" / "kernels.cu"
-KERNELS = 44
+KERNELS = 54
 
 # Eight thread blocks to a multiprocessor, whatever a kernel can bear.
 TOO_MANY_BLOCKS = """
@@ -30,7 +30,7 @@ TOO_MANY_BLOCKS = """
 
 # Registers of a thread, by how a kernel's name begins. A multiprocessor has 65,536: the products by tensor cores hold
 # the next block of weights while they work on this one, and of the rest eight warps of four must fit at least.
-BOUNDS = {"small_m_": 224, "large_m_": 184, "": 128}
+BOUNDS = {"small_m_": 224, "large_m_": 184, "one_row_": 184, "store_": 168, "": 128}
 
 pytestmark = [
     pytest.mark.long("native"),

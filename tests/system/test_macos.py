@@ -71,11 +71,11 @@ def test_processes_and_files(python: Path, tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "most = processes.descriptor_limit(100_000)\n"
         "processes.limit_this_process(5, 1 << 20)\n"
-        "print(json.dumps([pages.have_huge_pages(), mmap.PAGESIZE, str(desktop.cache_folder(Path('/Users/x'))), most,\n"
+        "print(json.dumps([pages.have_huge_pages(), mmap.PAGESIZE, str(desktop.cache_folder(Path('/home/me'))), most,\n"
         "  [processes.is_stopped(each) for each in (4, 5)], resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 20]))"
     )
     huge, page, folder, most, stopped, limited = answer(python, code, tmp_path)
-    assert (huge, page, folder, stopped) == (False, 16384, "/Users/x/Library/Caches", [True, False])
+    assert (huge, page, folder, stopped) == (False, 16384, "/home/me/Library/Caches", [True, False])
     assert most <= 10240 and not limited
 
 

@@ -73,19 +73,26 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
 
 
 def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
-    # Crosses a tile boundary.
-    rows = TILE_POSITIONS + 9
-    positions = backend.upload(np.arange(rows, dtype=np.int32))
-    sequences = backend.upload(np.zeros(rows, np.int32))
-    tables = backend.upload(np.array([[1, 0]], np.int32))
-    frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
-    table = backend.empty(rows, HEAD_DIM // 2), backend.empty(rows, HEAD_DIM // 2)
-    q, k, v = (backend.upload(_floats(rng, rows, heads, HEAD_DIM)) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    # A prompt that crosses a tile boundary, then a recorded step of a few rows, of which backends may join operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
-    out = backend.empty(rows, HEADS * HEAD_DIM).reshape(rows, HEADS, HEAD_DIM)
-    backend.rope_table(frequencies, positions, table)
-    for each in (q, k):
-        backend.rope(each, positions, table, adjacent=True)
-    backend.store_key_values(k, v, positions, sequences, tables, pool)
-    backend.attention(q, positions, sequences, tables, pool, HEAD_DIM**-0.5, out)
-    return backend.download(out)
+    frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
+    tables = backend.upload(np.array([[1, 0]], np.int32))
+    begin, outs = 0, []
+    for rows in (TILE_POSITIONS + 9, 3):
+        positions = backend.upload(np.arange(begin, begin + rows, dtype=np.int32))
+        numbers = backend.upload(np.arange(rows, dtype=np.int32))
+        sequences = backend.upload(np.zeros(rows, np.int32))
+        table = backend.empty(rows, HEAD_DIM // 2), backend.empty(rows, HEAD_DIM // 2)
+        q, k, v = (backend.upload(_floats(rng, rows, heads, HEAD_DIM)) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        out = backend.empty(rows, HEADS * HEAD_DIM).reshape(rows, HEADS, HEAD_DIM)
+        program = backend.program()
+        with program.record():
+            backend.rope_table(frequencies, positions, table)
+            backend.rope(k, numbers, table, adjacent=True)
+            backend.store_key_values(k, v, positions, sequences, tables, pool)
+            backend.rope(q, numbers, table, adjacent=True)
+            backend.attention(q, positions, sequences, tables, pool, HEAD_DIM**-0.5, out)
+        program.run()
+        outs += [backend.download(each) for each in (out, q, k)]
+        begin += rows
+    return np.concatenate([each.reshape(-1) for each in outs])

@@ -21,7 +21,7 @@ INERT_TAGS = ("sub", "sup", "kbd", "mark", "ins")
 ALERTS = ("note", "tip", "important", "warning", "caution")
 
 _WORDS = table("en")  # cached HTML is in English for all readers: see labels.py
-_TAG = re.compile(rf"<(?:br\s*/?|/?(?:{'|'.join(INERT_TAGS)}))\s*>", re.IGNORECASE)
+_TAG = re.compile(rf"<(?:br\s*+/?|/?(?:{'|'.join(INERT_TAGS)}))\s*+>", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--(?!-?>).{0,1000}?-->", re.DOTALL)
 _DETAILS = re.compile(r"\s*<details(?:\s+open)?>\s*(?:<summary>(.*?)</summary>\s*)?$", re.IGNORECASE)
 _SUMMARY = re.compile(r"\s*<summary>(.*?)</summary>\s*$", re.IGNORECASE)

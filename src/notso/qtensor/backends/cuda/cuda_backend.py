@@ -14,15 +14,16 @@ import numpy.typing as npt
 
 from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded, weight_bytes
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
+from notso.qtensor.backends.cuda.joined import Attending, Launch, Places, Rotation, Storing
 from notso.qtensor.backends.cuda.kv_pool import DevicePool
-from notso.qtensor.backends.cuda.program import Check, Launch, Program
+from notso.qtensor.backends.cuda.program import Check, Program
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
 from notso.qtensor.kv_formats import TILE_POSITIONS, KVFormat
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
-_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product joins its output, numbered as in native/cuda/operations.h
+_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product joins its output, numbered as in native/cuda/one_row.h
 
 
 class CUDA:
@@ -218,8 +219,9 @@ class CUDA:
             return 0
 
         if rows:
-            at = x.address, rows, heads, dim, positions.address, table[0].address, table[1].address, adjacent
-            self._do(("rope", positions.key, length), check, lambda _: ask(self.device.native.rope, *at), x, table)
+            turn = positions.address, table[0].address, table[1].address
+            launch = Rotation(self.device, x.address, (rows, heads, dim), turn, adjacent)
+            self._do(("rope", positions.key, length), check, launch, x, table)
 
     def store_key_values(
         self,
@@ -240,9 +242,9 @@ class CUDA:
             return 0
 
         if positions.size:
-            at = k.address, v.address, places, pool.facts, (window[1] if window else pool).facts
-            launch = self.device.native.store_key_values
-            self._do(("store", *key), check, lambda _: ask(launch, *at), k, v, pool, window)
+            facts = pool.facts, (window[1] if window else pool).facts
+            launch = Storing(self.device, k.address, v.address, places, *facts)
+            self._do(("store", *key), check, launch, k, v, pool, window)
 
     def attention(
         self,
@@ -255,21 +257,19 @@ class CUDA:
         out: DeviceArray,
         window: Window | None = None,
     ) -> None:
-        rows, heads, _ = q.shape
+        rows, heads, dim = q.shape
         _shape("out", out, q.shape)
         _shape("q", q, (positions.size, heads, pool.head_dim))
         if heads % pool.kv_heads:
             raise OperandError(f"{heads} query heads cannot share {pool.kv_heads} heads of keys and values")
         key, places = _places(positions, sequences, tables, pool, window)
-        facts = places, pool.facts, (window[1] if window else pool).facts, float(scale)
+        facts = places, pool.facts, (window[1] if window else pool).facts, float(scale), out.address
 
         def check() -> int:
             return check_read(positions.numbers, sequences.numbers, tables.numbers, pool, window)
 
-        def launch(tiles: int) -> None:
-            ask(self.device.native.attention, q.address, heads, *facts, tiles, out.address)
-
         if rows:
+            launch = Attending(self.device, q.address, (rows, heads, dim), *facts)
             self._do(("attention", *key), check, launch, q, out, pool, window)
 
 
@@ -284,7 +284,7 @@ def _shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:
 
 def _places(
     positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray, pool: DevicePool, window: Window | None
-) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
+) -> tuple[tuple[Hashable, ...], Places]:
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
     _shape("sequences", sequences, positions.shape)

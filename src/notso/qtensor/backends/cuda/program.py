@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from notso.qtensor.backends.cuda.driver import Device, Graph
+from notso.qtensor.backends.cuda.joined import Launch, joined
 from notso.qtensor.errors import OperandError
 
 # Checks array contents and returns the most tiles that a row reads (0: none).
 Check = Callable[[], int]
-
-Launch = Callable[[int], None]  # launches an operation for at least this many tiles
 
 
 class Recorder(Protocol):
@@ -73,7 +72,7 @@ class Program:
         moves = device.native.scratch_moves
 
         def launch_all() -> None:
-            for launch in self._launches:
+            for launch in joined(self._launches):
                 launch(tiles)
 
         graph = Graph(device, launch_all)

@@ -30,9 +30,9 @@ OWN_FORMAT = "notso-chats"
 Kind = Literal["own", "openai"]
 State = Literal["done", "interrupted", "failed"]
 
+DETAILS, END_OF_DETAILS = '<details type="', "</details>"
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")  # ChatGPT's references to search results
-_DETAILS = re.compile(r'<details type="(\w+)"[^<>]*>(.*?)</details>\s*+', re.DOTALL)
 _THOUGHTS = re.compile(r"\s*(?:<think>(.*?)</think>|:::thinking\n(.*?)\n:::)\s*", re.DOTALL)
 _LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>\s*", re.DOTALL)
 _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
@@ -405,23 +405,29 @@ def _fill_from_output(node: Node, output: list[JSON], reader: Reader) -> None:
 
 def _without_details(node: Node, text: str, reader: Reader) -> str:
     """Move Open WebUI's folded thoughts to the node, and count its folded calls of tools."""
-    if node.role != "assistant" or "<details type=" not in text:
+    if node.role != "assistant":
         return text
-
-    def fold(found: re.Match[str]) -> str:
-        if found[1] == "reasoning":
-            inner = found[2].lstrip()
-            if inner.startswith("<summary>"):
-                inner = inner.partition("</summary>")[2]
-            lines = (line.strip().removeprefix(">").strip() for line in html.unescape(inner).splitlines())
+    kept, at = [], 0
+    while (begin := text.find(DETAILS, at)) >= 0 and (end := text.find(END_OF_DETAILS, begin)) >= 0:
+        kind, _, rest = text[begin + len(DETAILS) : end].partition('"')
+        body = rest.partition(">")[2].lstrip()
+        if body.startswith("<summary>"):
+            body = body.partition("</summary>")[2]
+        after = end + len(END_OF_DETAILS)
+        if kind == "reasoning":
+            lines = (line.strip().removeprefix(">").strip() for line in html.unescape(body).splitlines())
             node.reasoning = "\n\n".join(filter(None, (node.reasoning, "\n".join(lines).strip())))
-        elif found[1] in ("tool_calls", "code_interpreter"):
+        elif kind in ("tool_calls", "code_interpreter"):
             reader.left_out["tool_calls"] += 1
         else:
-            return found[0]
-        return ""
-
-    return _DETAILS.sub(fold, text)
+            kept.append(text[at:after])
+            at = after
+            continue
+        kept.append(text[at:begin])
+        at = after
+        while at < len(text) and text[at].isspace():
+            at += 1
+    return "".join(kept) + text[at:]
 
 
 def _lm_studio(document: JSON, reader: Reader) -> JSON:

@@ -1,0 +1,104 @@
+"""What must not be in a wheel for macOS is found: an unsigned library, a foreign symbol, a newer system and others."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import mach_o
+import pytest
+
+PAGE = 4096
+ARM64, X86_64 = 0x0100000C, 0x01000007
+DYLIB = 6
+LC_SYMTAB, LC_LOAD_DYLIB, LC_ID_DYLIB, LC_SEGMENT_64, LC_CODE_SIGNATURE, LC_BUILD_VERSION = (
+    2,
+    0xC,
+    0xD,
+    0x19,
+    0x1D,
+    0x32,
+)
+
+
+def library(
+    *,
+    cpu: int = ARM64,
+    system: int = 11,
+    symbols: tuple[str, ...] = ("_malloc", "_PyLong_FromLong"),
+    needed: tuple[str, ...] = (mach_o.LIBSYSTEM,),
+    name: str = "@rpath/_native.abi3.so",
+    signed: bool = True,
+) -> bytes:
+    """A Mach-O library without code, as a linker writes it."""
+
+    def text(command: int, word: str) -> bytes:
+        data = word.encode() + bytes(8 - len(word) % 8)
+        return struct.pack("<6I", command, 24 + len(data), 24, 0, 0x10000, 0x10000) + data
+
+    names = b"\0" + b"".join(each.encode() + b"\0" for each in symbols)
+    table, at = b"", 1
+    for each in symbols:
+        table += struct.pack("<IBBHQ", at, 0x01, 0, 1 << 8, 0)  # undefined, external, of the first library
+        at += len(each) + 1
+    names += bytes(-len(names) % 16)
+    start, size = PAGE, len(table) + len(names)
+    end = start + size
+    pages = -(-end // PAGE)
+    identifier = b"x\0"
+    hashes = 44 + len(identifier)
+    directory = struct.pack(
+        ">9I4BI", mach_o.CODE_DIRECTORY, hashes + 32 * pages, 0x20001, 2, hashes, 44, 0, pages, end, 32, 2, 0, 12, 0
+    )
+    signature_bytes = 20 + hashes + 32 * pages if signed else 0
+    commands = [
+        struct.pack("<2I16s4Q4I", LC_SEGMENT_64, 72, b"__TEXT", 0, PAGE, 0, PAGE, 5, 5, 0, 0),
+        struct.pack(
+            "<2I16s4Q4I", LC_SEGMENT_64, 72, b"__LINKEDIT", PAGE, PAGE, start, size + signature_bytes, 1, 1, 0, 0
+        ),
+        text(LC_ID_DYLIB, name),
+        struct.pack("<6I", LC_SYMTAB, 24, start, len(symbols), start + len(table), len(names)),
+        struct.pack("<6I", LC_BUILD_VERSION, 24, 1, system << 16, system << 16, 0),
+        *(text(LC_LOAD_DYLIB, each) for each in needed),
+    ]
+    if signed:
+        commands.append(struct.pack("<4I", LC_CODE_SIGNATURE, 16, end, signature_bytes))
+    head = struct.pack("<8I", 0xFEEDFACF, cpu, 0, DYLIB, len(commands), sum(map(len, commands)), 0x85, 0)
+    data = (head + b"".join(commands)).ljust(PAGE, b"\0") + table + names
+    if not signed:
+        return data
+    sums = b"".join(hashlib.sha256(data[page * PAGE : min((page + 1) * PAGE, end)]).digest() for page in range(pages))
+    return data + struct.pack(">5I", 0xFADE0CC0, signature_bytes, 1, 0, 20) + directory + identifier + sums
+
+
+def test_a_right_library_has_no_fault() -> None:
+    assert not list(mach_o.faults(library(), "arm64"))
+    assert not list(mach_o.faults(library(cpu=X86_64, signed=False), "x86_64"))  # Intel's needs no signature
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        (library(signed=False), "it is not signed"),
+        (library(symbols=("_malloc", "_fork")), "it takes _fork"),
+        (library(symbols=("_malloc", "__ZNSt3__15mutex4lockEv")), "it takes __ZNSt3__15mutex4lockEv"),
+        (library(system=13), "it needs macOS 13.0"),
+        (library(cpu=X86_64), "it is for x86_64"),
+        (
+            library(needed=(mach_o.LIBSYSTEM, "/usr/lib/libc++.1.dylib")),
+            "it needs /usr/lib/libSystem.B.dylib, /usr/lib/libc++",
+        ),
+        (library(name="/home/somebody/_native.abi3.so"), "it is called /home/somebody/_native.abi3.so"),
+        (b"\x7fELF" + bytes(100), "it is not a Mach-O library"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_planted_fault_is_found(planted: bytes, fault: str) -> None:
+    found = list(mach_o.faults(planted, "arm64"))
+    assert len(found) == 1 and found[0].startswith(fault)
+
+
+def test_bytes_changed_after_signing_are_found() -> None:
+    changed = bytearray(library())
+    changed[PAGE - 1] ^= 1
+    assert list(mach_o.faults(bytes(changed), "arm64")) == ["page 0 is not the one that was signed"]

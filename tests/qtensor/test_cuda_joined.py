@@ -1,0 +1,86 @@
+"""Which recorded launches around attention become one, and that the others stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from notso.qtensor.backends.cuda.joined import Attending, Launch, Rotation, Storing, joined
+
+K, V, Q, OUT, POOL, OTHER_POOL = 1, 2, 3, 4, (100, 4, 128, 0), (101, 4, 128, 0)
+ROWS, TURN = 5, (7, 8, 9)
+PLACES = 10, 11, 12, 0, ROWS, 2
+
+
+class Device:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.native = self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.asked.append((name, given))
+
+
+def run(*launches: Launch) -> list[str]:
+    for launch in joined(launches):
+        launch(1)
+    return [name for name, _ in DEVICE.asked]
+
+
+DEVICE: Any = Device()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asked() -> None:
+    DEVICE.asked.clear()
+
+
+def rotation(x: int, heads: int, adjacent: bool = True) -> Rotation:
+    return Rotation(DEVICE, x, (ROWS, heads, 128), TURN, adjacent)
+
+
+STORING = Storing(DEVICE, K, V, PLACES, POOL, POOL)
+ATTENDING = Attending(DEVICE, Q, (ROWS, 16, 128), PLACES, POOL, POOL, 0.5, OUT)
+
+
+def other(tiles: int) -> None:
+    DEVICE.other(tiles)
+
+
+def test_a_layer_is_one_call() -> None:
+    assert run(other, rotation(K, 4), STORING, rotation(Q, 16), ATTENDING, other) == [
+        "other",
+        "store_and_attend",
+        "other",
+    ]
+    _, given = DEVICE.asked[1]
+    assert given == (TURN, K, V, PLACES, TURN, Q, 16, PLACES, POOL, POOL, 0.5, 1, OUT)
+
+
+def test_a_layer_without_rotations_is_one_call() -> None:
+    assert run(STORING, ATTENDING, STORING, ATTENDING) == ["store_and_attend"] * 2
+    assert {given[0] for _, given in DEVICE.asked} == {(0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [
+        (ATTENDING,),
+        (rotation(Q, 16), ATTENDING),
+        (STORING, other, ATTENDING),
+        (STORING, rotation(Q, 16, adjacent=False), ATTENDING),
+        (STORING, rotation(OUT, 16), ATTENDING),
+        (Storing(DEVICE, K, V, PLACES, OTHER_POOL, OTHER_POOL), ATTENDING),
+        (Storing(DEVICE, Q, V, PLACES, POOL, POOL), ATTENDING),
+    ],
+)
+def test_what_is_not_of_one_layer_stays_apart(launches: tuple[Launch, ...]) -> None:
+    assert "store_and_attend" not in run(*launches)
+    assert len(DEVICE.asked) == len(launches)
+
+
+def test_a_rotation_of_something_else_stays_before() -> None:
+    assert run(rotation(OUT, 4), STORING, ATTENDING) == ["rope", "store_and_attend"]
