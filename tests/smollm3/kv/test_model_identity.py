@@ -141,6 +141,15 @@ def read_again(engine: Engine, owner: str = "") -> int:
     return usage.prompt_tokens - usage.cached_tokens
 
 
+def written(engine: Engine) -> None:
+    """Wait until all finished prompts are on disk."""
+    offload = engine._offload
+    assert offload is not None
+    while engine._core.call(lambda: offload.work() or offload.has_work):
+        pass
+    assert offload._files.flush(60)
+
+
 def settled(path: Path, folder: Path) -> Engine:
     """An engine that knows its file."""
     engine = Engine.load(path, context_tokens=1024, cache_dir=folder)
@@ -154,6 +163,7 @@ def test_what_was_read_stays_read(model: Path, tmp_path: Path, act: str) -> None
     folder = tmp_path / "kv"
     with settled(model, folder) as engine:
         assert read_again(engine) == len(PROMPT)
+        written(engine)
     if act == "touched":
         os.utime(model)
     elif act == "copied":
@@ -172,6 +182,7 @@ def test_what_was_written_before_the_digest_was_known_is_found(
         patch.setattr(IdentityWorker, "start", lambda *_: None)
         with Engine.load(model, context_tokens=1024, cache_dir=folder) as engine:
             assert read_again(engine) == len(PROMPT)
+            written(engine)
     with settled(model, folder) as engine:
         assert read_again(engine) == 1
     os.utime(model)
@@ -189,9 +200,11 @@ def test_the_cache_of_another_content_is_not_used(
             patch.setattr(IdentityWorker, "start", lambda *_: None)
         with settled(model, folder) as engine:
             read_again(engine)
+            written(engine)
         changed(model)
         with settled(model, folder) as engine:
             assert read_again(engine) == len(PROMPT)
+            written(engine)
     changed(model)  # the first content again
     with settled(model, folder) as engine:
         assert read_again(engine) == (1 if is_known else len(PROMPT))
@@ -211,16 +224,15 @@ def test_what_is_running_when_the_digest_arrives_is_found(
 
     monkeypatch.setattr(IdentityWorker, "_digest", later)
     with Engine.load(model, context_tokens=1024, cache_dir=folder) as engine:
-        assert engine._identity is not None and engine._offload is not None
+        assert engine._identity is not None
         assert read_again(engine, "before") == len(PROMPT)
-        while engine._core.call(engine._offload.work):
-            pass
-        assert engine._offload._files.flush(60)
+        written(engine)
         events = engine.generate(PROMPT, SamplingParams(max_tokens=40, seed=1), RequestOptions(owner="during"))
         next(events)
         go_on.set()
         engine._identity.wait(60)
         assert list(events)
+        written(engine)
         engine._core.call(engine._pool.clear)
         assert read_again(engine, "before") == 1
     os.utime(model)
