@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/engine/test_engine_stress.py",
         "tests/smollm3/engine/test_one_generation.py",
         "tests/smollm3/engine/test_prefix_warmup.py",
+        "tests/smollm3/engine/test_reread.py",
         "tests/smollm3/kv/test_conversation_log.py",
         "tests/smollm3/model/test_accuracy.py",
         "tests/smollm3/model/test_backends.py",

@@ -50,7 +50,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
             pass
 
         def sample(self, logits: np.ndarray, history: Sequence[int], position: int) -> int:
-            assert np.isfinite(logits).all()
+            assert np.isfinite(logits.max())  # those of excluded tokens are not finite
             assert len(history) == position
             state.drawn += 1
             time.sleep(state.pause_s)

@@ -13,7 +13,7 @@ from notso.qtensor import KV_FORMATS, TILE_POSITIONS, KVFormat
 from notso.qtensor.kv_formats import MAX_BYTE_DIM
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
-from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES
+from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES, DEFAULT_LIBRARY_BYTES
 from notso.smollm3.values.sampling_params import PARAMETERS, Api
 from notso.web.values.settings import DEFAULT_PORT
 
@@ -67,6 +67,7 @@ def test_the_front_door_has_the_defaults_of_the_floors() -> None:
     doctor = {parameter.name: parameter for parameter in verbs.commands["doctor"].params}
     assert serve["port"].default == doctor["port"].default == DEFAULT_PORT
     assert serve["cache_disk"].default * 10**9 == DEFAULT_CACHE_BYTES
+    assert serve["library_disk"].default * 10**9 == DEFAULT_LIBRARY_BYTES
 
 
 def test_sampling_defaults() -> None:

@@ -158,6 +158,18 @@ CacheDisk = Annotated[
         show_envvar=False,
     ),
 ]
+LibraryDisk = Annotated[
+    float,
+    typer.Option(
+        "--library-disk",
+        envvar="NOTSO_LIBRARY_DISK",
+        metavar="GB",
+        min=0,
+        max=1_000_000,
+        help="Size limit of pinned readings in the on-disk prompt cache, in GB [env: NOTSO_LIBRARY_DISK].",
+        show_envvar=False,
+    ),
+]
 
 
 def of_setting(name: str) -> Any:
@@ -274,6 +286,7 @@ OF_THE_ENGINE = (
         "max_num_seqs",
     ),
     "cache_disk",
+    "library_disk",
     *(each.name for each in OPTIONS.values() if each.of_the_engine),
 )
 

@@ -51,6 +51,7 @@ def serve(
     adapter: options.Adapters = None,
     max_num_seqs: options.MaxNumSeqs = None,
     cache_disk: options.CacheDisk = 4.0,
+    library_disk: options.LibraryDisk = 20.0,
     api_key_file: options.ApiKeyFile = None,
     plugin: options.Plugins = None,
     sign_in: Annotated[
@@ -118,6 +119,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         cache_dir=str(settings.directory / "kv") if cache_disk else None,
         cache_bytes=int(cache_disk * 10**9),
+        library_bytes=int(library_disk * 10**9),
         adapters=tuple(adapter or ()),
         chat_template_file=None if chat_template_file is None else str(chat_template_file),
     )

@@ -120,8 +120,9 @@ class Metadata(Mapping[str, Any]):
 class GGUFFile:
     """An open file; `tensors` are read-only views of the mapping, in file order."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: mmap.mmap, status: os.stat_result) -> None:
         self.path = path
+        self.status = status  # of the open file, which another one may have replaced under its name since
         self.size_bytes = len(mapping)
         self._mapping = mapping
         cursor = Cursor(memoryview(mapping))  # views keep the mapping and its descriptor alive
@@ -159,7 +160,7 @@ class GGUFFile:
                 raise GGUFError(f"cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)
-        return cls(path, mapping)
+        return cls(path, mapping, status)
 
     def close(self) -> None:
         """Drop the tensors; earlier views stay valid."""

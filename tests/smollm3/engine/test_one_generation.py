@@ -143,7 +143,7 @@ def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
                     one.finish(one.begin(engine, owner=f"{number}"))  # warm
             engine._core.call(engine._pool.clear)
         with load(kv, tmp_path, speculation=speculation) as engine:
-            salt = cache_salt(engine._cache_version, "1")
+            salt = cache_salt(b"", "1").root
             offload = engine._core._offload
             assert offload is not None and engine._pool.find(salt, asked[0].prompt[:128]) is None
             for one in asked:

@@ -34,7 +34,7 @@ from notso.smollm3 import Engine, Grammar, Message, RequestOptions, SamplingPara
 from notso.smollm3.engine import prefix_warmup
 from notso.smollm3.engine.prefix_warmup import PrefixWarmup
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
-from notso.smollm3.scheduling.block_pool import BlockPool, block_hash
+from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, block_hash
 
 DAY_LONG = 86_400.0
 THOUGHT = "They ask about the sea. " * 30
@@ -353,9 +353,9 @@ def test_a_chain_of_blocks_and_who_goes_first() -> None:
         blocks.append(cache.allocate())
         cache.register(blocks[-1], parent_hash, tokens[at : at + 128])
         parent_hash = block_hash(parent_hash, tokens[at : at + 128])
-    assert cache.chain(b"", tokens) == cache.chain(b"", tokens[:384]) == blocks
-    assert cache.chain(b"", tokens[:383]) == blocks[:2]
-    assert cache.chain(os.urandom(4), tokens) == []
+    assert cache.chain(CacheSalt(b""), tokens) == cache.chain(CacheSalt(b""), tokens[:384]) == blocks
+    assert cache.chain(CacheSalt(b""), tokens[:383]) == blocks[:2]
+    assert cache.chain(CacheSalt(os.urandom(4)), tokens) == []
     for block in (blocks[1], blocks[0]):
         cache.free(block)
     assert (cache.blank, cache.available) == (1, 3)
@@ -370,7 +370,7 @@ def test_owners_take_turns_and_share_what_is_kept() -> None:
 
     def ended(owner: bytes, number: int) -> None:
         sequence = SimpleNamespace(
-            salt=owner, adapter=None, conversation=owner, tokens=[number], prompt=[number], is_evicted=False
+            salt=CacheSalt(owner), adapter=None, conversation=owner, tokens=[number], prompt=[number], is_evicted=False
         )
         output = SimpleNamespace(finish_reason="stop")
         request: Any = SimpleNamespace(sequence=sequence, next_ids=list, output=output, generation=None)
@@ -379,13 +379,13 @@ def test_owners_take_turns_and_share_what_is_kept() -> None:
     ended(b"modest", 0)
     for number in range(1, 100):
         ended(b"greedy", number)
-    order = [(note.salt, note.spent[0]) for note in (warmup._next() for _ in range(3))]
+    order = [(note.salt.root, note.spent[0]) for note in (warmup._next() for _ in range(3))]
     assert order == [(b"greedy", 99), (b"modest", 0), (b"greedy", 99)]
     assert len(warmup._notes) == prefix_warmup.MOST_NOTES
     for owner in (b"modest", b"greedy"):
-        warmup.draft(owner, None, None, [1, 2], 0)
+        warmup.draft(CacheSalt(owner), None, None, [1, 2], 0)
     drafts = []
     for _ in range(4):  # the greedy one types on and on
-        drafts.append(warmup._next().salt)
-        warmup.draft(b"greedy", None, None, [1, 2], 0)
+        drafts.append(warmup._next().salt.root)
+        warmup.draft(CacheSalt(b"greedy"), None, None, [1, 2], 0)
     assert drafts[:2] in ([b"modest", b"greedy"], [b"greedy", b"modest"])

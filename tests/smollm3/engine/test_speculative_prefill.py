@@ -14,6 +14,7 @@ from smollm3.two_turns import GREEDY, QUESTION, SAID, SHORT, TOOLS, counted, loa
 from notso.smollm3 import ContextLengthError, Engine, Event, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.engine import prefix_warmup
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.scheduling.block_pool import NO_SALT
 from notso.smollm3.values.request_options import RequestOptions
 
 TYPED = Message("user", "And the land, what lives there, and who named it? " * 8)
@@ -70,8 +71,9 @@ def test_what_is_typed_last_takes_its_beginning_up(kv: KVFormat, more: str) -> N
 
 def test_where_the_turn_begins(demo_engine: Engine) -> None:
     for messages in (draft("And?"), [SHORT], [Message("system", "Be brief."), SHORT]):
-        ids, turn_at = demo_engine._inputs.draft(messages, SamplingParams(), RequestOptions(tools=TOOLS))
-        assert ids == demo_engine.encode_chat(messages, RequestOptions(tools=TOOLS))
+        asked = RequestOptions(tools=TOOLS)
+        ids, turn_at, salt = demo_engine._inputs.draft(messages, SamplingParams(), asked, NO_SALT)
+        assert ids == demo_engine.encode_chat(messages, asked) and salt == NO_SALT
         assert demo_engine.detokenize(ids[turn_at:]).startswith(f"user\n{messages[-1].content}<|im_end|>\n")
 
 
@@ -96,7 +98,7 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
                 engine.speculative_prefill(draft(text * 40))
             for number in range(2 * prefix_warmup.MOST_NOTES):
                 engine.speculative_prefill(draft(text * 40), options=RequestOptions(owner=str(number)))
-            engine._core._post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
+            engine._core.post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
             seen: list[tuple[int, int]] = []
         wait(engine)
         assert seen == [(prefix_warmup.MOST_NOTES, prefix_warmup.MOST_NOTES)]

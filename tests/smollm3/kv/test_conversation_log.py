@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from long_tests import is_long
-from smollm3.kv.block_folder import MODEL, TOKENS, Open, content, key
+from smollm3.kv.block_folder import MODEL, SIZE, TOKENS, Open, content, key
 
+from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.conversation_log import MAGIC, MOST_WASTE, RECORD_BYTES
 from notso.smollm3.kv.disk_store import DiskStore
+from notso.smollm3.scheduling.block_pool import reading_digest
 
 ANN, BOB, CID = b"ann's...", b"bob's...", b"cid's..."
 
@@ -119,3 +121,62 @@ def test_the_list_does_not_grow_without_end(opened: Open, tmp_path: Path) -> Non
     files = opened()
     assert files.flush(60)
     assert held(files) == {1} and len(path.read_bytes()) == len(MAGIC) + RECORD_BYTES
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_order_of_use_is_kept(opened: Open, restarts: bool) -> None:
+    files = opened()
+    put(files, 1, ANN)
+    put(files, 2, BOB)
+    put(files, 3, CID)
+    files.use(ANN)
+    files.use(b"unknown.")
+    if restarts:
+        assert files.flush(60)
+        files.close()
+        files = opened()
+    assert files.by_use() == [BOB, CID, ANN]
+    files.evict(CID)
+    assert files.flush(60)  # which writes the log anew
+    files.close()
+    assert opened().by_use() == [BOB, ANN]
+
+
+def test_uses_do_not_let_the_log_grow(opened: Open, tmp_path: Path) -> None:
+    files = opened()
+    put(files, 1, ANN)
+    put(files, 2, BOB)
+    for _ in range(MOST_WASTE):
+        files.use(ANN)
+        files.use(BOB)
+    assert files.flush(60)
+    assert (tmp_path / "kv" / "conversations").stat().st_size < (MOST_WASTE + 10) * RECORD_BYTES
+    assert files.by_use() == [ANN, BOB]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_reading_outlives_its_conversations_and_takes_its_blocks_along(opened: Open, is_written: bool) -> None:
+    one, other = (reading_digest("", "library", name) for name in ("one", "other"))
+    files = opened()
+    for number, kept_by in enumerate(((ANN, one), (ANN, one, other), (BOB,))):
+        assert files.put(key(number), TOKENS, content(number), conversations=kept_by)
+    if is_written:
+        assert files.flush(60)
+    files.evict(ANN)
+    assert all(files.has(key(number)) for number in range(3))
+    files.evict(one)
+    assert files.flush(60)
+    assert held(files) == {1, 2}
+    files.evict(other)
+    assert held(files) == {2}
+
+
+def test_a_store_that_does_not_evict_refuses(opened: Open, tmp_path: Path) -> None:
+    files = opened(budget=3 * file_bytes(len(TOKENS), SIZE), evicts=False)
+    for number in range(6):
+        put(files, number, ANN)
+    assert held(files) == {0, 1, 2} and len(list((tmp_path / "kv").glob("*.kv*"))) == 3
+    assert files.is_writing and len(files.sizes(ANN)) == 3
+    files.evict(ANN)
+    put(files, 7, BOB)
+    assert held(files) == {7}

@@ -58,7 +58,7 @@ def test_never_over_budget_whatever_comes(opened: Open, tmp_path: Path) -> None:
             files.remove(bytes([source.randrange(5)]))
         if source.random() < 0.1:
             files.flush(60)
-            on_disk = sum(file.stat().st_size for file in (tmp_path / "kv").glob("*.kv1"))
+            on_disk = sum(file.stat().st_size for file in (tmp_path / "kv").glob("*.kv2"))
             assert on_disk == files.used_bytes <= budget
 
 

@@ -166,7 +166,7 @@ def test_what_cannot_be_read_for_now_stays(
         assert files.get(key(1), TOKENS, is_partial=is_partial) is None
         assert not files.partial(key(1))
     assert files.get(key(1), TOKENS, is_partial=is_partial) == content(1)
-    assert len(list((tmp_path / "kv").glob("*.kv1"))) == 1
+    assert len(list((tmp_path / "kv").glob("*.kv2"))) == 1
 
 
 def test_what_is_expected_and_not_there_is_no_matter(opened: Open, tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ def test_what_was_written_under_a_tag_can_be_removed(opened: Open, tmp_path: Pat
     files.remove(b"ann")
     assert [files.has(key(i)) for i in range(5)] == [True, False, True, False, True] and not files.partial(key(5))
     files.close()
-    assert len(list((tmp_path / "kv").glob("*.kv1"))) == 3
+    assert len(list((tmp_path / "kv").glob("*.kv2"))) == 3
     again = opened()
     again.remove(b"bob")
-    assert again.used_bytes == 0 and not list((tmp_path / "kv").glob("*.kv1"))
+    assert again.used_bytes == 0 and not list((tmp_path / "kv").glob("*.kv2"))
 
 
 def test_what_is_being_written_is_removed_as_well(
@@ -58,7 +58,7 @@ def test_what_is_being_written_is_removed_as_well(
     assert not files.has(key(1))
     go_on.set()
     assert files.flush(60) and not files.has(key(1)) and files.get(key(1), TOKENS) is None
-    assert not list((tmp_path / "kv").glob("*.kv1"))
+    assert not list((tmp_path / "kv").glob("*.kv2"))
 
 
 def test_a_second_process_reads_and_does_not_write(opened: Open, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_second_engine_writes_once_the_first_has_ended(
     first.close()
     assert second.has(key(1)) and second.is_writing and second.get(key(1), TOKENS) == content(1)
     assert second.put(key(2), TOKENS, content(2)) and second.flush(60) and not opened().is_writing
-    assert len(list((tmp_path / "kv").glob("*.kv1"))) == 2
+    assert len(list((tmp_path / "kv").glob("*.kv2"))) == 2
 
 
 def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) ->
         child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "kv")], stdout=subprocess.PIPE)
         assert child.stdout is not None and child.stdout.readline()
         time.sleep(delay)
-        while delay == 0.3 and not list((tmp_path / "kv").glob("*.kv1")):  # a busy disk
+        while delay == 0.3 and not list((tmp_path / "kv").glob("*.kv2")):  # a busy disk
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -138,7 +138,7 @@ def test_many_threads_at_once(opened: Open) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and files.is_writing and files.flush(60)
-    assert files.used_bytes == sum(file.stat().st_size for file in files.folder.glob("*.kv1"))
+    assert files.used_bytes == sum(file.stat().st_size for file in files.folder.glob("*.kv2"))
 
 
 def test_a_second_process_finds_what_the_first_one_writes_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +174,6 @@ def test_a_second_process_can_remove_what_the_first_one_wrote(opened: Open, tmp_
         first.put(key(i), TOKENS, content(i), tag=b"ann" if i else b"bob")
     assert first.flush(60)
     second.remove(b"ann")
-    assert len(list((tmp_path / "kv").glob("*.kv1"))) == 1
+    assert len(list((tmp_path / "kv").glob("*.kv2"))) == 1
     assert [first.get(key(i), TOKENS) for i in range(3)] == [content(0), None, None]
     assert first.put(key(1), TOKENS, content(1)) and first.flush(60) and first.get(key(1), TOKENS) == content(1)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
-from notso.smollm3.scheduling.block_pool import ANONYMOUS, BLOCK_TOKENS, BlockPool, block_hash, cache_salt
+from notso.smollm3.scheduling.block_pool import ANONYMOUS, BLOCK_TOKENS, BlockPool, CacheSalt, block_hash, cache_salt
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, MAX_STARVATION, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk, Plan
@@ -64,7 +64,7 @@ class Machine:
         prompt: list[int],
         answers: int,
         priority: int = 0,
-        salt: bytes = SALT,
+        salt: CacheSalt = SALT,
         conversation: bytes | None = ANONYMOUS,
         owner: str = "",
     ) -> Sequence:
@@ -117,7 +117,10 @@ class Machine:
 
     @staticmethod
     def digest(sequence: Sequence, position: int, tokens: list[int]) -> int:
-        return hash((sequence.salt, tuple(tokens[: position + 1])))
+        # Keys and values that only one owner may find differ here from everybody else's.
+        salt = sequence.salt
+        is_shared = not salt.private or position // BLOCK_TOKENS < salt.shared_blocks
+        return hash((salt.root if is_shared else (salt.root, salt.private), tuple(tokens[: position + 1])))
 
     @staticmethod
     def next_token(sequence: Sequence, ahead: int = 0) -> int:
@@ -233,7 +236,8 @@ def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
         if left and rng.random() < 0.3:
             ids, answers, priority = left.pop()
             owner = rng.choice(owners)
-            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), priority, owner=owner)
+            salt = rng.choice((SALT, CacheSalt(b"library", owner.encode(), rng.randrange(4))))
+            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), priority, salt, owner=owner)
         if machine.goals and rng.random() < 0.02:
             machine.abort(rng.choice(list(machine.goals)))
         if not machine.scheduler.has_work and not left:
@@ -277,10 +281,10 @@ def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bo
     rng, offload = random.Random(seed), MemoryOffload()
     for conversation in range(3):
         ids = prompt(conversation, 700)
-        parent_hash = SALT
+        parent_hash = SALT.root
         for at in range(0, 700 - BLOCK_TOKENS, BLOCK_TOKENS):
             piece = ids[at : at + BLOCK_TOKENS]
-            held = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+            held = [hash((SALT.root, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
             partial = rng.randrange(1, BLOCK_TOKENS)
             offload.partials[parent_hash] = (piece[:partial], held)
             if rng.random() < 0.1:
@@ -298,13 +302,13 @@ def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bo
 
 def test_a_conversation_on_the_disk_is_hardly_computed() -> None:
     offload, ids = MemoryOffload(), prompt(1, 5 * BLOCK_TOKENS + 40)
-    parent_hash = SALT
+    parent_hash = SALT.root
     for at in range(0, 5 * BLOCK_TOKENS, BLOCK_TOKENS):
         parent_hash = block_hash(parent_hash, ids[at : at + BLOCK_TOKENS])
-        offload.blocks[parent_hash] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+        offload.blocks[parent_hash] = [hash((SALT.root, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
     offload.partials[parent_hash] = (
         ids[-40:-3],
-        [hash((SALT, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)],
+        [hash((SALT.root, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)],
     )
     machine = Machine(10, 2, offload)
     sequence = machine.add(ids, 1)
@@ -367,6 +371,26 @@ def test_owners_do_not_find_each_others_prompts() -> None:
     stranger = machine.add(ids, 1, salt=cache_salt(b"model", "b"))
     machine.run()
     assert stranger.cached == 0
+
+
+def test_no_name_continues_the_digest_of_an_adapter() -> None:
+    assert cache_salt(b"lora", "ann") != cache_salt(b"", "loraann") != cache_salt(b"lor", "aann")
+    ann, lora = cache_salt(b"lora", "", "ann"), cache_salt(b"", "", "loraann")
+    assert ann.root != lora.root and ann.owner != lora.owner
+
+
+def test_owners_of_one_scope_find_the_shared_blocks_and_no_other() -> None:
+    machine, ids = Machine(30, 2), prompt(3, 700)
+    for owner, cached in ((b"a", 0), (b"b", 3 * BLOCK_TOKENS), (b"b", len(ids) - 1), (b"a", len(ids) - 1)):
+        salt = CacheSalt(b"library", owner, 3)
+        assert machine.scheduler.cached_length(salt, ids) == cached
+        sequence = machine.add(ids, 1, salt=salt)
+        machine.run()
+        assert sequence.cached == cached
+        assert len(machine.pool.chain(salt, ids)) == len(ids) // BLOCK_TOKENS
+    assert machine.scheduler.cached_length(CacheSalt(b"library", b"c", 0), ids) == 0
+    assert machine.scheduler.cached_length(CacheSalt(b"library", b"a", 2), ids) == 2 * BLOCK_TOKENS
+    assert machine.scheduler.cached_length(CacheSalt(b"another", b"a", 3), ids) == 0
 
 
 def test_the_lowest_priority_gives_way_and_comes_back() -> None:
@@ -504,10 +528,10 @@ def test_two_that_come_back_from_the_disk_do_not_wait_for_each_other() -> None:
     """Together they need more blocks than there are, and neither has anything to compute yet."""
     offload, first, second = MemoryOffload(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
     for ids in (first, second):
-        parent_hash = SALT
+        parent_hash = SALT.root
         for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
             parent_hash = block_hash(parent_hash, ids[at : at + BLOCK_TOKENS])
-            offload.blocks[parent_hash] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+            offload.blocks[parent_hash] = [hash((SALT.root, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
     machine = Machine(24, 2, offload)
     machine.add(second[: 7 * BLOCK_TOKENS + 1], 1)
     machine.run()

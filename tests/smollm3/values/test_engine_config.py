@@ -40,6 +40,7 @@ def test_each_setting_is_explained() -> None:
         ("speculation", "yes"),
         ("cache_dir", 5),
         ("cache_bytes", -1),
+        ("library_bytes", 1.5),
     ],
 )
 def test_what_is_unknown_or_out_of_range_is_refused_by_name(name: str, value: Any) -> None:

@@ -153,7 +153,7 @@ class EngineMeter:
         self.watched([*ids[: 2 * BLOCK_TOKENS], *self.random_ids(1)], 1)
 
         def copy() -> None:
-            pool, parent = engine._pool, engine._salt(RequestOptions())
+            pool, parent = engine._pool, engine._salt(RequestOptions()).root
             known: list[int] = []
             for start in range(0, whole, BLOCK_TOKENS):
                 tokens = ids[start : start + BLOCK_TOKENS]

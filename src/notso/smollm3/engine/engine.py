@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequest
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
@@ -36,7 +37,7 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.answer_stream import AnswerStream
 from notso.smollm3.output.generation import Generation, events_until
 from notso.smollm3.sampling.logits_processor import FindProcessor
-from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
+from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, cache_salt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
@@ -48,7 +49,7 @@ from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message, Priority
-from notso.smollm3.values.model_info import EngineStats, PromptEstimate
+from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
@@ -116,7 +117,6 @@ class Engine:
         self._prompts = PromptWriter(template, self.tokenizer)
         sampling = sampling_defaults(file.metadata)
         self._context_tokens = plan.context_tokens
-        self._cache_version = cache_version(file, self.config, plan.kv_format, plan.context_tokens)
         self._closed = False
         # Order matters: each part builds on those above, and nothing refers to the engine itself, so that it is
         # finalized when unreferenced. Device memory is allocated before threads and folders: if it fails, nothing is
@@ -139,10 +139,19 @@ class Engine:
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._offload: KVOffload | None = None
+        self._identity: IdentityWorker | None = None
+        version = partial(
+            cache_version, config=self.config, kv_format=plan.kv_format, context_tokens=plan.context_tokens
+        )
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
             keep_choice(file, self.config, config, plan)
-            self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
+            self._identity = IdentityWorker(file, folder)
+            known = self._identity.identity
+            self._offload = KVOffload(
+                cache, self._pool, folder, version(known.current), config.cache_bytes, config.library_bytes
+            )
+            self._offload.adopt(version(known.current), map(version, known.earlier))
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         self._inputs = InputProcessor(
             self._prompts,
@@ -158,9 +167,11 @@ class Engine:
         lost = partial(_lost, backend, self._when_lost)
         self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
-        self._end = weakref.finalize(self, _end, self._core, self._placement, file)
+        self._end = weakref.finalize(self, _end, self._core, self._placement, self._identity, file)
         self.adapters = Adapters(self.config, self._core, backend)
         self._placement.start()
+        if self._identity is not None and self._offload is not None:
+            self._identity.start(self._core.is_idle, partial(_adopt, self._core, self._offload, version))
         self.info = model_info(
             file,
             self.config,
@@ -245,6 +256,27 @@ class Engine:
         if self._offload is not None:
             self._offload.evict(conversation)
 
+    def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
+        """Return the size on disk of the pinned reading `name` of a scope, or else of an owner: see FixedPrefix."""
+        self._require_open()
+        if self._offload is None:
+            return StoredReading(0, 0)
+        return StoredReading(*self._offload.reading(reading_digest(owner, scope, name)))
+
+    def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
+        """Remove a pinned reading from memory and disk, except blocks that another reading contains.
+
+        Running answers continue. Raises EngineError.
+        """
+        self._require_open()
+        digest = reading_digest(owner, scope, name)
+
+        def clear() -> None:
+            self._core.background.prefix_warmup.clear()  # which might prefill it again
+            self._clear_cache(digest)
+
+        self._core.call(clear)
+
     def close(self) -> None:
         """Release file and cache; running generations end."""
         self._closed = True
@@ -297,8 +329,8 @@ class Engine:
         """Return a prompt's current cost. Raises ContextLengthError if it is too long to be counted."""
         self._require_open()
         options = options or RequestOptions()
-        salt = self._salt(options)
-        ids = self._prompts.write(messages, options, most_tokens=self._context_tokens).ids
+        prompt = self._prompts.write(messages, options, most_tokens=self._context_tokens)
+        ids, salt = prompt.ids, self._inputs.salted(self._salt(options), prompt, messages, options)
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None
@@ -449,12 +481,12 @@ class Engine:
         """
         self._require_open()
         asked = options or RequestOptions()
-        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
+        ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), asked, self._salt(asked))
         # An unnamed draft belongs to no conversation until a request claims it.
         named = asked.conversation is not None
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
         adapter = self.adapters.of(asked.adapter)
-        self._core.speculative_prefill(self._salt(asked), adapter, conversation, ids, turn_at)
+        self._core.speculative_prefill(salt, adapter, conversation, ids, turn_at)
 
     def generate(
         self,
@@ -494,9 +526,10 @@ class Engine:
         adapter = self.adapters.of(asked.adapter)
         return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked), adapter)
 
-    def _salt(self, asked: RequestOptions) -> bytes:
+    def _salt(self, asked: RequestOptions) -> CacheSalt:
         adapter = self.adapters.of(asked.adapter)
-        return cache_salt(self._cache_version + (b"" if adapter is None else adapter.digest), asked.owner)
+        scope = None if asked.prefix is None else asked.prefix.scope
+        return cache_salt(b"" if adapter is None else adapter.digest, asked.owner, scope)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -545,11 +578,18 @@ def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLo
         callback()
 
 
-def _end(core: EngineCore, placement: WeightPlacement, file: GGUFFile) -> None:
+def _adopt(core: EngineCore, offload: KVOffload, version: Callable[[bytes], bytes], identity: ModelIdentity) -> None:
+    with suppress(EngineError):  # closed meanwhile
+        core.post(lambda: offload.adopt(version(identity.current), map(version, identity.earlier)))
+
+
+def _end(core: EngineCore, placement: WeightPlacement, identity: IdentityWorker | None, file: GGUFFile) -> None:
     try:
         core.require_process()
     except EngineError:  # a forked child has neither the threads nor a copy of the cache folder's lock to give back
         return
+    if identity is not None:
+        identity.stop()
     placement.stop()
     core.close()
     file.close()

@@ -26,6 +26,7 @@ from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process
+from notso.smollm3.scheduling.block_pool import CacheSalt
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
@@ -137,6 +138,9 @@ class EngineCore:
     def requests(self) -> int:
         return len(self._requests)
 
+    def is_idle(self) -> bool:
+        return not self._requests
+
     @property
     def prompt_s_per_token(self) -> float:
         """Recent seconds per prompt token, or 0."""
@@ -145,13 +149,13 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError after the end."""
         request.submitted = time.perf_counter()
-        self._post(lambda: self._take(request))
+        self.post(lambda: self._take(request))
 
     def speculative_prefill(
-        self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
+        self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
         """See `PrefixWarmup.draft`."""
-        self._post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
+        self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` between steps. Raises EngineError after the end or on the engine's thread."""
@@ -164,7 +168,7 @@ class EngineCore:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._post(run)
+        self.post(run)
         return future.result()
 
     def refuse_own_thread(self) -> None:
@@ -198,7 +202,8 @@ class EngineCore:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _post(self, work: Callable[[], None]) -> None:
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` between steps, without waiting. Raises EngineError after the end."""
         self.require_process()
         with self._door:
             if self._ended:

@@ -22,7 +22,7 @@ from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_fo
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
-from notso.smollm3.scheduling.block_pool import conversation_digest
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
@@ -77,10 +77,10 @@ class InputProcessor:
         asked: PromptInput,
         params: SamplingParams,
         options: RequestOptions,
-        salt: bytes,
+        salt: CacheSalt,
         adapter: Adapter | None = None,
     ) -> Request:
-        """Build a request; `salt` starts its block hashes. Raises InvalidRequestError, ContextLengthError or
+        """Build a request; `salt`: see `salted`. Raises InvalidRequestError, ContextLengthError or
         TemplateError."""
         params = params.with_defaults(self._sampling)
         prompt = self._fitting_prompt(asked, params, options)
@@ -102,11 +102,12 @@ class InputProcessor:
         return Request(
             sequence=ScheduledSequence(
                 prompt.ids,
-                salt=salt,
+                salt=self.salted(salt, prompt, asked, options),
                 adapter=adapter,
                 scored=options.prompt_logprobs is not None or options.embedding,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
+                reading=reading_of(options),
                 owner=options.owner,
             ),
             generation=Generation(self._signal.wake),
@@ -140,16 +141,23 @@ class InputProcessor:
         )
 
     def draft(
-        self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions
-    ) -> tuple[list[int], int]:
-        """Return an unsent prompt's ids and its last turn's position. Raises as `write`, and InvalidRequestError unless
-        a user message is last."""
+        self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
+    ) -> tuple[list[int], int, CacheSalt]:
+        """Return an unsent prompt's ids, its last turn's position, and `salt` as `salted`. Raises as `write`, and
+        InvalidRequestError unless a user message is last."""
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
         prompt = self._fitting_prompt(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
-        return prompt.ids, turn_at
+        return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
+
+    def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:
+        """Return `salt` with the number of blocks that contain nothing but the fixed prefix of `options`."""
+        if options.prefix is None:
+            return salt
+        tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], asked), options)
+        return replace(salt, shared_blocks=tokens // BLOCK_TOKENS)
 
     def _scores(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
         if alternatives is None:
@@ -218,6 +226,14 @@ class InputProcessor:
 
     def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)
+
+
+def reading_of(options: RequestOptions) -> bytes | None:
+    """Return the digest of the reading that a prompt's fixed prefix is pinned as, or None."""
+    prefix = options.prefix
+    if prefix is None or prefix.reading is None:
+        return None
+    return reading_digest(options.owner, prefix.scope, prefix.reading)
 
 
 def _require_end(params: SamplingParams, is_structured: bool, vocab_size: int) -> None:

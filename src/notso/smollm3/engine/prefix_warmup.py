@@ -24,7 +24,7 @@ from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 class _Note:
     # `spent`: blocks from index `kept` on are obsolete, except those in use again. `prompt`: what was answered; None
     # for a draft.
-    salt: bytes
+    salt: CacheSalt
     adapter: Adapter | None
     conversation: bytes | None
     write: Callable[[], list[int]]
@@ -72,9 +72,9 @@ class PrefixWarmup:
         self._mover = mover
         self._notes: deque[_Note] = deque()
         self._steps = 0
-        self._served: dict[bytes, int] = {}  # the step that each owner with pending work, by salt, last had
+        self._served: dict[bytes, int] = {}  # the step that each owner with pending work last had
         self._drafts: OrderedDict[bytes, _Note] = OrderedDict()
-        # Each owner's last draft, prefilled or not.
+        # Each owner's last draft, prefilled or not. Owners are known by their salts.
         self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def note(self, request: Request) -> None:
@@ -91,39 +91,40 @@ class PrefixWarmup:
             sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
         )
         if len(self._notes) == MOST_NOTES:
-            count = Counter(each.salt for each in self._notes)
-            self._notes.remove(max(self._notes, key=lambda each: count[each.salt]))  # the oldest of who has most
+            count = Counter(each.salt.owner for each in self._notes)
+            self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))  # the oldest of who has most
         self._notes.append(note)
 
     def draft(
-        self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
+        self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
         """Schedule a draft; its last turn starts at `turn_at`."""
-        spent, before = self._typed.pop(salt, ([], 0))
-        self._drafts.pop(salt, None)
+        owner = salt.owner
+        spent, before = self._typed.pop(owner, ([], 0))
+        self._drafts.pop(owner, None)
         if len(ids) > MOST_TOKENS:
             return
         ids = ids[:-1]  # the last token is computed when its logits are needed
-        self._drafts[salt] = _Note(salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
-        self._typed[salt] = ids, turn_at
+        self._drafts[owner] = _Note(salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
+        self._typed[owner] = ids, turn_at
         if len(self._typed) > MOST_NOTES:
-            salt, _ = self._typed.popitem(last=False)
-            self._drafts.pop(salt, None)
+            owner, _ = self._typed.popitem(last=False)
+            self._drafts.pop(owner, None)
 
     def sent(self, sequence: Sequence) -> None:
         """Keep a sent draft's blocks."""
         if sequence.priority < PRIORITIES["background"]:
-            self._typed.pop(sequence.salt, None)
-            self._drafts.pop(sequence.salt, None)
+            self._typed.pop(sequence.salt.owner, None)
+            self._drafts.pop(sequence.salt.owner, None)
 
     def clear(self, conversation: bytes | None = None) -> None:
         """Cancel pending work."""
         for note in list(self._notes):
             if conversation in (None, note.conversation):
                 self._notes.remove(note)
-        for salt, draft in list(self._drafts.items()):
+        for owner, draft in list(self._drafts.items()):
             if conversation in (None, draft.conversation):
-                del self._drafts[salt], self._typed[salt]
+                del self._drafts[owner], self._typed[owner]
         if conversation is None:
             self._typed.clear()
 
@@ -144,18 +145,18 @@ class PrefixWarmup:
                 is_over = self._step(note, go_on)
         finally:
             if is_over and note.prompt is None:
-                del self._drafts[note.salt]
+                del self._drafts[note.salt.owner]
             elif is_over:
                 self._notes.remove(note)
 
     def _next(self) -> _Note:
         # The owner whose last step is longest ago comes first, with the newest of what is pending.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
-        note = min(waiting, key=lambda each: self._served.get(each.salt, 0))
+        note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1
-        pending = {each.salt for each in (*self._drafts.values(), *self._notes)}
-        self._served = {salt: step for salt, step in self._served.items() if salt in pending}
-        self._served[note.salt] = self._steps
+        pending = {each.salt.owner for each in (*self._drafts.values(), *self._notes)}
+        self._served = {owner: step for owner, step in self._served.items() if owner in pending}
+        self._served[note.salt.owner] = self._steps
         return note
 
     def _step(self, note: _Note, go_on: Callable[[], bool]) -> bool:

@@ -34,7 +34,7 @@ from typing import BinaryIO, ClassVar
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, HASH_BYTES
 from notso.system.files import read_ahead, sync
 
-VERSION = 1
+VERSION = 2  # block hashes no longer start from the cache version
 TAG_BYTES = 8
 MOST_PARTS = 512  # buffers per readv; systems allow 1,024
 
@@ -69,7 +69,7 @@ class BlockName:
             raise ValueError(
                 f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(hash)} and {len(tag)}"
             )
-        return cls(_digest(cache_version)[:8], hash, tag.ljust(TAG_BYTES, b"\0"), is_partial)
+        return cls(cls.model_of(cache_version), hash, tag.ljust(TAG_BYTES, b"\0"), is_partial)
 
     @classmethod
     def parse(cls, text: str) -> BlockName:
@@ -84,8 +84,10 @@ class BlockName:
         kind = "t" if self.is_partial else "b"
         return f"{self.model.hex()}-{self.hash.hex()}-{self.tag.hex()}-{kind}{self.SUFFIX}"
 
-    def is_of(self, cache_version: bytes) -> bool:
-        return self.model == _digest(cache_version)[:8]
+    @staticmethod
+    def model_of(cache_version: bytes) -> bytes:
+        """Return the `model` of this cache version's names."""
+        return _digest(cache_version)[:8]
 
     def has_tag(self, tag: bytes) -> bool:
         return self.tag == tag.ljust(TAG_BYTES, b"\0")

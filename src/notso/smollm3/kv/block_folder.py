@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,17 +34,30 @@ class BlockFolder:
         # Size by name, least recently used first.
         self.files: OrderedDict[str, int] = OrderedDict()
         self.used_bytes = 0
-        # Blocks of this cache version by key and whether they are partial.
+        # Blocks of the usable cache versions by key and whether they are partial.
         self.known: dict[tuple[bytes, bool], BlockName] = {}
         # Tokens of partial blocks that were read.
         self.partials: dict[bytes, list[int]] = {}
         self.log = ConversationLog(path / "conversations")
-        self._cache_version = cache_version
+        self._versions = {BlockName.model_of(cache_version): cache_version}
         self._owner = FolderLock(path / "lock")
         self._has_warned = False
         self._looked = 0.0
         self._changed = 0
         self._has_changed = False
+
+    def version_of(self, name: BlockName) -> bytes | None:
+        """Return the cache version that a name was made from, or None if its blocks cannot be used."""
+        return self._versions.get(name.model)
+
+    def adopt(self, cache_versions: Iterable[bytes]) -> None:
+        """Use the blocks of these cache versions, which are interchangeable, and of no others."""
+        with self.lock:
+            self._versions = {BlockName.model_of(each): each for each in cache_versions}
+            files = list(self.files.items())
+            self._unsee()
+            for text, size in files:
+                self.add(BlockName.parse(text), size)
 
     def open(self) -> None:
         """Scan, and become the writer if possible. Raises OSError."""
@@ -89,10 +103,10 @@ class BlockFolder:
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:
-        if name.is_of(self._cache_version):
+        if name.model in self._versions:
             known = self.known.get((name.hash, name.is_partial))
             if known is not None and known != name:
-                self.unlink(str(known))  # the same block under another tag
+                self.unlink(str(known))  # the same block under another tag or cache version
             self.known[name.hash, name.is_partial] = name
             self.partials.pop(name.hash, None)
         self.used_bytes += size - self.files.pop(str(name), 0)

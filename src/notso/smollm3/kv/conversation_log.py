@@ -1,4 +1,4 @@
-"""Log of the conversations that each cache file belongs to, for eviction after a restart.
+"""Log of the conversations or readings that each cache file belongs to, for eviction after a restart.
 
     magic   8   NOTSO-C1
     ------------
@@ -12,7 +12,7 @@
     and so on
 
 A record is appended before its file is written. Torn or damaged records are ignored: at worst a file lacks a
-conversation and is evicted early. Eviction rewrites the log.
+conversation and is evicted early. Eviction rewrites the log. The order of the last records is that of the last use.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import BlockName, write_file
+from notso.smollm3.scheduling.block_pool import outlives
 from notso.system.files import sync_folder
 
 MAGIC = b"NOTSO-C1"
@@ -45,10 +46,13 @@ class ConversationLog:
         self._of: dict[BlockName, set[bytes]] = {}
         self._appended: list[bytes] = []
         self._is_stale = False
+        self._used: dict[bytes, None] = {}  # least recently used first
+        self._waste = 0
 
     def read(self, names: Collection[BlockName]) -> None:
         """Load records of existing files."""
         self._of.clear()
+        self._used.clear()
         content = b""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with suppress(FileNotFoundError), os.fdopen(os.open(self._path, flags), "rb") as file:
@@ -65,8 +69,10 @@ class ConversationLog:
                 self._of.pop(name, None)
             if name in names:
                 self._of.setdefault(name, set()).add(conversation)
+                self._mark_used(conversation)
         if not content.startswith(MAGIC):
             self._of.clear()
+            self._used.clear()
         used = sum(len(conversations) for conversations in self._of.values())
         is_whole = content.startswith(MAGIC) and (len(content) - len(MAGIC)) % RECORD_BYTES == 0
         self._is_stale = not is_whole or records > 2 * used + MOST_WASTE
@@ -84,17 +90,34 @@ class ConversationLog:
         if conversation not in self._of.setdefault(name, set()):
             self._append(name, conversation, 0)
 
+    def use(self, conversation: bytes) -> None:
+        """Make a conversation the most recently used one."""
+        name = next((name for name, conversations in self._of.items() if conversation in conversations), None)
+        if name is not None and next(reversed(self._used), None) != conversation:
+            self._append(name, conversation, 0)
+            self._waste += 1
+            self._is_stale |= self._waste > MOST_WASTE
+
+    def by_use(self) -> list[bytes]:
+        """Return the conversations that have files, least recently used first."""
+        left = set[bytes]().union(*self._of.values())
+        return [each for each in self._used if each in left]
+
+    def files(self, conversation: bytes) -> list[BlockName]:
+        """Return the files of a conversation."""
+        return [name for name, conversations in self._of.items() if conversation in conversations]
+
     def drop(self, name: BlockName) -> None:
         self._of.pop(name, None)
 
     def evict(self, conversation: bytes) -> list[BlockName]:
-        """Remove a conversation; return files without any other."""
+        """Remove a conversation or reading; return the files that only it kept."""
         left = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:
                 conversations.discard(conversation)
                 self._is_stale = True
-                if not conversations:
+                if not outlives(conversations, conversation):
                     del self._of[name]
                     left.append(name)
         return left
@@ -110,11 +133,11 @@ class ConversationLog:
     def unsaved(self) -> tuple[bytes, bool]:
         """Return the records to `save`, now counted as saved, and whether they replace the log."""
         if self._is_stale:
-            records = [
-                _record(name, conversation, 0)
-                for name, conversations in self._of.items()
-                for conversation in conversations
-            ]
+            by_use = {conversation: at for at, conversation in enumerate(self._used)}
+            pairs = [(each, name) for name, conversations in self._of.items() for each in conversations]
+            pairs.sort(key=lambda pair: by_use.get(pair[0], 0))
+            records = [_record(name, conversation, 0) for conversation, name in pairs]
+            self._waste = 0
         else:
             records = self._appended
         is_anew, self._appended, self._is_stale = self._is_stale, [], False
@@ -135,7 +158,12 @@ class ConversationLog:
 
     def _append(self, name: BlockName, conversation: bytes, flags: int) -> None:
         self._of[name].add(conversation)
+        self._mark_used(conversation)
         self._appended.append(_record(name, conversation, flags))
+
+    def _mark_used(self, conversation: bytes) -> None:
+        self._used.pop(conversation, None)
+        self._used[conversation] = None
 
 
 def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:

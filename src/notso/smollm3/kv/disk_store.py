@@ -20,7 +20,7 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from notso.smollm3.kv.block_file import (
     write_file,
 )
 from notso.smollm3.kv.block_folder import BlockFolder
-from notso.smollm3.scheduling.block_pool import ANONYMOUS
+from notso.smollm3.scheduling.block_pool import ANONYMOUS, outlives
 from notso.system.files import sync_folder
 from notso.system.processes import lower_thread_priority
 
@@ -50,18 +50,25 @@ _log = logging.getLogger(__name__)
 
 class _QueuedBlock:
     def __init__(
-        self, name: BlockName, tokens: Sequence[int], content: bytes, conversations: Collection[bytes]
+        self,
+        name: BlockName,
+        cache_version: bytes,
+        tokens: Sequence[int],
+        content: bytes,
+        conversations: Collection[bytes],
     ) -> None:
         self.name = name
+        self.cache_version = cache_version
         self.tokens = array("i", tokens)
         self.content = content
         self.conversations = set(conversations)  # empty once evicted
 
 
 class DiskStore:
-    """Blocks of one cache version on disk. Thread-safe.
+    """Blocks of one cache version, and of earlier ones that are interchangeable, on disk. Thread-safe.
 
-    Disk errors disable it with one warning. budget_bytes covers all models' files. While another engine writes to the
+    Disk errors disable it with one warning. budget_bytes covers all models' files. evicts: remove the files that were
+    read the longest ago when there is no room; False: do not write the block. While another engine writes to the
     folder, this one only reads.
     """
 
@@ -72,6 +79,7 @@ class DiskStore:
         block_bytes: int,
         budget_bytes: int,
         *,
+        evicts: bool = True,
         queue_bytes: int = QUEUE_BYTES,
         free_bytes: int = FREE_BYTES,
     ) -> None:
@@ -79,6 +87,7 @@ class DiskStore:
         self.block_bytes = block_bytes
         self.budget_bytes = budget_bytes
         self._cache_version = cache_version
+        self._evicts = evicts
         self._queue_bytes = queue_bytes
         self._free_bytes = free_bytes
         self._folder = BlockFolder(folder, cache_version)
@@ -98,6 +107,12 @@ class DiskStore:
         if not self._folder.is_ours:
             _log.warning("another engine uses the cache in %s; it is read-only while that engine runs", folder)
 
+    def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
+        """Write blocks of this cache version from now on, and also use those of `earlier` ones."""
+        with self._wake:
+            self._cache_version = cache_version
+            self._folder.adopt([cache_version, *earlier])
+
     @property
     def is_writing(self) -> bool:
         """Whether blocks are accepted."""
@@ -108,8 +123,31 @@ class DiskStore:
         return self._folder.used_bytes
 
     @property
+    def queued_bytes(self) -> int:
+        with self._wake:
+            return sum(len(queued.content) for queued in self._queue.values())
+
+    def use(self, conversation: bytes) -> None:
+        """Make a conversation the most recently used one."""
+        with self._wake:
+            if self.is_writing:
+                self._folder.log.use(conversation)
+                self._wake.notify_all()
+
+    def by_use(self) -> list[bytes]:
+        """Return the conversations that have files, least recently used first."""
+        with self._wake:
+            return self._folder.log.by_use()
+
+    def sizes(self, conversation: bytes) -> list[int]:
+        """Return the sizes of a conversation's files, of any model."""
+        with self._wake:
+            files = self._folder.files
+            return [files[str(name)] for name in self._folder.log.files(conversation) if str(name) in files]
+
+    @property
     def blocks(self) -> int:
-        """Number of blocks of this cache version, partial ones included."""
+        """Number of usable blocks, partial ones included."""
         return len(self._folder.known)
 
     def has(self, hash: bytes) -> bool:
@@ -127,8 +165,11 @@ class DiskStore:
             name = self._folder.known.get((parent_hash, True))
             if name is None or parent_hash in self._folder.partials:
                 return list(self._folder.partials.get(parent_hash, ()))
+            version = self._folder.version_of(name)
+        if version is None:
+            return []
         try:
-            tokens = read_tokens(self.folder / str(name), name, self._cache_version, self.block_bytes)
+            tokens = read_tokens(self.folder / str(name), name, version, self.block_bytes)
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return []
@@ -165,7 +206,7 @@ class DiskStore:
             if waiting + len(content) > self._queue_bytes or file_bytes(len(tokens), len(content)) > self.budget_bytes:
                 return False
             self._queue.pop((hash, is_partial), None)
-            self._queue[hash, is_partial] = _QueuedBlock(name, tokens, content, conversations)
+            self._queue[hash, is_partial] = _QueuedBlock(name, self._cache_version, tokens, content, conversations)
             self._wake.notify_all()
         return True
 
@@ -180,12 +221,15 @@ class DiskStore:
                 self._wake.notify_all()
 
     def evict(self, conversation: bytes) -> None:
-        """Remove blocks, of any model, that belong only to this conversation."""
+        """Remove blocks, of any model, that only this conversation or reading keeps."""
         self._folder.see_others()
         with self._wake:
             names = self._folder.log.evict(conversation)
             for queued in self._queued():
-                queued.conversations.discard(conversation)
+                if conversation in queued.conversations:
+                    queued.conversations.discard(conversation)
+                    if not outlives(queued.conversations, conversation):
+                        queued.conversations.clear()
             self._unqueue_nobodys()
             self._wake.notify_all()
         for name in names:
@@ -211,17 +255,18 @@ class DiskStore:
         """Read a block into buffers of `block_bytes` in total, valid only if True."""
         with self._wake:
             queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
+            version = None if name is None else self._folder.version_of(name)
         if queued is not None:
             at = 0
             for part in content:
                 part[:] = queued.content[at : at + len(part)]
                 at += len(part)
             return queued.tokens == array("i", tokens)
-        if name is None:
+        if name is None or version is None:
             return False
         path = self.folder / str(name)
         try:
-            held = read_block(path, name, self._cache_version, content)
+            held = read_block(path, name, version, content)
             os.utime(path)  # keeps eviction order across restarts
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
@@ -285,7 +330,7 @@ class DiskStore:
         return self._writer is not None and self._writer.is_alive()
 
     def _write_all(self) -> None:
-        _lower_priority()
+        lower_priority()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._queue or self._closing or self._has_records)
@@ -313,9 +358,10 @@ class DiskStore:
         return self._folder.log.is_unsaved and self._problem is None
 
     def _write(self, queued: _QueuedBlock) -> int:
-        parts = encode_block(queued.name, self._cache_version, queued.tokens, queued.content)
+        parts = encode_block(queued.name, queued.cache_version, queued.tokens, queued.content)
         size = sum(len(part) for part in parts)
-        self._make_room(size)
+        if not self._make_room(size):
+            return 0
         write_file(self.folder / str(queued.name), parts, flush=not self._closing)
         return size
 
@@ -328,6 +374,8 @@ class DiskStore:
                 # Conversations may have been added meanwhile, and an older file removed.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
+            elif str(queued.name) not in self._folder.files:
+                self._folder.log.drop(queued.name)
             is_last = not self._queue
         if size and not queued.conversations:
             self._folder.unlink(str(queued.name))
@@ -337,7 +385,7 @@ class DiskStore:
             except OSError as error:
                 self._turn_off(error)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> bool:
         # Raises OSError if evicting everything does not suffice.
         while True:
             status = os.statvfs(self.folder)
@@ -346,7 +394,9 @@ class DiskStore:
                 full = status.f_bavail * status.f_frsize < self._free_bytes + size
                 oldest = next(iter(self._folder.files), None)
             if not over and not full:
-                return
+                return True
+            if not self._evicts:
+                return False
             if oldest is None:
                 raise OSError(f"the disk has less than {(self._free_bytes + size) // MIB:,} MiB left")
             self._folder.unlink(oldest)
@@ -359,7 +409,8 @@ class DiskStore:
             _log.warning("the disk cache is disabled: %s", error)
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Give the calling thread, and on Linux no other, the lowest priority."""
     try:
         lower_thread_priority()
     except OSError as error:

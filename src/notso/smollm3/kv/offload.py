@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash
+from notso.smollm3.kv.readings import Readings
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash, is_reading
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import BlockLoad
 from notso.system.processors import usable_processors
@@ -40,12 +43,21 @@ class _Offer:
     block: int
     is_partial: bool
     needs_window: bool
+    is_pinned: bool = False
 
 
 class KVOffload:
     """Blocks of one cache in files. For the cache's thread, between steps."""
 
-    def __init__(self, cache: KVCache, pool: BlockPool, folder: Path, cache_version: bytes, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        pool: BlockPool,
+        folder: Path,
+        cache_version: bytes,
+        budget_bytes: int,
+        library_bytes: int = 0,
+    ) -> None:
         self._cache = cache
         self._pool = pool
         # Windows of first and partial blocks have their own folder.
@@ -63,14 +75,27 @@ class KVOffload:
         self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
         if cache.window_bytes:
             self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= for_windows
-        self._stores = [files for files in (self._files, self._windows, self._former) if files is not None]
+        self._readings = Readings(
+            folder / "readings", cache_version, cache.block_bytes, cache.window_bytes, library_bytes
+        )
+        chats = [files for files in (self._files, self._windows, self._former) if files is not None]
+        self._chats = chats
+        self._of_chats = self._files, self._windows
+        self._stores = [*chats, *self._readings.stores]
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
         # (key, is_partial) -> end of the time in which a failed block is ignored
         self._lacking: dict[tuple[bytes, bool], float] = {}
 
+    def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
+        """Use another cache version, see `DiskStore.adopt`."""
+        self._lacking.clear()
+        versions = list(earlier)
+        for files in self._stores:
+            files.adopt(cache_version, versions)
+
     def has(self, hash: bytes) -> bool:
         """Whether a full block is loadable."""
-        return not self._is_lacking(hash) and self._files.has(hash)
+        return not self._is_lacking(hash) and (self._files.has(hash) or self._readings.has(hash))
 
     def partial(self, parent_hash: bytes) -> list[int]:
         """Tokens of the partial block after `parent_hash`."""
@@ -89,22 +114,29 @@ class KVOffload:
     def expect(self, loads: list[BlockLoad]) -> None:
         """Read these blocks, and following ones, ahead."""
         for load in loads:
-            self._files.expect(load.hash, is_partial=load.is_partial)
+            self._expect(load.hash, is_partial=load.is_partial)
         if not loads or loads[-1].is_partial:
             return
         sequence, hash = loads[-1].sequence, loads[-1].hash
         start = (sequence.blocks.index(loads[-1].block) + 1) * BLOCK_TOKENS
         for at in range(start, min(start + AHEAD * BLOCK_TOKENS, len(sequence.tokens) - BLOCK_TOKENS), BLOCK_TOKENS):
-            hash = block_hash(hash, sequence.tokens[at : at + BLOCK_TOKENS])
-            if not self._files.has(hash):
+            parent_hash = sequence.salt.parent_hash(at // BLOCK_TOKENS, hash)
+            hash = block_hash(parent_hash, sequence.tokens[at : at + BLOCK_TOKENS])
+            if not self.has(hash):
                 break
-            self._files.expect(hash)
+            self._expect(hash)
+
+    def _expect(self, hash: bytes, *, is_partial: bool = False) -> None:
+        if not is_partial and self._readings.has(hash):
+            self._readings.files.expect(hash)
+        else:
+            self._files.expect(hash, is_partial=is_partial)
 
     @property
     def ready_blocks(self) -> int:
         """Blocks to touch before loads."""
         # Faulting in fresh memory can take longer than reading the disk.
-        return min(self._files.blocks, READY_BLOCKS)
+        return min(self._files.blocks + self._readings.files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; False for each unavailable one."""
@@ -142,10 +174,14 @@ class KVOffload:
                 return False  # replaced meanwhile
         found = self._cache.load_block(
             load.block,
-            lambda memory: self._files.read_into(memory, load.hash, tokens, is_partial=load.is_partial),
+            lambda memory: (
+                (not load.is_partial and self._readings.files.read_into(memory, load.hash, tokens))
+                or self._files.read_into(memory, load.hash, tokens, is_partial=load.is_partial)
+            ),
         )
         if found and self._windows is not None and self._has_window(load):
-            window = self._windows.get(load.hash, tokens, is_partial=load.is_partial)
+            window = None if load.is_partial else self._readings.window(load.hash, tokens)
+            window = window or self._windows.get(load.hash, tokens, is_partial=load.is_partial)
             found = window is not None
             if window is not None:
                 self._cache.write_window(load.block, window)
@@ -153,28 +189,57 @@ class KVOffload:
 
     def offer(self, sequence: Sequence) -> None:
         """Schedule a finished sequence, before its blocks are freed."""
-        if not (self._has_room and self._files.is_writing):
+        if not self._is_writing:
             self._offers.clear()
             return
         if sequence.is_evicted:
             return
-        parent_hash, at = sequence.salt, 0
-        for hash, block in zip(sequence.hashes, sequence.blocks, strict=False):
+        pinned = self._pinned(sequence)
+        at = 0
+        for index, (hash, block) in enumerate(zip(sequence.hashes, sequence.blocks, strict=False)):
+            parent_hash = sequence.parent_hash(index)
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
-            if not self.has(hash):
-                self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, needs_window=at == 0)
-            elif sequence.conversation is not None:
-                for files in self._stores:
-                    files.belongs_to(hash, sequence.conversation)
-            parent_hash, at = hash, at + BLOCK_TOKENS
+            if index < pinned:
+                if not self._readings.has(hash):
+                    self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0, is_pinned=True)
+                elif sequence.reading is not None:
+                    self._readings.belongs_to(hash, sequence.reading)
+            elif not self.has(hash):
+                offered = self._offers.get(block)
+                if self._has_room and (offered is None or offered.hash != hash):  # it may be pinned
+                    self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
+            else:
+                for files, kept_by in product(self._chats, sequence.kept_by(index)):
+                    if kept_by is not None:
+                        files.belongs_to(hash, kept_by)
+            at += BLOCK_TOKENS
+        parent_hash = sequence.next_parent
         tokens = sequence.tokens[at : sequence.computed]
-        if tokens:
+        if tokens and self._has_room:
             block = sequence.blocks[len(sequence.hashes)]
             self._offers[block] = _Offer(parent_hash, parent_hash, tokens, block, True, True)
 
+    def _pinned(self, sequence: Sequence) -> int:
+        # The number of blocks to pin, for which there is room then.
+        if sequence.reading is None or not self._readings.is_writing:
+            return 0
+        hashes = sequence.hashes[: sequence.salt.shared_blocks]
+        offered = {offer.hash for offer in self._offers.values() if offer.is_pinned}
+        lacking = [hash for hash in hashes if hash not in offered and not self._readings.has(hash)]
+        has_room = self._readings.make_room(sequence.reading, len(hashes), len(offered) + len(lacking))
+        return len(hashes) if has_room else 0
+
+    def reading(self, reading: bytes) -> tuple[int, int]:
+        """Return the number of a pinned reading's blocks on disk, and their size in bytes. Thread-safe."""
+        return self._readings.stored(reading)
+
+    @property
+    def _is_writing(self) -> bool:
+        return (self._has_room and self._files.is_writing) or self._readings.is_writing
+
     @property
     def has_work(self) -> bool:
-        return bool(self._offers) and self._files.is_writing
+        return bool(self._offers) and self._is_writing
 
     def work(self) -> bool:
         """Submit one block; False if there is none, or no room."""
@@ -189,20 +254,25 @@ class KVOffload:
         return True
 
     def _put(self, offer: _Offer) -> bool:
-        if offer.needs_window and self._windows is not None:
+        files, windows = (self._readings.files, self._readings.windows) if offer.is_pinned else self._of_chats
+        if not files.is_writing:
+            return True
+        if offer.needs_window and windows is not None:
             window = self._cache.read_window(offer.block)
             if window is None:
                 return True
-            if not self._store(self._windows, offer, window):
-                return not self._windows.is_writing
+            if not self._store(windows, offer, window):
+                return not windows.is_writing
         content = self._cache.read_block(offer.block)
-        if not self._store(self._files, offer, content):
+        if not self._store(files, offer, content):
             return False
         self._lacking.pop((offer.hash, offer.is_partial), None)
         return True
 
     def _store(self, files: DiskStore, offer: _Offer, content: bytes) -> bool:
         conversations = self._pool.conversations(offer.block)
+        if offer.is_pinned:
+            conversations = frozenset(filter(is_reading, conversations))
         return files.put(
             offer.hash, offer.tokens, content, is_partial=offer.is_partial, tag=TAG, conversations=conversations
         )

@@ -3,7 +3,8 @@
 A block is 128 positions of the cache in every layer. Its content depends only on the tokens up to its end, so it is
 identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep their content
 until they are evicted in LRU order; continued chats, shared system prompts and edited messages reuse common prefixes. A
-block records the conversations that computed or used it, and is dropped when all of them are evicted.
+block records the conversations that computed or used it, and is dropped when all of them are evicted. Blocks of a
+pinned reading record it as well: they outlive their conversations, and are dropped with their last reading.
 
 Formats under 8 bits also keep some blocks in a finer format, in windows: a sequence's first block and incomplete ones.
 There are fewer windows than blocks. Arrays are in kv_cache.py.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -28,6 +29,34 @@ CONVERSATION_BYTES = 8
 
 # Conversation of requests that name none; only a full clear evicts it.
 ANONYMOUS = bytes(CONVERSATION_BYTES)
+
+# Set in the first byte of a reading's digest, clear in a conversation's.
+_READING_BIT = 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSalt:
+    """Start of a sequence's block hashes: `root`, joined by `private` from block `shared_blocks` on.
+
+    Equal tokens are found again only behind equal salts. Several owners may share a root; what follows the shared
+    blocks is found by the owner of `private` only. Without `private`, all blocks follow `root`.
+    """
+
+    root: bytes
+    private: bytes = b""
+    shared_blocks: int = 0
+
+    @property
+    def owner(self) -> bytes:
+        """The salt that no other owner has."""
+        return self.private or self.root
+
+    def parent_hash(self, index: int, previous: bytes) -> bytes:
+        """Return what block `index` is hashed after; `previous`: hash of the block before it, if any."""
+        before = previous if index else self.root
+        if self.private and index == self.shared_blocks:
+            return hashlib.blake2b(before + self.private, digest_size=HASH_BYTES).digest()
+        return before
 
 
 class OutOfBlocksError(Exception):
@@ -92,11 +121,11 @@ class BlockPool:
         self._blocks[block].references = 1
         return block
 
-    def touch(self, block: int, conversation: bytes | None = None) -> None:
-        """Add a reference for a conversation."""
+    def touch(self, block: int, *conversations: bytes | None) -> None:
+        """Add a reference, for conversations or readings."""
         self._unreferenced.pop(block, None)
         self._blocks[block].references += 1
-        self._note(block, conversation)
+        self._note(block, conversations)
 
     def free(self, block: int) -> None:
         """Drop a reference."""
@@ -111,19 +140,17 @@ class BlockPool:
             else:
                 self._unreferenced[block] = None
 
-    def register(
-        self, block: int, parent_hash: bytes, tokens: Sequence[int], conversation: bytes | None = None
-    ) -> None:
+    def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
         """Make a block's `tokens`, up to 128, findable after `parent_hash`; the first of equal blocks is kept."""
         children = self._children.setdefault(parent_hash, {})
         entry, known = self._blocks[block], tuple(tokens)
         equal = children.get(known)
         if equal is not None:
-            self._note(equal, conversation)
+            self._note(equal, conversations)
         elif entry.parent_hash is None:
             children[known] = block
             entry.parent_hash, entry.tokens = parent_hash, known
-            self._note(block, conversation)
+            self._note(block, conversations)
 
     def find(self, parent_hash: bytes, tokens: Sequence[int]) -> int | None:
         """Return the block of exactly `tokens`."""
@@ -140,16 +167,17 @@ class BlockPool:
                 best, most = block, common
         return best, most
 
-    def chain(self, salt: bytes, tokens: Sequence[int], *, with_rest: bool = False) -> list[int]:
+    def chain(self, salt: CacheSalt, tokens: Sequence[int], *, with_rest: bool = False) -> list[int]:
         """Return the known full blocks of `tokens`; `with_rest` adds the remainder's."""
-        blocks, parent_hash = list[int](), salt
+        blocks, hash = list[int](), b""
         for at in range(0, len(tokens) - (0 if with_rest else BLOCK_TOKENS - 1), BLOCK_TOKENS):
             piece = tokens[at : at + BLOCK_TOKENS]
+            parent_hash = salt.parent_hash(len(blocks), hash)
             block = self.find(parent_hash, piece)
             if block is None:
                 break
             blocks.append(block)
-            parent_hash = block_hash(parent_hash, piece)
+            hash = block_hash(parent_hash, piece)
         return blocks
 
     def deprioritise(self, blocks: Sequence[int]) -> int:
@@ -182,11 +210,11 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation and its exclusive blocks."""
+        """Remove a conversation or reading, and the blocks that only it kept."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
-                if entry.conversations:
+                if outlives(entry.conversations, conversation):
                     continue
                 if block in self._unreferenced:
                     self._evict(block)
@@ -234,9 +262,8 @@ class BlockPool:
         if window is not None:
             self._free_windows.append(window)
 
-    def _note(self, block: int, conversation: bytes | None) -> None:
-        if conversation is not None:
-            self._blocks[block].conversations.add(conversation)
+    def _note(self, block: int, conversations: tuple[bytes | None, ...]) -> None:
+        self._blocks[block].conversations.update(each for each in conversations if each is not None)
 
     def _evict(self, block: int) -> None:
         del self._unreferenced[block]
@@ -256,10 +283,19 @@ class BlockPool:
         entry.conversations.clear()
 
 
-def cache_salt(cache_version: bytes, owner: str) -> bytes:
-    """Return an owner's root hash."""
-    # Owners only find their own content, so timing reveals nothing about others.
-    return hashlib.blake2b(cache_version + owner.encode(), digest_size=HASH_BYTES).digest()
+NO_SALT = CacheSalt(b"")
+
+
+def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
+    """Return the salt of an owner's prompts, which start with what `scope` shares; `adapter`: digest, or empty."""
+    # Owners only find their own content, so timing reveals nothing about others. The length keeps an owner's name from
+    # continuing as the digest of an adapter.
+    adapter = bytes([len(adapter)]) + adapter
+    own = hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
+    if scope is None:
+        return CacheSalt(own)
+    shared = hashlib.blake2b(adapter + scope.encode(), digest_size=HASH_BYTES, person=b"scope").digest()
+    return CacheSalt(shared, own)
 
 
 def block_hash(parent_hash: bytes, tokens: Sequence[int]) -> bytes:
@@ -271,5 +307,26 @@ def conversation_digest(owner: str, conversation: str | None) -> bytes:
     """Return a conversation's digest; None: unnamed ones."""
     if conversation is None:
         return ANONYMOUS
-    name = f"{len(owner)} {owner} {conversation}".encode()
-    return hashlib.blake2b(name, digest_size=CONVERSATION_BYTES).digest()
+    return _name_digest(f"{len(owner)} {owner} {conversation}", 0)
+
+
+def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
+    """Return the digest of a pinned reading, whose name is unique within its scope, or owner if there is none."""
+    place = f"o {len(owner)} {owner}" if scope is None else f"s {len(scope)} {scope}"
+    return _name_digest(f"{place} {reading}", _READING_BIT)
+
+
+def outlives(left: Collection[bytes], evicted: bytes) -> bool:
+    """Return whether a block stays without `evicted`, given the conversations and readings that are left."""
+    # A forgotten reading takes its blocks along, whichever conversations used them.
+    return any(map(is_reading, left)) if is_reading(evicted) else bool(left)
+
+
+def is_reading(digest: bytes) -> bool:
+    """Return whether a digest is that of a reading, not of a conversation."""
+    return bool(digest[0] & _READING_BIT)
+
+
+def _name_digest(name: str, bit: int) -> bytes:
+    digest = hashlib.blake2b(name.encode(), digest_size=CONVERSATION_BYTES).digest()
+    return bytes([digest[0] & ~_READING_BIT & 0xFF | bit]) + digest[1:]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from notso.smollm3.common_prefix import common_length
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, OutOfBlocksError, block_hash
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, CacheSalt, OutOfBlocksError, block_hash
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan
 
@@ -115,7 +115,7 @@ class Scheduler:
         while (len(sequence.hashes) + 1) * BLOCK_TOKENS <= sequence.computed:
             at = len(sequence.hashes) * BLOCK_TOKENS
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
-            parent_hash = sequence.last_hash
+            parent_hash = sequence.next_parent
             self._register(sequence, len(sequence.hashes), parent_hash, tokens)
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
@@ -135,20 +135,19 @@ class Scheduler:
         if load.is_partial or load.block not in sequence.blocks:
             return
         index = sequence.blocks.index(load.block)
-        parent_hash = sequence.hashes[index - 1] if index else sequence.salt
         at = index * BLOCK_TOKENS
-        self._register(sequence, index, parent_hash, sequence.tokens[at : at + BLOCK_TOKENS])
+        self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation's exclusive blocks."""
+        """Evict the exclusive blocks of a conversation or reading."""
         for sequence in (*self.waiting, *self.running):
-            if sequence.conversation == conversation:
-                sequence.conversation, sequence.is_evicted = None, True
+            if conversation in (sequence.conversation, sequence.reading):
+                sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True
         self.pool.evict(conversation)
 
-    def cached_length(self, salt: bytes, tokens: list[int]) -> int:
+    def cached_length(self, salt: CacheSalt, tokens: list[int]) -> int:
         """Return a prompt's cached length."""
-        parent_hash, at = salt, 0
+        parent_hash, at = salt.parent_hash(0, b""), 0
         while at + BLOCK_TOKENS < len(tokens):
             piece = tokens[at : at + BLOCK_TOKENS]
             hash = block_hash(parent_hash, piece)
@@ -156,7 +155,8 @@ class Scheduler:
                 self._offload is not None and self._offload.has(hash)
             ):
                 break
-            parent_hash, at = hash, at + BLOCK_TOKENS
+            at += BLOCK_TOKENS
+            parent_hash = salt.parent_hash(at // BLOCK_TOKENS, hash)
         return at + self.pool.find_partial(parent_hash, tokens[at:-1])[1]
 
     # Admission and preemption
@@ -204,7 +204,7 @@ class Scheduler:
         full = len(sequence.hashes)
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
-            self._register(sequence, full, sequence.last_hash, partial)
+            self._register(sequence, full, sequence.next_parent, partial)
         # The last blocks are evicted first, so that prefixes live longest.
         for block in reversed(sequence.blocks):
             self.pool.free(block)
@@ -247,7 +247,7 @@ class Scheduler:
 
     def _register(self, sequence: Sequence, index: int, parent_hash: bytes, tokens: list[int]) -> None:
         if not sequence.is_evicted:
-            self.pool.register(sequence.blocks[index], parent_hash, tokens, sequence.conversation)
+            self.pool.register(sequence.blocks[index], parent_hash, tokens, *sequence.kept_by(index))
 
     def _cut(self, sequence: Sequence, index: int) -> None:
         for block in sequence.blocks[index:]:
@@ -284,11 +284,11 @@ class Scheduler:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
-            parent_hash = sequence.last_hash
+            parent_hash = sequence.next_parent
             block = self.pool.find(parent_hash, piece)
             hash = block_hash(parent_hash, piece)
             if block is not None:
-                self.pool.touch(block, sequence.conversation)
+                self.pool.touch(block, *sequence.kept_by(len(sequence.blocks)))
             elif self._offload is not None and self._offload.has(hash):
                 block = None if len(plan.loads) >= LOADS_PER_STEP else self._allocate(sequence, plan)
                 if block is None:
@@ -305,8 +305,8 @@ class Scheduler:
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
         # A partial block is appended in place if unused elsewhere, otherwise copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
-        source, common = self.pool.find_partial(sequence.last_hash, piece)
-        kept = self._offload.partial(sequence.last_hash) if self._offload is not None else []
+        source, common = self.pool.find_partial(sequence.next_parent, piece)
+        kept = self._offload.partial(sequence.next_parent) if self._offload is not None else []
         on_disk = common_length(kept, piece)
         if max(common, on_disk) == 0:
             return
@@ -321,7 +321,7 @@ class Scheduler:
             return
         else:
             common, block = on_disk, self.pool.allocate()
-            self._plan_load(BlockLoad(sequence, block, sequence.last_hash, is_partial=True), plan)
+            self._plan_load(BlockLoad(sequence, block, sequence.next_parent, is_partial=True), plan)
         sequence.found(block, common)
 
     def _plan_load(self, load: BlockLoad, plan: Plan) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
+from notso.smollm3.scheduling.block_pool import NO_SALT, CacheSalt
+
 PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
 
@@ -13,13 +15,15 @@ PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 class Sequence:
     """Tokens, the first `computed` of them in `blocks`."""
 
-    # hashes[i] covers all tokens up to the end of full block i, starting from `salt`. `conversation` is recorded at
-    # every block (None: not recorded). `batch_index`: row in the block tables while running. `owner`: unit of fair
-    # scheduling. `adapter` is opaque here. `scored`: the whole prompt is computed, with logits.
+    # hashes[i] covers all tokens up to the end of full block i, and the salts. `conversation` is recorded at every
+    # block (None: not recorded), `reading` at those of the fixed prefix. `batch_index`: row in the block tables while
+    # running. `owner`: unit of fair scheduling. `adapter` is opaque here. `scored`: the whole prompt is computed, with
+    # logits.
     prompt: Tokens[int]
-    salt: bytes = b""
+    salt: CacheSalt = NO_SALT
     priority: int = 0
     conversation: bytes | None = None
+    reading: bytes | None = None
     arrival: int = 0
     scored: bool = False
     adapter: Any = None
@@ -55,6 +59,15 @@ class Sequence:
         """Whether next tokens need logits."""
         return self.scored and self.computed < len(self.prompt)
 
+    def kept_by(self, index: int) -> tuple[bytes | None, ...]:
+        """Return the conversation, and any reading, that block `index` is recorded for."""
+        return self.conversation, self.reading if index < self.salt.shared_blocks else None
+
+    def parent_hash(self, index: int) -> bytes:
+        """Return what block `index` is hashed after."""
+        return self.salt.parent_hash(index, self.hashes[index - 1] if index else b"")
+
     @property
-    def last_hash(self) -> bytes:
-        return self.hashes[-1] if self.hashes else self.salt
+    def next_parent(self) -> bytes:
+        """What the first block without a hash is hashed after."""
+        return self.parent_hash(len(self.hashes))

@@ -108,6 +108,28 @@ class PromptWriter:
         same = common_length(one, other)
         return len(prompt.ids) - len(self._tokenizer.encode_runs(one[same:]))
 
+    def prefix_tokens(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
+        """Return how many tokens of a prompt depend only on `options.prefix`; 0 if it was dropped. Raises
+        InvalidRequestError if the messages do not contain it."""
+        prefix = options.prefix
+        if prefix is None:
+            return 0
+        if prefix.message >= len(messages) or prefix.characters > len(messages[prefix.message].content):
+            raise InvalidRequestError("prefix ends behind the messages", param="prefix")
+        head = 1 if messages[0].role == "system" else 0
+        if prefix.message >= head:
+            if prefix.message < head + prompt.dropped_messages:
+                return 0
+            earlier = [*messages[:head], *messages[head + prompt.dropped_messages : prefix.message]]
+        else:
+            earlier = []
+        content = messages[prefix.message].content
+        # The same prefix with another continuation: where the tokens differ, they depend on what follows the prefix.
+        differs = "1" if content[prefix.characters :].startswith("a") else "a"
+        cut = Message(messages[prefix.message].role, content[: prefix.characters] + differs)
+        other = self._tokenizer.encode_runs(self._runs([*earlier, cut, Message("user", differs)], options))
+        return common_length(prompt.ids, other)
+
     def may_think(self, ids: Sequence[int]) -> bool:
         """Return whether reasoning may come next."""
         special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)

@@ -10,7 +10,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError, UnknownOptionError
 from notso.smollm3.values.messages import Priority, Tool, WhenFull
-from notso.smollm3.values.request_options import Grammar, RequestOptions, ToolChoice
+from notso.smollm3.values.request_options import FixedPrefix, Grammar, RequestOptions, ToolChoice
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, SamplingSettings
 
 
@@ -36,6 +36,7 @@ class AnswerSettings(SamplingSettings, total=False):
     when_full: WhenFull
     adapter: str | None
     logits_processors: Sequence[str]
+    prefix: FixedPrefix | None
 
 
 _SAMPLING = frozenset(PARAMETERS)

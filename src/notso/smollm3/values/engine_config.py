@@ -22,6 +22,7 @@ MAX_THREADS = 1024
 MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
 DEFAULT_CACHE_BYTES = 4 * 10**9  # cached conversations on disk: some 100,000 tokens of the 3B
+DEFAULT_LIBRARY_BYTES = 20 * 10**9  # pinned readings on disk
 
 DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 
@@ -36,7 +37,8 @@ class EngineConfig:
     background, packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto"
     chooses by context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation:
     draft tokens where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
-    so that conversations survive restarts; None: no disk cache. device: "cpu"; "cuda" or "cuda:1", refused if
+    so that conversations survive restarts; None: no disk cache. library_bytes: size of the pinned readings in that
+    folder, besides `cache_bytes`. device: "cpu"; "cuda" or "cuda:1", refused if
     unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same. adapters: LoRA
     adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the model file's.
     beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit; None: there
@@ -54,6 +56,7 @@ class EngineConfig:
     speculation: bool = True
     cache_dir: str | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
+    library_bytes: int = DEFAULT_LIBRARY_BYTES
     device: str = "auto"
     adapters: tuple[str, ...] = ()
     chat_template_file: str | None = None
@@ -71,7 +74,9 @@ class EngineConfig:
         require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
         require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
         require(isinstance(self.speculation, bool), "speculation", "true or false")
-        require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
+        for name in ("cache_bytes", "library_bytes"):
+            size = getattr(self, name)
+            require(type(size) is int and size >= 0, name, "a whole number, 0 or more")
         require(is_device(self.device), "device", DEVICES)
         beside = self.beside_bytes
         require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
@@ -103,6 +108,7 @@ class EngineSettings(TypedDict, total=False):
     speculation: bool
     cache_dir: str | PathLike[str] | None
     cache_bytes: int
+    library_bytes: int
     device: str
     adapters: Sequence[str]
     chat_template_file: str | PathLike[str] | None

@@ -54,6 +54,14 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredReading:
+    """Blocks of a pinned reading on disk."""
+
+    blocks: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEstimate:
     """Expected cost of a prompt."""
 

@@ -33,6 +33,33 @@ class ToolName:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class FixedPrefix:
+    """The fixed beginning of a prompt, such as documents: what the template prints up to `characters` of the content of
+    message `message`.
+
+    scope: callers that name the same scope find each other's computed blocks of it; what follows is found by its owner
+    only. None: the prefix is the owner's, too. reading: name, within the scope or owner, under which the blocks are
+    pinned on disk; None: they are kept as those of any conversation.
+
+    Raises InvalidRequestError.
+    """
+
+    message: int
+    characters: int
+    scope: str | None = None
+    reading: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("message", "characters"):
+            value = getattr(self, name)
+            require(type(value) is int and value >= 0, "prefix", f"given with a whole number as {name}")
+        for name in ("scope", "reading"):
+            value = getattr(self, name)
+            is_text = value is None or (isinstance(value, str) and value != "" and _is_unicode(value))
+            require(is_text, "prefix", f"given with a text in valid Unicode as {name}")
+
+
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
 # Messages for the template, token ids, or plain text without control tokens.
 PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
@@ -52,7 +79,7 @@ class RequestOptions:
     scheduling class. owner: scope of prefix sharing. conversation: name for later eviction; None: evicted only with
     everything. continue_last: extend the last assistant message, or its reasoning. when_full: refuse an oversized
     conversation, or drop the oldest turns and report it. adapter: name of a loaded adapter. logits_processors:
-    names, applied in order.
+    names, applied in order. prefix: the fixed beginning of the prompt.
 
     Raises InvalidRequestError naming the option.
     """
@@ -76,6 +103,7 @@ class RequestOptions:
     when_full: WhenFull = "stop"
     adapter: str | None = None
     logits_processors: tuple[str, ...] = ()
+    prefix: FixedPrefix | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
@@ -102,12 +130,13 @@ class RequestOptions:
         require(self.prompt_only or not self.embedding, "embedding", "combined with prompt_only")
         require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
         require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
+        require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         require(is_name, "conversation", "text in valid Unicode")
 
     def require_for_prompt(self, *, is_text: bool) -> None:
         """Raise InvalidRequestError for options that need messages."""
-        senseless = ["date", "continue_last", "when_full", *(["tools", "tool_choice"] if is_text else [])]
+        senseless = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
         for name in senseless:
             if getattr(self, name) != getattr(RequestOptions(), name):
                 raise InvalidRequestError(f"{name} requires messages; this prompt has no chat template", param=name)

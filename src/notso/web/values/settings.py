@@ -99,7 +99,7 @@ class Settings:
         help="Directory for conversations and caches.",
         metavar="FOLDER",
         variable="NOTSO_DATA_DIR",
-        after="cache_disk",
+        after="library_disk",
     )
     # Conversations only, shared by several servers; other files stay in data_dir.
     database_url: str | None = _setting(

@@ -23,6 +23,7 @@ from notso.smollm3 import (
     Event,
     EventKind,
     FinishReason,
+    FixedPrefix,
     Grammar,
     GrammarKind,
     InvalidRequestError,
@@ -60,6 +61,7 @@ WHOLE = st.integers(-(2**63), 2**64)
 NUMBER = st.one_of(st.floats(allow_nan=False), st.integers(-5, 5))
 TEXT = st.one_of(st.text(max_size=8), st.sampled_from(["\ud800", "\u2028\x00", "NaN", ""]))
 COUNT = st.integers(0, 2**31)
+NAME = st.text(min_size=1, max_size=5)
 SHARE = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0, 1]))
 ABOVE_0 = st.one_of(st.floats(0.01, 1.0), st.just(1))
 JSON = st.one_of(st.none(), st.booleans(), WHOLE, NUMBER, TEXT)
@@ -82,6 +84,7 @@ def maybe(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
 MESSAGE = st.builds(Message, words(Role), TEXT, maybe(TEXT), tuples(CALL), maybe(TEXT), st.booleans())
+PREFIX = st.builds(FixedPrefix, COUNT, COUNT, maybe(NAME), maybe(NAME))
 GRAMMAR = st.builds(Grammar, words(GrammarKind), TEXT)
 LOGPROB: st.SearchStrategy[TokenLogprob] = st.deferred(
     lambda: st.builds(
@@ -127,6 +130,7 @@ OPTIONS = st.fixed_dictionaries(
         "parallel_tool_calls": st.booleans(),
         "strict_tools": tuples(TEXT),
         "grammar": maybe(GRAMMAR),
+        "prefix": maybe(PREFIX),
         "top_logprobs": maybe(st.integers(0, 20)),
         "prompt_logprobs": maybe(st.integers(0, 20)),
         "prompt_only": st.booleans(),
@@ -174,6 +178,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     Message: MESSAGE,
     SamplingParams: PARAMS,
     RequestOptions: OPTIONS,
+    FixedPrefix: PREFIX,
     Grammar: GRAMMAR,
     TokenLogprob: LOGPROB,
     Usage: USAGE,
@@ -211,7 +216,7 @@ def test_each_kind_of_prompt_comes_back_equal(value: PromptInput) -> None:
 
 def test_no_value_is_left_out() -> None:
     stay_here = {"AdapterSource", "DownloadPlan", "EngineConfig", "KnownFile", "LocalModel", "OnPage", "Parameter"}
-    stay_here |= {"ProcessMemory"}
+    stay_here |= {"ProcessMemory", "StoredReading"}
     there = {name for name in model.__all__ if is_dataclass(getattr(model, name))}
     assert there - stay_here == {kind.__name__ for kind in STRATEGIES} - {"About", "Request"}
 

@@ -1,0 +1,154 @@
+"""Identity of a model file by its content, so that a copied, touched or mounted file finds the same cached blocks.
+
+The SHA-256 of a file is computed once, in idle time and at low priority, and remembered in the cache folder under the
+file's sampled identity, which no other content can have: it includes the inode and the time of its last change. Until
+the SHA-256 is known, the sampled identity is used. Blocks that were written under it stay usable, because the
+remembered entries tell which sampled identities belong to a content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from notso.qtensor import GGUFFile
+from notso.regular_file import open_regular, read_regular
+from notso.smollm3.kv.cache_version import file_marks, sampled_identity
+from notso.smollm3.kv.disk_store import lower_priority
+
+FILE = "models.json"
+MAX_BYTES = 1 << 16
+MAX_ENTRIES = 64
+
+READ_BYTES = 4 << 20
+BUSY_S = 0.05  # between looks at whether a busy engine is idle again
+
+_log = logging.getLogger(__name__)
+_writing = threading.Lock()  # engines of one process share the folder
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Identity of a file; `earlier` ones denote the same content."""
+
+    current: bytes
+    earlier: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    sampled: str
+    sha256: str
+
+
+class IdentityWorker:
+    """Identifies one open file; computes its digest in a thread unless it is remembered."""
+
+    def __init__(self, file: GGUFFile, folder: Path) -> None:
+        self._path = file.path
+        self._status = file.status
+        self._folder = folder
+        self._sampled = sampled_identity(file).hex()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        known = _read(folder)
+        self._sha256 = next((each.sha256 for each in known if each.sampled == self._sampled), None)
+        self.identity = (
+            ModelIdentity(bytes.fromhex(self._sampled)) if self._sha256 is None else _identity(self._sha256, known)
+        )
+
+    def start(self, is_idle: Callable[[], bool], when_known: Callable[[ModelIdentity], None]) -> None:
+        """Compute the digest while `is_idle`, unless it is known; `when_known` is called on the thread."""
+        if self._sha256 is None:
+            self._thread = threading.Thread(
+                target=self._run, args=(is_idle, when_known), name="notso-model-digest", daemon=True
+            )
+            self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the digest is known, or cannot be."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self.wait()
+
+    def _run(self, is_idle: Callable[[], bool], when_known: Callable[[ModelIdentity], None]) -> None:
+        lower_priority()
+        try:
+            sha256 = self._digest(is_idle)
+        except OSError as error:
+            _log.debug("%s cannot be read again: %s", self._path, error)
+            return
+        if sha256 is None:
+            return
+        entry = _Entry(self._sampled, sha256)
+        _remember(self._folder, entry)
+        self.identity = _identity(sha256, [*_read(self._folder), entry])
+        when_known(self.identity)
+
+    def _digest(self, is_idle: Callable[[], bool]) -> str | None:
+        # None if stopped, or if the file is not the open one or is being written.
+        digest = hashlib.sha256()
+        with open(open_regular(self._path), "rb", buffering=0) as source:  # noqa: PTH123 - a descriptor
+            while self._is_open_file(source.fileno()):
+                while not is_idle():
+                    if self._stopping.wait(BUSY_S):
+                        return None
+                if self._stopping.is_set():
+                    return None
+                piece = source.read(READ_BYTES)
+                if not piece:
+                    return digest.hexdigest()
+                digest.update(piece)
+        return None
+
+    def _is_open_file(self, descriptor: int) -> bool:
+        return file_marks(os.fstat(descriptor)) == file_marks(self._status)
+
+
+def _identity(sha256: str, known: list[_Entry]) -> ModelIdentity:
+    earlier = {each.sampled for each in known if each.sha256 == sha256}
+    return ModelIdentity(b"sha256" + bytes.fromhex(sha256), tuple(map(bytes.fromhex, sorted(earlier))))
+
+
+def _remember(folder: Path, entry: _Entry) -> None:
+    draft = folder / f".{FILE}.{os.getpid()}"
+    with _writing:
+        kept = [*(each for each in _read(folder) if each.sampled != entry.sampled), entry][-MAX_ENTRIES:]
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft.write_text(json.dumps([asdict(each) for each in kept], indent=1), "utf-8")
+            draft.replace(folder / FILE)
+        except OSError as error:
+            # Not fatal: it is computed again at the next start.
+            _log.debug("the digest of the model cannot be stored in %s: %s", folder, error)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def _read(folder: Path) -> list[_Entry]:
+    try:
+        content = json.loads(read_regular(folder / FILE, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [_Entry(**each) for each in content if _is_entry(each)] if isinstance(content, list) else []
+
+
+def _is_entry(value: object) -> bool:
+    if not isinstance(value, dict) or set(value) != set(_Entry.__slots__):
+        return False
+    return all(map(_is_digest, value.values()))
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")

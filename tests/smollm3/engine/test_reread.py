@@ -1,0 +1,312 @@
+"""What a fixed prefix costs when it is asked about again: its last tokens and the question, whatever has changed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from notso.smollm3 import Engine, FixedPrefix, InvalidRequestError, Message, RequestOptions, SamplingParams, Usage
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv.block_file import file_bytes
+from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
+
+READING_DAY = date(2026, 11, 25)
+GOAL = 130  # tokens read again
+FEW = SamplingParams(max_tokens=4, seed=1)
+_RNG = random.Random(42)
+WORDS = ["".join(_RNG.choices(("an", "be", "cor", "der", "in", "ment", "or", "re", "ter"), k=2)) for _ in range(900)]
+
+
+def document(name: str, words: int, start: int = 0) -> str:
+    return f"--- {name} ---\n{' '.join(WORDS[start : start + words])}\n--- end of {name} ---\n\n"
+
+
+DOCUMENT = document("a.txt", 300)
+
+
+def options(
+    documents: str = DOCUMENT,
+    owner: str = "ann",
+    *,
+    scope: str | None = "library",
+    reading: str | None = "a.txt",
+    thinking: bool = False,
+    conversation: str | None = None,
+) -> RequestOptions:
+    prefix = FixedPrefix(0, len(documents), scope, reading)
+    return RequestOptions(
+        thinking=thinking, date=READING_DAY, owner=owner, conversation=conversation or owner, prefix=prefix
+    )
+
+
+def usage(engine: Engine, question: str, asked: RequestOptions | None = None, documents: str = DOCUMENT) -> Usage:
+    found = list(engine.generate([Message("user", documents + question)], FEW, asked or options()))[-2].usage
+    assert found is not None
+    return found
+
+
+def read(engine: Engine, question: str, asked: RequestOptions | None = None, documents: str = DOCUMENT) -> int:
+    """Tokens of the prompt that were computed."""
+    found = usage(engine, question, asked, documents)
+    return found.prompt_tokens - found.cached_tokens
+
+
+def load(model: Path | None, folder: Path | None, **settings: int) -> Engine:
+    """An engine that knows its model file."""
+    engine = Engine.load(model, context_tokens=2048, kv="k8v8", cache_dir=folder, **settings)  # type: ignore[arg-type]
+    if engine._identity is not None:
+        engine._identity.wait(60)
+    return engine
+
+
+def settle(engine: Engine) -> None:
+    """Wait until everything is on disk."""
+    offload = engine._offload
+    assert offload is not None
+    while engine._core.call(lambda: offload.work() or offload.has_work):
+        pass
+    for files in offload._stores:
+        assert files.flush(60)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the demo model."""
+    return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
+
+
+def test_what_was_read_stays_read(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    with load(model, folder) as engine:
+        first = usage(engine, "What is this?")
+        assert first.cached_tokens == 0 and first.prompt_tokens > 6 * BLOCK_TOKENS
+        assert read(engine, "Who wrote it?") <= GOAL
+        assert read(engine, "Today is 26 November 2026. Who wrote that?") <= GOAL
+        assert read(engine, "Be brief. Who has it?") <= GOAL
+        thinks = options(thinking=True)
+        assert read(engine, "Who read it?", thinks) > GOAL
+        assert read(engine, "Who knows it?", thinks) <= GOAL
+        assert read(engine, "Who?", options(owner="bob")) <= GOAL
+        settle(engine)
+    copy = Path(shutil.copy(model, tmp_path / "copy.gguf"))
+    for path in (model, model, copy):
+        with load(path, folder) as engine:
+            assert read(engine, f"Who has {path.name}?") <= GOAL
+            assert read(engine, f"Who has {path.name}?", options(owner="carol")) <= GOAL
+            assert read(engine, "Who reads it?", options(thinking=True)) <= GOAL
+        os.utime(model)  # touched before it is loaded again
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with load(None, None) as made:
+        yield made
+
+
+def test_members_share_the_documents_and_nothing_behind_them(engine: Engine) -> None:
+    secret = "What would my neighbor say about the garden and the old fence between the two houses? " * 12
+    asked = usage(engine, secret)
+    again = usage(engine, secret)
+    assert again.cached_tokens == asked.prompt_tokens - 1, "the owner finds all of it"
+    other = usage(engine, secret, options(owner="bob"))
+    shared = other.cached_tokens
+    prefix = len(engine.encode_chat([Message("user", DOCUMENT)], options()))
+    assert shared % BLOCK_TOKENS == 0 and prefix - BLOCK_TOKENS - 8 < shared < prefix
+    assert usage(engine, secret, options(owner="dan", scope="another library")).cached_tokens == 0
+    assert usage(engine, secret, options(owner="dan", scope=None)).cached_tokens == 0
+    assert usage(engine, secret, RequestOptions(thinking=False, date=READING_DAY, owner="ann")).cached_tokens == 0
+
+
+@pytest.mark.parametrize("length", range(0, 260, 13))
+def test_a_shared_block_tells_nothing_of_the_question(engine: Engine, length: int) -> None:
+    """Wherever the prefix ends: its shared tokens are those of any other question."""
+    prefix = " ".join(WORDS[:300])[: 900 + length]
+    asked = options(prefix, owner=f"first {length}", scope=f"at {length}", reading=None)
+    messages = [[Message("user", prefix + rest)] for rest in ("", "apple", "  \n\n b", "12", "é", "<|im_end|>")]
+    salted = [
+        engine._inputs.salted(engine._salt(asked), engine._prompts.write(each, asked), each, asked) for each in messages
+    ]
+    ids = [engine.encode_chat(each, asked) for each in messages]
+    shared = max(salt.shared_blocks for salt in salted) * BLOCK_TOKENS
+    assert shared and min(salt.shared_blocks for salt in salted) >= shared // BLOCK_TOKENS - 1
+    for salt, tokens in zip(salted, ids, strict=True):
+        end = salt.shared_blocks * BLOCK_TOKENS
+        assert tokens[:end] == ids[0][:end]
+    assert len({salt.parent_hash(salt.shared_blocks, b"x") for salt in salted}) == 1
+
+
+def test_a_prefix_in_another_message_and_one_that_was_dropped(engine: Engine) -> None:
+    words = " ".join(WORDS[:120])
+    system, document = Message("system", "Be brief."), Message("user", words)
+    history = [system, document, Message("assistant", "Well."), Message("user", "Why?")]
+    prefix = FixedPrefix(1, len(words), "library")
+    asked = RequestOptions(thinking=False, date=READING_DAY, prefix=prefix)
+    prompt = engine._prompts.write(history, asked)
+    shared = engine._prompts.prefix_tokens(prompt, history, asked)
+    text = engine.detokenize(prompt.ids[:shared])
+    content = text[text.index(words[:20]) :]
+    assert words.startswith(content) and len(words) - len(content) < 8  # a token across the end is not shared
+    long = [system, document, Message("assistant", words * 12), Message("user", "Why?")]
+    trimmed = RequestOptions(thinking=False, date=READING_DAY, prefix=prefix, when_full="drop_oldest")
+    kept = engine._prompts.write_for(long, trimmed, context_tokens=2048, kept_free=100)
+    assert kept.dropped_messages and not engine._prompts.prefix_tokens(kept, long, trimmed)
+
+
+@pytest.mark.parametrize("prefix", [FixedPrefix(1, 0), FixedPrefix(0, 6)])
+def test_a_prefix_behind_the_messages_is_refused(engine: Engine, prefix: FixedPrefix) -> None:
+    with pytest.raises(InvalidRequestError, match="behind the messages") as refused:
+        engine.submit([Message("user", "Hello")], FEW, RequestOptions(prefix=prefix))
+    assert refused.value.param == "prefix"
+    with pytest.raises(InvalidRequestError, match="requires messages"):
+        engine.submit([1, 2, 3], FEW, RequestOptions(prefix=prefix))
+
+
+def test_the_next_question_and_a_draft_of_it_cost_no_document(engine: Engine) -> None:
+    asked = options(owner="erin", scope="drafts", reading=None)
+    assert read(engine, "What is it?", asked) > GOAL
+    messages = [Message("user", DOCUMENT + "Who wrote it?")]
+    assert engine.estimate(messages, asked).cached_tokens >= 6 * BLOCK_TOKENS
+    engine.speculative_prefill(messages, FEW, asked)
+    assert read(engine, "Who wrote it?", asked) <= GOAL
+
+
+# ---------------------------------------------------------------- pinned readings
+
+
+def room_for(engine: Engine, readings: float, blocks: int) -> int:
+    return int(readings * blocks * file_bytes(BLOCK_TOKENS, engine._runner.cache.block_bytes))
+
+
+DOCUMENTS = {name: document(name, 150, start) for start, name in ((0, "a"), (150, "b"), (300, "c"))}
+
+
+def read_document(engine: Engine, name: str, question: str = "What is it?") -> int:
+    return read(engine, question, options(DOCUMENTS[name], reading=name), DOCUMENTS[name])
+
+
+def blocks(engine: Engine) -> dict[str, int]:
+    settle(engine)
+    return {name: engine.reading(name, scope="library").blocks for name in DOCUMENTS}
+
+
+def test_readings_are_evicted_whole_and_the_least_recently_used_first(tmp_path: Path) -> None:
+    with load(None, tmp_path) as engine:
+        read_document(engine, "a")
+        whole = blocks(engine)["a"]
+        size = engine.reading("a", scope="library").size_bytes
+        assert whole >= 3 and size == room_for(engine, 1, whole)
+        two = room_for(engine, 2.5, whole)
+    with load(None, tmp_path, library_bytes=two) as engine:
+        read_document(engine, "b")
+        assert min(blocks(engine)["a"], blocks(engine)["b"]) >= 3
+        assert read_document(engine, "a", "Who?") <= GOAL
+        settle(engine)
+    with load(None, tmp_path, library_bytes=two) as engine:  # the order survives a restart
+        read_document(engine, "c")
+        left = blocks(engine)
+        assert left["b"] == 0 and left["a"] == whole and left["c"] >= 3
+        assert read_document(engine, "b") > GOAL
+
+
+def test_conversations_evict_no_reading(tmp_path: Path) -> None:
+    with load(None, tmp_path, cache_bytes=400_000) as engine:
+        read_document(engine, "a")
+        whole = blocks(engine)["a"]
+        for number in range(12):
+            words = " ".join(WORDS[10 * number : 10 * number + 150])
+            list(engine.generate([Message("user", words)], FEW, RequestOptions(owner=f"{number}")))
+            settle(engine)
+        offload = engine._offload
+        assert offload is not None and offload._files.used_bytes <= 400_000
+        engine.clear_cache("ann", "ann")
+        assert blocks(engine)["a"] == whole
+    with load(None, tmp_path, cache_bytes=400_000) as engine:
+        assert read_document(engine, "a", "Who?") <= GOAL
+
+
+def test_a_reading_beyond_the_budget_is_kept_as_a_conversation(tmp_path: Path) -> None:
+    with load(None, tmp_path, library_bytes=1000) as engine:
+        read_document(engine, "a")
+        assert blocks(engine)["a"] == 0
+    with load(None, tmp_path, library_bytes=1000) as engine:
+        assert read_document(engine, "a", "Who?") <= GOAL
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+def test_a_forgotten_reading_is_nowhere(tmp_path: Path, kv: KVFormat, restarts: bool) -> None:
+    engine = Engine.load(context_tokens=2048, kv=kv, cache_dir=tmp_path)
+    both = DOCUMENTS["a"] + DOCUMENTS["b"]
+    try:
+        read_document(engine, "a")
+        read(engine, "What?", options(DOCUMENTS["a"], owner="bob", reading=None), DOCUMENTS["a"])
+        read(engine, "What are they?", options(both, reading="both"), both)
+        settle(engine)
+        if restarts:
+            engine.close()
+            engine = Engine.load(context_tokens=2048, kv=kv, cache_dir=tmp_path)
+        assert engine.reading("both", scope="library").blocks >= engine.reading("a", scope="library").blocks >= 3
+        engine.forget_reading("a", scope="library")
+        assert engine.reading("a", scope="library").blocks == 0
+        assert read(engine, "Who?", options(both, reading="both"), both) <= GOAL
+        engine.forget_reading("both", scope="library")
+        engine.clear_cache("ann", "ann")
+        engine.clear_cache("bob", "bob")
+        settle(engine)
+        assert not list(tmp_path.rglob("*.kv*"))
+        assert usage(engine, "What?", options(DOCUMENTS["a"], owner="bob"), DOCUMENTS["a"]).cached_tokens == 0
+    finally:
+        engine.close()
+
+
+# ---------------------------------------------------------------- the same bits
+
+
+def answer(engine: Engine, messages: list[Message], asked: RequestOptions) -> list[object]:
+    params = SamplingParams(max_tokens=6, temperature=1.2, top_p=1.0, seed=7)
+    events = list(engine.generate(messages, params, asked))
+    return [(event.kind, event.text, event.logprobs) for event in events if event.kind in ("reasoning", "text", "end")]
+
+
+def damage(rng: random.Random, folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*.kv*") if path.is_file())
+    for path in rng.sample(files, rng.randrange(len(files) // 2 + 1)):
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data[: rng.choice((len(data), rng.randrange(len(data))))])
+
+
+def compositions(engines: tuple[Engine, Engine], rng: random.Random, count: int) -> None:
+    """Random documents, members and modes: both engines say the same."""
+    for number in range(count):
+        names = [f"{at}.txt" for at in range(rng.randrange(1, 5))]
+        documents = "".join(document(name, 60 + 20 * at, 80 * at) for at, name in enumerate(names))
+        asked = RequestOptions(
+            thinking=rng.random() < 0.5,
+            date=READING_DAY,
+            owner=rng.choice("abc"),
+            prefix=FixedPrefix(0, len(documents), rng.choice(["library", None]), rng.choice([*names, None])),
+            top_logprobs=1,
+        )
+        messages = [Message("user", documents + rng.choice(["Why?", "What is it?", f"Who has {number}?"]))]
+        kept, cold = (answer(engine, messages, asked) for engine in engines)
+        assert kept == cold, (number, asked)
+        engines[1].clear_cache()
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.long("engine"))])
+def test_cold_and_kept_give_the_same_bits(tmp_path: Path, rounds: int) -> None:
+    rng = random.Random(rounds)
+    with load(None, None) as cold:
+        for _ in range(rounds):
+            with load(None, tmp_path, library_bytes=rng.choice([10**6, 10**7])) as kept:
+                compositions((kept, cold), rng, 8)
+                settle(kept)
+            damage(rng, tmp_path)
