@@ -153,7 +153,7 @@ void Device::launch_bytes(const char* kernel, Grid grid, unsigned threads, size_
   const Use use(*this);
   void* pointers[] = {arguments};
   const Function& started = function(kernel);
-  const LaunchAttribute early{kProgrammaticStart, 0, 1, {}};
+  const LaunchOption early{kProgrammaticStart, 0, 1, {}};
   const LaunchConfig config{{grid.x, grid.y, grid.z}, {threads, 1, 1}, unsigned(shared_bytes), stream_, &early,
                             started.awaits ? 1u : 0u};
   api_.require(api_.launch(&config, started.handle, pointers, nullptr), "starting a kernel");

@@ -35,7 +35,7 @@ constexpr unsigned kNonBlockingStream = 1;               // not ordered with wha
 constexpr int kRelaxedCapture = 2;                       // memory may be had while a stream is captured
 
 // How a kernel is started, as the driver lays it out.
-struct alignas(8) LaunchAttribute {
+struct alignas(8) LaunchOption {
   int id, padding = 0;
   int value = 0;
   char rest[60] = {};
@@ -43,10 +43,10 @@ struct alignas(8) LaunchAttribute {
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   Handle stream;
-  const LaunchAttribute* attributes;
+  const LaunchOption* attributes;
   unsigned attribute_count;
 };
-static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
+static_assert(sizeof(LaunchOption) == 72 && sizeof(LaunchConfig) == 56);
 constexpr int kProgrammaticStart = 6;      // attribute of a launch: it may begin before the launch before has ended
 constexpr int kPtxVersionOfFunction = 5;   // attribute of a function: the architecture its code was written for
 constexpr int kAwaitingArchitecture = 90;  // from which on kernels have code that awaits the kernel before

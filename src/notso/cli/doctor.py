@@ -65,7 +65,7 @@ def doctor(
         from notso.cli.machine_report import report
 
         with terminal.waiting("measuring the demo model"):
-            block = report(findings)
+            block = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
         print(block)
     elif as_json:
         terminal.say_json([asdict(finding) for finding in findings])

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notso.cli import terminal
-
-if TYPE_CHECKING:
-    from notso.cli.doctor import Finding
 
 PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
 
 
-def report(findings: Sequence[Finding]) -> str:
+def report(checks: Sequence[str]) -> str:
     """Return the checks, and fingerprint and throughput of the demo model on every kernel family of this CPU."""
-    lines = [f"{each.status:4}  {each.subject}: {each.message}" for each in findings]
-    lines += ["", *_families()]
-    block = "\n".join(["```", *map(terminal.harmless, lines), "```"])
+    block = "\n".join(["```", *map(terminal.harmless, (*checks, "", *_families())), "```"])
     return block.replace(str(Path.home()), "~")
 
 

@@ -245,7 +245,7 @@ def speed_up(prompt: list[int], answer: list[int]) -> float:
 @pytest.fixture(scope="module")
 def pages(demo_engine: Engine) -> dict[str, list[int]]:
     """This project's pages and files, in the demo's tokens."""
-    files = [ROOT / "CONTRIBUTING.md", ROOT / "training/README.md", ROOT / "src/notso/smollm3/output/stop_strings.py"]
+    files = [ROOT / "CONTRIBUTING.md", ROOT / "training/README.md", ROOT / "src/notso/smollm3/output/lookahead.py"]
     return {path.name: demo_engine.tokenizer.encode(path.read_text("utf-8")) for path in files}
 
 

@@ -73,7 +73,7 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
 
 
 def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
-    # A prompt that crosses a tile boundary, then a recorded step of a few rows, of which backends may join operations.
+    # Rows that cross a tile boundary, then a recorded step of a few rows, of which backends may join operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
     frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
     tables = backend.upload(np.array([[1, 0]], np.int32))
