@@ -102,7 +102,7 @@ def check_parameter() -> None:
     with Engine.load(context_tokens=256, threads=1) as demo:
         assert demo.chat("Hi", planted=2.0, max_tokens=2).usage.completion_tokens
     assert "--planted" in Path("docs/commands.md").read_text("utf-8")
-    assert Path("docs/compatibility.md").read_text("utf-8").count("| `planted` | How much is planted") == 7
+    assert Path("docs/compatibility.md").read_text("utf-8").count("| `planted` | How much is planted") == 9
 
 
 def check_field() -> None:
@@ -294,7 +294,7 @@ PLANTS = {
                 (")\n\nSCHEMA_VERSION", COLUMN.format(kind="INTEGER", default=0)),
             ),
             f"{SOURCE}/web/store/postgres/migrations.py": (
-                (")\n\nSCHEMA_VERSION", COLUMN.format(kind="BOOLEAN", default="FALSE")),
+                (")\n\nREINDEXES", COLUMN.format(kind="BOOLEAN", default="FALSE")),
             ),
         },
     ),
@@ -310,7 +310,7 @@ PLANTS = {
     "route": Plant(
         1,
         check_route,
-        {f"{SOURCE}/web/chat/routes/operator.py": (("async def _log(", ROUTE),)},
+        {f"{SOURCE}/web/chat/routes/operator.py": (("async def _note(", ROUTE),)},
     ),
 }
 
