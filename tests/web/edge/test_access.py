@@ -48,6 +48,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
             "POST /login",
             "GET /login/oidc",
             "GET /login/oidc/callback",
+            "GET /shared/{secret}",
+            "GET /diagram",
         )
     }
     assert len(declared) > 100  # the others are guarded; SECURITY.md lists them

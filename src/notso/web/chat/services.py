@@ -59,7 +59,8 @@ class ChatServices:
     documents: WorkLine = field(
         default_factory=lambda: WorkLine("notso-documents", MOST_WAITING_DOCUMENTS, DOCUMENTS_AT_ONCE)
     )
-    importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
+    # Two at once: a turn lasts until the chats are stored, and one owner never has both.
+    importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS, at_once=2))
 
 
 def models_of(services: ChatServices) -> tuple[EngineHost, ModelRegistry | None]:

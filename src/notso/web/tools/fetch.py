@@ -10,14 +10,15 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Mapping
-from typing import Any
-
-import httpx2
+from typing import TYPE_CHECKING, Any
 
 from notso.system.confinement import ConfinedWorkError
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.page_text import page_text
 from notso.web.values.errors import ToolError
+
+if TYPE_CHECKING:
+    import httpx2
 
 MAX_BYTES = 1 << 20
 SECONDS = 15.0
@@ -52,6 +53,10 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
 
 def checked_url(text: str) -> httpx2.URL:
     """Parse an address. Raises ToolError for one that is not http(s), has credentials, or names another port."""
+    try:
+        import httpx2  # a front end starts without it
+    except ModuleNotFoundError:
+        raise ToolError("pages cannot be fetched: the package httpx2 is not installed here") from None
     try:
         url = httpx2.URL(text)
     except (httpx2.InvalidURL, ValueError):
@@ -91,6 +96,8 @@ def is_public(address: str) -> bool:
 
 async def _get(url: httpx2.URL, address: str) -> tuple[str, str]:
     """Return where a page redirects to, or '' and its text."""
+    import httpx2
+
     pinned = url.copy_with(host=address)
     host = url.host if url.port is None else f"{url.host}:{url.port}"
     timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
