@@ -190,8 +190,11 @@ def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFi
     assert downloads.current is not None and downloads.current.phase == "checking"
     held.go.release()
     assert held.began.acquire(timeout=60), "it goes on by itself"
+    with downloads._lock:  # the thread runs before its start has been noted
+        thread = downloads._thread
     held.go.release()
-    downloads._thread.join(60)  # type: ignore[union-attr]
+    assert thread is not None
+    thread.join(60)
     assert (downloads.current.phase, arrived, held.runs) == ("done", ["second"], 2)
 
 
