@@ -106,10 +106,11 @@ def test_search_finds_and_leads_there(serve: Serve, open_page: Open, demo: DemoE
     page.goto(page.url.partition("/chats")[0] + "/")
     page.keyboard.press("Control+k")
     page.locator("#search-text").fill("number 1")
-    hit = page.locator("#search-results a").first
+    hit = page.locator("#search-results a:has(mark)").first
     expect(hit.locator("mark").first).to_be_visible()
     picture(page, dark=True)
-    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")  # the chat
+    page.keyboard.press("ArrowDown")  # its first message that matches
     expect(hit).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url("**/chats/*")
