@@ -125,7 +125,6 @@ def test_nothing_jumps_while_an_answer_is_written(
     assert sum(shift[0] for shift in shifts) < LAYOUT_SHIFT, "\n".join(map(str, shifts))
 
 
-@pytest.mark.xfail(reason="the page does not follow an answer after the redesign: to be mended", strict=False)
 @pytest.mark.long("page")
 def test_a_chat_of_five_hundred_messages_stays_smooth(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine

@@ -3,16 +3,17 @@
   const scroller = document.getElementById("scroller");
   const newest = document.getElementById("newest");
   const wanted = () => document.documentElement.dataset.follow === "on";
-  let [following, last] = [!location.hash.startsWith("#msg-"), 0];
-  const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; last = scroller.scrollTop; }; // its event comes later
+  let [following, last, height] = [!location.hash.startsWith("#msg-"), 0, 0];
+  const note = () => { [last, height] = [scroller.scrollTop, scroller.scrollHeight]; };
+  const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; note(); }; // its event comes later
   const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
   const offer = () => { newest.hidden = following || isAtEnd(); };
   const look = () => {
-    // Only going up means leaving: text may have grown by more than a screen since the last look.
-    const top = scroller.scrollTop;
+    // Only going up means leaving: text may have grown by more than a screen since the last look. Where the height has
+    // changed, the browser may have gone up itself, as messages get their real height when they are first drawn.
     if (isAtEnd()) following = wanted();
-    else if (top < last) following = false;
-    last = top;
+    else if (scroller.scrollTop < last && scroller.scrollHeight === height) following = false;
+    note();
     offer();
   };
   scroller.addEventListener("scroll", look, { passive: true });

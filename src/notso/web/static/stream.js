@@ -59,6 +59,7 @@
   // Blocks that are complete move from the open tail to the closed ones instead of being made anew.
   const CLOSING = /<hx-partial hx-target="#([\w-]+)-closed" hx-swap="beforeend">([\s\S]*?)<\/hx-partial>/g;
   const partial = (target, swap, html) => `<hx-partial hx-target="#${target}" hx-swap="${swap}">${html}</hx-partial>`;
+  let named = [];
   const moved = (whole, name, html) => {
     const [closed, tail] = ["closed", "tail"].map((part) => document.getElementById(`${name}-${part}`));
     if (!closed || !tail) return whole;
@@ -68,7 +69,7 @@
     const count = differs < 0 ? blocks.length : differs;
     if (!count) return whole;
     const morphs = open.slice(0, count).map((block, at) => {
-      block.id = blocks[at].id = `${name}-${at}-moved`;
+      named.push(block.id = blocks[at].id = `${name}-${at}-moved`);
       closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // what is focused in it stays so
       return partial(block.id, "outerMorph", blocks[at].outerHTML);
     });
@@ -82,14 +83,18 @@
     message.data = message.data.replace(CLOSING, moved);
   });
   document.addEventListener("htmx:sse:after:message", () => {
-    for (const block of document.querySelectorAll("[id$='-moved']")) block.removeAttribute("id");
+    for (const id of named) document.getElementById(id)?.removeAttribute("id");
+    named = [];
   });
 
   // A selection survives what is swapped around it: text that is written to loses the ranges in it.
-  let held = null;
+  // Asking whether there is a selection makes the browser lay out the page, so each update must not ask.
+  let [held, selected] = [null, false];
+  document.addEventListener("selectionchange", () => { selected = !getSelection().isCollapsed; });
   const hold = () => {
-    const { isCollapsed, anchorNode, anchorOffset, focusNode, focusOffset } = getSelection();
-    held ??= isCollapsed ? null : [anchorNode, anchorOffset, focusNode, focusOffset];
+    if (held || !selected) return;
+    const { anchorNode, anchorOffset, focusNode, focusOffset } = getSelection();
+    held = [anchorNode, anchorOffset, focusNode, focusOffset];
   };
   const release = () => {
     const [anchor, from, focus, to] = held ?? [];
