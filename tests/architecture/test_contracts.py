@@ -24,7 +24,7 @@ CLIMBERS = [
     ("web/values/ids.py", "import numpy"),
     ("web/values/ids.py", "from notso.qtensor.backends.cpu import ops"),
     ("smollm3/kv/kv_cache.py", "from notso.qtensor.backends.cpu import ops"),  # tensors-public-names
-    ("cluster/affinity.py", "from notso.cluster import replica"),  # cluster-inside
+    ("cluster/front.py", "from notso.cluster import replica"),  # cluster-inside
     ("plugins/wire.py", "from notso.plugins import process"),  # plugins-inside
     ("plugins/loading.py", "from notso.smollm3.hub import registry"),  # plugins-public-names
     ("qtensor/formats.py", "import typer"),  # tensors-alone

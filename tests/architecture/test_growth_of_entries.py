@@ -43,15 +43,13 @@ from notso.web.chat.titles import title_in
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
-from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_markdown
+from notso.web.rendering.streaming import complete
 from notso.web.store.sql.search_words import fts5_query, snippet_of, terms_of, vector_of
 from notso.web.tools.calculator import calculate
-from notso.web.tools.mcp_config import read_mcp_config
-from notso.web.values.commented_json import read_commented_json
+from notso.web.tools.mcp_config import read_commented_json, read_mcp_config
 from notso.web.values.durations import duration_s
-from notso.web.values.errors import SettingsError, ToolError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, SettingsError, ToolError
 from notso.web.values.visible_text import visible_line
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from notso.cli.app import app
 from notso.qtensor import KV_FORMATS, TILE_POSITIONS, KVFormat
 from notso.qtensor.kv_formats import MAX_BYTE_DIM
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
-from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
+from notso.smollm3.scheduling.scheduler import TILE_ROWS
 from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES, DEFAULT_LIBRARY_BYTES
 from notso.smollm3.values.sampling_params import PARAMETERS, Api
 from notso.web.values.settings import DEFAULT_PORT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from notso.cli import machine_report
+from notso.cli import doctor
 from notso.qtensor import kernel_choice
 from notso.smollm3.diagnostics import benchmark
 
@@ -72,8 +72,8 @@ def test_nobody_there_is_a_failure(notso: Run, address: str) -> None:
 def test_a_report_compares_the_kernel_families(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     families = kernel_choice.available_kernels()[-2:]  # the fewest, and generic
     monkeypatch.setattr(kernel_choice, "available_kernels", lambda: families)
-    monkeypatch.setattr(machine_report, "PROMPT_TOKENS", 16)
-    monkeypatch.setattr(machine_report, "ANSWER_TOKENS", 4)
+    monkeypatch.setattr(doctor, "PROMPT_TOKENS", 16)
+    monkeypatch.setattr(doctor, "ANSWER_TOKENS", 4)
     monkeypatch.setattr(benchmark, "CALM_SECONDS", 0.0)
     before = kernel_choice.kernels()
     block = notso("doctor", "--report").out
@@ -91,6 +91,6 @@ def test_a_report_says_which_family_failed(monkeypatch: pytest.MonkeyPatch) -> N
         return {"fingerprint": next(results), "prefill": [{"tok_s": 1.0}], "decode": [{"tok_s": 2.0}]}
 
     monkeypatch.setattr(kernel_choice, "available_kernels", lambda: ["generic"] * 3)
-    monkeypatch.setattr(machine_report, "_measured", measured)
-    lines = machine_report.report([]).splitlines()
+    monkeypatch.setattr(doctor, "_measured", measured)
+    lines = doctor.report([]).splitlines()
     assert lines[-2] == "FAILED: the families differ" and any("StopIteration" in line for line in lines)

@@ -162,7 +162,7 @@ def test_a_command_that_waits_for_nothing_does_not_read_stdin(process: Process) 
 
 
 def test_help_of_a_signal_is_left_as_it_was() -> None:
-    from notso.cli.interruption import Interruption
+    from notso.cli.terminal import Interruption
 
     before = signal.getsignal(signal.SIGINT)
     with Interruption() as interruption:
@@ -177,7 +177,7 @@ def test_help_of_a_signal_is_left_as_it_was() -> None:
 def test_outside_the_main_thread_it_does_nothing() -> None:
     import threading
 
-    from notso.cli.interruption import Interruption
+    from notso.cli.terminal import Interruption
 
     seen: list[Any] = []
 

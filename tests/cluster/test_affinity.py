@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from notso.cluster.affinity import COOKIE, SESSION, affinity_key, browser, new_cookie, proxy_layers
+from notso.cluster.front import COOKIE, SESSION, affinity_key, browser, new_cookie, proxy_layers
 
 CHAT = "/v1/chat/completions"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notso.cli import terminal
 from notso.cli.batch_files import RequestLine
-from notso.cli.interruption import Interruption
+from notso.cli.terminal import Interruption
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notso.cli import engines, terminal
-from notso.cli.interruption import Interruption
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect
+from notso.cli.terminal import Interruption
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""`notso doctor`: check this machine and suggest fixes."""
+"""`notso doctor`: check this machine, suggest fixes, and print a report for an issue."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -62,7 +62,7 @@ def doctor(
     """
     findings = [_answering(server)] if server else examine(port)
     if as_report:
-        from notso.cli.machine_report import report
+        from notso.cli.doctor import report
 
         with terminal.waiting("measuring the demo model"):
             block = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
@@ -353,3 +353,43 @@ def _versions() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding("fail", "versions", f"{name} is not installed", "reinstall notso")
     yield Finding("ok", "versions", ", ".join(found))
+
+
+PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
+
+
+def report(checks: Sequence[str]) -> str:
+    """Return the checks, and fingerprint and throughput of the demo model on every kernel family of this CPU."""
+    block = "\n".join(["```", *map(terminal.harmless, (*checks, "", *_families())), "```"])
+    return block.replace(str(Path.home()), "~")
+
+
+def _families() -> Iterator[str]:
+    from notso.qtensor import kernel_choice
+
+    chosen, rows, fingerprints = kernel_choice.kernels(), [["kernels", "fingerprint", "prompt", "answer"]], set()
+    try:
+        for family in kernel_choice.available_kernels():
+            try:
+                kernel_choice.use_kernels(family)
+                result = _measured()
+            except Exception as error:  # what fails is what the report is for
+                rows.append([family, f"{type(error).__name__}: {error}", "", ""])
+                fingerprints.add("")
+                continue
+            fingerprints.add(result["fingerprint"])
+            speeds = [f"{result[kind][0]['tok_s']:,.0f} tokens/s" for kind in ("prefill", "decode")]
+            rows.append([family, result["fingerprint"], *speeds])
+    finally:
+        kernel_choice.use_kernels(chosen)
+    yield from terminal.columns(rows, right=(2, 3))
+    yield "the families agree" if len(fingerprints) == 1 else "FAILED: the families differ"
+
+
+def _measured() -> dict[str, Any]:
+    from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
+
+    plan = BenchmarkPlan(
+        ((PROMPT_TOKENS, 0),), batches=(), decode_tokens=ANSWER_TOKENS, repeats=1, kv="f16", probe_bytes=64 << 20
+    )
+    return run_benchmark(None, plan)

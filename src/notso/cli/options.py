@@ -9,9 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from notso.regular_file import SECRET_BYTES
 from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
-from notso.text_file import NotTextError, decode_text
+from notso.text_file import SECRET_BYTES, NotTextError, decode_text
 from notso.web.values.settings import OPTIONS
 
 

@@ -9,10 +9,13 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FrameType, TracebackType
 from typing import Any, Literal, TextIO
 
 Progress = Callable[[str, int, int], None]
@@ -206,3 +209,32 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
             bar.update(tasks[what], completed=done, total=total)
 
         yield report
+
+
+class Interruption:
+    """Context manager: the first SIGINT sets `requested`, the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._previous: object = None
+        # Signals can only be caught in the main thread.
+        self._catches = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Interruption:
+        if self._catches:
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._catches:
+            signal.signal(signal.SIGINT, self._previous)  # type: ignore[arg-type]
+
+    def requested(self) -> bool:
+        return self._requested
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True

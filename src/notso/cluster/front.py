@@ -7,12 +7,15 @@ replica would otherwise wait.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
 
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.cluster.affinity import SESSION, browser, new_cookie
 from notso.cluster.plan import ENVIRONMENT
 from notso.web.edge.errors import is_api_path
 
@@ -98,3 +101,54 @@ def _with_cookie(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return send_with_cookie
+
+
+Header = tuple[bytes, bytes]
+
+SESSION = b"x-session-id"
+COOKIE = "notso_replica"
+_COOKIE = re.compile(rb"(?:^|;\s*)notso_replica=([0-9a-f]{16})(?:;|$)")
+
+
+def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
+    """Return a hash that is equal for related requests and hides API keys.
+
+    headers: ASGI headers.
+    """
+    found = dict(headers)
+    if is_api_path(path):
+        named = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")
+        kind = "program"
+    else:
+        named, kind = browser(found.get(b"cookie", b"")), "browser"
+    told = f"{kind}\0".encode() + (named or address.encode())
+    return hashlib.sha256(told).hexdigest()[:32]
+
+
+def browser(cookies: bytes) -> bytes | None:
+    """Return the value of the affinity cookie."""
+    match = _COOKIE.search(cookies)
+    return match[1] if match is not None else None
+
+
+def new_cookie() -> bytes:
+    """Return a `Set-Cookie` value, which only routes requests."""
+    return f"{COOKIE}={secrets.token_hex(8)}; Path=/; HttpOnly; SameSite=Lax".encode()
+
+
+class Affinity:
+    """ASGI middleware for Serve's HTTP proxies."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not any(name == SESSION for name, _ in scope["headers"]):
+            key = affinity_key(scope["path"], scope["headers"], (scope.get("client") or ("",))[0])
+            scope = {**scope, "headers": [*scope["headers"], (SESSION, key.encode())]}
+        await self._app(scope, receive, send)
+
+
+def proxy_layers() -> list[Middleware]:
+    """Return the middleware, for Serve's callback in plan.ENVIRONMENT."""
+    return [Middleware(Affinity)]

@@ -18,7 +18,7 @@ OPEN_REQUESTS = 1000
 # Environment that Ray must be started with on each machine.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "notso.cluster.affinity:proxy_layers",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "notso.cluster.front:proxy_layers",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -88,7 +88,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "upscale_delay_s": 30.0,
             "downscale_delay_s": 1800.0,  # a removed replica loses its cache
             "policy": {
-                "policy_function": "notso.cluster.health:ByQueue",
+                "policy_function": "notso.cluster.replica:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},
             },
         }

@@ -14,10 +14,9 @@ from ray import serve
 from notso.cluster.front import Front
 from notso.cluster.health import METRIC, Heartbeat
 from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN, check_settings
-from notso.regular_file import SECRET_BYTES
 from notso.smollm3 import Engine, EngineConfig, EngineError
 from notso.system.processes import keep_memory_private
-from notso.text_file import read_text
+from notso.text_file import SECRET_BYTES, read_text
 from notso.web.app import Parts, begin_stopping, create_app
 from notso.web.edge.watchdog import Watchdog
 from notso.web.values.errors import SettingsError

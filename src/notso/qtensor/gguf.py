@@ -28,7 +28,7 @@ from notso.qtensor.cursor import Cursor, StringSpan
 from notso.qtensor.errors import GGUFError, UnsupportedFormatError, name_file, quoted
 from notso.qtensor.formats import FORMATS, format_name
 from notso.qtensor.tensor import QTensor
-from notso.regular_file import open_regular
+from notso.text_file import open_regular
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)  # GG1; same layout

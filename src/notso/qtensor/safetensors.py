@@ -19,7 +19,7 @@ import numpy as np
 from notso.qtensor.errors import SafetensorsError, quoted
 from notso.qtensor.formats import BF16, F16, F32, Format
 from notso.qtensor.tensor import QTensor
-from notso.regular_file import open_regular
+from notso.text_file import open_regular
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the official reader
 

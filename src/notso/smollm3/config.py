@@ -85,7 +85,7 @@ class SmolLM3Config:
     no_rope_layers: tuple[int, ...]
     # YaRN's factor and the original context, if the file carries both; they then apply to every context length.
     yarn_of_file: tuple[float, int] | None = None
-    # Left out of repr(), from which kv/cache_version.py identifies cached prefixes: it adds the frequencies themselves.
+    # Left out of repr(), from which kv/model_identity.py identifies cached prefixes; it adds the frequencies.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
 
     @classmethod

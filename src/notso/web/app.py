@@ -40,15 +40,13 @@ from notso.web.api.server import adapters, embeddings, models, openapi, referenc
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
-from notso.web.chat import entry, views
+from notso.web.chat import views
 from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.kept_html import KeptHtml
-from notso.web.chat.routes import adapters as adapter_pages
 from notso.web.chat.routes import (
     archive,
     attachments,
-    diagram,
     messages,
     operator,
     preview,
@@ -97,17 +95,16 @@ from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import (
     NotsoError,
+    Problem,
     QuotaError,
     StorageDamagedError,
     StorageError,
     StorageFullError,
     lacks_threads,
 )
-from notso.web.values.fair_queue import FairQueue
-from notso.web.values.problems import Problem
+from notso.web.values.fair_queue import FairQueue, WorkerThreads
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
-from notso.web.values.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
@@ -296,7 +293,6 @@ def create_app(
         tools,
         transfer,
         sharing,
-        diagram,
         plugin_routes,
     )
     for router in (
@@ -318,12 +314,10 @@ def create_app(
         adapters.router,
         openapi.router,
         reference.router,
-        entry.router,
         sign_in.router,
         sign_in.sessions,
         operator.router,
         model_pages.router,
-        adapter_pages.router,
         *(part.router for part in chats),
     ):
         include_marked(app, router)

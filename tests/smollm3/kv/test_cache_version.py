@@ -12,9 +12,9 @@ import pytest
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.kv import cache_version as module
-from notso.smollm3.kv.cache_version import cache_version, sampled_identity
+from notso.smollm3.kv import model_identity as module
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.model_identity import cache_version, sampled_identity
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.smollm3.sampling.rare_filters import last_of_top_choices, left_by_all
-from notso.smollm3.sampling.sampler import Sampler
+from notso.smollm3.sampling.sampler import Sampler, last_of_top_choices, left_by_all
 from notso.smollm3.values.sampling_params import SamplingParams
 
 EDGE = 1e-5  # single and double precision may differ about a token that stands so near an edge

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from notso.smollm3.scheduling.prefill_budget import LEAST_TOKENS, REMEMBERED_STEPS, TILE_ROWS, PrefillBudget
+from notso.smollm3.scheduling.scheduler import LEAST_TOKENS, REMEMBERED_STEPS, TILE_ROWS, PrefillBudget
 
 STEP_S = 0.25
 MACHINES: dict[str, Callable[[int], float]] = {

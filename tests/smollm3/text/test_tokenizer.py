@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
-from notso.smollm3.text import token_cache
+from notso.smollm3.text import tokenizer as tokenizer_module
 from notso.smollm3.text.special_tokens import Run, SpecialTexts
-from notso.smollm3.text.token_cache import EncodedTexts
-from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer import EncodedTexts, Tokenizer
 from notso.smollm3.text.vocabulary import BYTE_CHARACTERS, END_TEXTS, Vocabulary
 
 SPECIAL_PIECES = st.sampled_from(
@@ -351,8 +350,8 @@ def test_long_texts_are_encoded_once(small_tokenizer: Tokenizer, monkeypatch: py
     assert asked == [long, short]
     ids(long, short, longer, long)
     assert asked == [short, longer]
-    room = sum(token_cache._size(text, len(encode([text])[0])) for text in (long, longer))
-    monkeypatch.setattr(token_cache, "MOST_BYTES", room)
+    room = sum(tokenizer_module._size(text, len(encode([text])[0])) for text in (long, longer))
+    monkeypatch.setattr(tokenizer_module, "MOST_BYTES", room)
     ids(long)
     ids("The land is wide. " * 35)  # something must go: what was used first
     ids(long)

@@ -11,10 +11,10 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError
-from notso.web.api.chat_completions.stream import ChatSerializer
+from notso.web.api.chat_completions.routes import ChatSerializer
 from notso.web.api.completions.fields import TextSerializer
 from notso.web.api.llama_cpp.request import NativeSerializer
-from notso.web.api.messages.stream import MessageSerializer
+from notso.web.api.messages.routes import MessageSerializer
 from notso.web.api.ollama.stream import OllamaSerializer
 from notso.web.api.responses import stream
 from notso.web.api.responses.stream import ResponseSerializer

@@ -24,7 +24,7 @@ from notso.web.chat.files.imports import ImportedChat, Incoming, incoming, new_m
 from notso.web.store.protocol import ImportedBefore, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.store.tree import shown_path
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 
 Start = Callable[..., Any]
 CHATS = dict.fromkeys(WHOLE, 40) | {"chatgpt zip": 500}

@@ -14,8 +14,8 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.submit import title_of
+from notso.web.values.errors import Problem
 from notso.web.values.ids import new_id
-from notso.web.values.problems import Problem
 
 Start = Callable[..., Any]
 

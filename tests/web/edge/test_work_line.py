@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from notso.web.edge.work_line import LARGE_BYTES, WorkLine
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 
 
 def test_large_work_is_done_one_at_a_time_in_order_and_small_work_beside_it() -> None:

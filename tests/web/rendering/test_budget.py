@@ -9,9 +9,8 @@ from html import unescape
 import pytest
 
 from notso.web.rendering.budget import MAX_HTML_CHARACTERS, Budget, OverBudgetError
-from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_block, render_markdown
-from notso.web.rendering.streaming import StreamingMarkdown
+from notso.web.rendering.streaming import StreamingMarkdown, complete
 from notso.web.values.wording import words
 
 SLOW = "[a](" * 4_000

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from notso.web.rendering.labels import with_labels
+from notso.web.rendering.extensions import with_labels
 from notso.web.rendering.markdown import render_markdown
 from notso.web.rendering.streaming import StreamingMarkdown
 from notso.web.values.wording import language

@@ -9,10 +9,9 @@ from pygments import highlight
 from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from notso.web.rendering import code, highlighter
+from notso.web.rendering import code
 from notso.web.rendering.budget import Budget, OverBudgetError
-from notso.web.rendering.code import code_block
-from notso.web.rendering.highlighter import BLOCK_SECONDS, Highlighter
+from notso.web.rendering.code import BLOCK_SECONDS, Highlighter, code_block
 from notso.web.rendering.markdown import render_markdown
 
 SLOW = "a " + "\n" * 19_000  # one expression of the lexer for C takes 45 s to read that
@@ -47,7 +46,7 @@ def test_a_process_that_was_killed_is_started_again(colours: Highlighter) -> Non
 
 
 def test_where_no_process_can_be_had_code_is_plain(colours: Highlighter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(highlighter.sys, "executable", "/nowhere")
+    monkeypatch.setattr(code.sys, "executable", "/nowhere")
     assert colours.html(PLAIN, "c")[0] is None
 
 

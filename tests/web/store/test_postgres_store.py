@@ -33,7 +33,6 @@ from notso.web.values.ids import new_generation_id, new_id
 
 psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
-from notso.web.store.postgres import access as access_module  # noqa: E402
 from notso.web.store.postgres import connection as connection_module  # noqa: E402
 from notso.web.store.postgres import database as database_module  # noqa: E402
 from notso.web.store.postgres import store as store_module  # noqa: E402
@@ -253,7 +252,7 @@ def test_beginning_and_keys_end_where_the_database_is_silent(database: str, monk
         access = store.access()
         await access.open()
         assert await access.keys() == []
-        monkeypatch.setattr(access_module, "MOST_SECONDS", 0.3)
+        monkeypatch.setattr(store_module, "MOST_SECONDS", 0.3)
         proxy.silent = True
         with pytest.raises(StorageError, match="not responding"):
             await access.keys()
@@ -454,7 +453,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
     async def session(store: Any) -> None:
         await work(store)
 
-    from notso.web.store.sqlite.database import SQLiteDatabase
+    from notso.web.store.sqlite.store import SQLiteDatabase
 
     listen(PostgresDatabase if kept.kind == "postgres" else SQLiteDatabase)
     kept.run(session)

@@ -20,8 +20,7 @@ from notso.web.tools.elicitation import CANCELLED, DECLINED, Elicitation, Reply,
 from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import use
-from notso.web.values.errors import ToolError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, ToolError
 
 HOSTILE = str(Path(__file__).with_name("hostile_mcp_server.py"))
 FORMS = {"elicitation": {"form": {}}}

@@ -12,8 +12,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from web.tools.mcp_cases import CASES, ENVIRONMENT, WHOLE, Case, spoken
 
-from notso.web.tools.mcp_config import MAX_NAME_CHARACTERS, McpConfig, McpEntry, read_mcp_config
-from notso.web.values.commented_json import read_commented_json
+from notso.web.tools.mcp_config import MAX_NAME_CHARACTERS, McpConfig, McpEntry, read_commented_json, read_mcp_config
 from notso.web.values.errors import SettingsError
 
 FILES = Path(__file__).parents[2] / "strangers" / "mcp"

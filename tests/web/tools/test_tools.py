@@ -19,12 +19,9 @@ from hypothesis import strategies as st
 
 from notso.web.store.protocol import Attachment, Chat, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.tools.attachment_reader import ATTACHMENT_READER, MAX_LINES, part_of
-from notso.web.tools.built_in import BuiltInTools
+from notso.web.tools.built_in import ATTACHMENT_READER, CHAT_SEARCH, CLOCK, MAX_LINES, BuiltInTools, part_of, spelt
 from notso.web.tools.calculator import CALCULATOR, MAX_BITS, calculate
-from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.tools.clock import CLOCK, spelt
 from notso.web.tools.toolbox import MAX_RESULT_CHARACTERS, Outcome, Toolbox, use
 from notso.web.values.errors import ToolError
 

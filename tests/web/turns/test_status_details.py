@@ -10,7 +10,7 @@ from typing import Any
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError, Event
-from notso.web.store.folder import look_at
+from notso.web.chat.routes.settings import look_at
 from notso.web.turns.turn_stats import TurnStats
 
 Start = Callable[..., Any]

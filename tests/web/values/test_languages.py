@@ -8,8 +8,7 @@ import pytest
 
 from notso.smollm3 import PARAMETERS
 from notso.web.values import wording
-from notso.web.values.shortcuts import SHORTCUTS
-from notso.web.values.slash_commands import SLASH_COMMANDS
+from notso.web.values.slash_commands import SHORTCUTS, SLASH_COMMANDS
 from notso.web.values.wording import (
     FOR_THE_MODEL,
     LANGUAGES,

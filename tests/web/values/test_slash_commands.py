@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from notso.cli.slash_commands import _RUN
-from notso.web.values.shortcuts import SHORTCUTS
-from notso.web.values.slash_commands import SLASH_COMMANDS, commands_of
+from notso.web.values.slash_commands import SHORTCUTS, SLASH_COMMANDS, commands_of
 
 ON_THE_PAGE = (
     *("clear", "reset", "export", "thinking", "temp", "model", "help", "status", "theme", "settings"),

@@ -14,7 +14,7 @@ from notso.web.api.shared.api_request import MAX_NAMES, ignored_headers
 from notso.web.chat.files import import_process
 from notso.web.chat.files.imports import incoming
 from notso.web.edge.api_error import ApiError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.strict_fields import StrictFields, at_most
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from notso.web.values.worker_threads import WorkerThreads
+from notso.web.values.fair_queue import WorkerThreads
 
 
 def refuse(thread: threading.Thread) -> None:

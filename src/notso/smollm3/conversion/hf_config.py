@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from notso.regular_file import read_regular
 from notso.smollm3.config import (
     ARCHITECTURE,
     FLOAT_LIMITS,
@@ -22,6 +21,7 @@ from notso.smollm3.config import (
     yarn_attention_factor,
 )
 from notso.smollm3.errors import ModelFileError, quoted
+from notso.text_file import read_regular
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 MAX_CONFIG_BYTES = 1 << 20

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import QTensor, SafetensorsFile
-from notso.regular_file import read_regular
 from notso.smollm3.errors import ModelFileError, quoted
+from notso.text_file import read_regular
 
 Floats = npt.NDArray[np.float32]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import tokenizers
 
-from notso.regular_file import read_regular
 from notso.smollm3.conversion.hf_config import Entries, read_object
 from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.tokenizer_json import MAX_JSON_BYTES, tokenizer_entries
 from notso.smollm3.text.vocabulary import CONTROL, END_IDS_KEY, UNUSED
+from notso.text_file import read_regular
 
 TOKENIZER_FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 NAMED_TEMPLATES = "additional_chat_templates"

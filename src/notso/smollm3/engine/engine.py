@@ -27,15 +27,13 @@ from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
 from notso.smollm3.hub.registry import demo_path, resolve_model
-from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity
+from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity, cache_version
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.smollm3.output.answer_stream import AnswerStream
-from notso.smollm3.output.generation import Generation, events_until
+from notso.smollm3.output.generation import AnswerStream, Generation, events_until
 from notso.smollm3.sampling.logits_processor import FindProcessor
 from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, cache_salt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""The engine thread: accept requests, run steps, emit events and keep statistics."""
+"""The engine thread: accept requests, run steps, emit events, keep statistics, and use idle time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import DeviceLostError
-from notso.smollm3.engine.background import BackgroundWork
 from notso.smollm3.engine.block_mover import BlockMover
+from notso.smollm3.engine.prefix_warmup import QUIET_S, PrefixWarmup
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
@@ -28,8 +28,7 @@ from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process
 from notso.smollm3.scheduling.block_pool import CacheSalt
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
-from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
-from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
+from notso.smollm3.scheduling.scheduler import FEW_ROWS, TILE_ROWS, PrefillBudget, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk, Plan
@@ -93,7 +92,7 @@ T = TypeVar("T")
 # Target for steps that prefill beside running decodes, in seconds: the gap between two of their tokens.
 MIXED_STEP_S = 0.25
 
-# Finished conversations are offloaded a block at a time, once per this many steps; see background.py for idle times.
+# Finished conversations are offloaded a block at a time, once per this many steps; see `Background` for idle times.
 OFFLOAD_STEPS = 8
 
 _log = logging.getLogger(__name__)
@@ -464,3 +463,52 @@ class EngineCore:
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
+
+
+# Interval of idle work: touching memory, capturing steps one by one, and offloading finished conversations block by
+# block.
+TICK_S = 0.005
+
+LONGEST_NAP_S = 60.0
+
+
+class BackgroundWork:
+    """Idle-time warm-up on the engine's thread."""
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
+        self._runner = runner
+        self._cache = runner.cache
+        self._offload = offload
+        self._has_memory = False
+        self._quiet_since = time.monotonic()
+        self.prefix_warmup = PrefixWarmup(runner, scheduler, offload, mover)
+
+    def disturb(self) -> None:
+        """Note activity. Thread-safe."""
+        self._quiet_since = time.monotonic()
+        self._has_memory = False
+
+    def nap_s(self, is_idle: bool) -> float:
+        """Return the seconds until there is idle work."""
+        nap = LONGEST_NAP_S
+        if (is_idle and not self._has_memory) or (self._offload is not None and self._offload.has_work):
+            nap = TICK_S
+        if not is_idle:
+            return nap
+        if not self._runner.has_captured_steps:
+            nap = min(nap, max(TICK_S, QUIET_S - self._quiet_s))
+        return min(nap, self.prefix_warmup.due_s(self._quiet_s))
+
+    def work(self, go_on: Callable[[], bool]) -> None:
+        """Do one increment while idle; see `PrefixWarmup.read`."""
+        if not self._has_memory:
+            blocks = 0 if self._offload is None else self._offload.ready_blocks
+            self._has_memory = not self._cache.touch_idle(blocks)
+        if not self.prefix_warmup.due_s(self._quiet_s):
+            self.prefix_warmup.read(go_on)
+        elif not self._runner.has_captured_steps and self._quiet_s >= QUIET_S:
+            self._runner.capture_ahead()
+
+    @property
+    def _quiet_s(self) -> float:
+        return time.monotonic() - self._quiet_since

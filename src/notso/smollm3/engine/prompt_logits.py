@@ -16,7 +16,7 @@ from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.errors import EngineError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError
-from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
+from notso.smollm3.scheduling.scheduler import TILE_ROWS
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk
 

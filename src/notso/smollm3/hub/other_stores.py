@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from notso.regular_file import open_regular, read_regular
 from notso.system.desktop import cache_folder
+from notso.text_file import open_regular, read_regular
 
 Store = Literal["ollama", "lm studio", "llama.cpp"]
 

@@ -20,9 +20,9 @@ from typing import Literal
 
 import platformdirs
 
-from notso.regular_file import open_regular
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.hub.other_stores import Store, is_smollm3, stored_models
+from notso.text_file import open_regular
 
 # Receives the activity ("downloading", "checking"), bytes done and total bytes.
 Progress = Callable[[str, int, int], None]

@@ -1,4 +1,4 @@
-"""Index of the cache files in a folder, and the right to write there."""
+"""Index of the cache files in a folder, and the lock that gives the right to write there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from notso.smollm3.kv.block_file import BlockName, DamagedBlockError
 from notso.smollm3.kv.conversation_log import ConversationLog
-from notso.smollm3.kv.file_lock import FolderLock
+from notso.system.files import lock
 
 LOOK_AGAIN_S = 1.0  # seconds between a reader's scans for the writer's files
 
@@ -171,3 +171,34 @@ class BlockFolder:
         # An unreadable file may be intact, with the process out of descriptors or the disk in trouble.
         if isinstance(error, DamagedBlockError) or getattr(error, "errno", None) in _NO_BLOCK:
             self.unlink(str(name))
+
+
+class FolderLock:
+    """Advisory lock on a file that is never removed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor is not None
+
+    def acquire(self) -> bool:
+        """Try without waiting. Raises OSError if the file cannot be created."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            lock(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from notso.qtensor import KV_FORMATS as KV_FORMATS
 from notso.qtensor import GGUFFile, QTensor
 from notso.qtensor import KVFormat as KVFormat
-from notso.regular_file import read_regular
+from notso.text_file import read_regular
 
 WINDOW_FORMAT: KVFormat = "k8v8"
 

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import F32, GGUFFile, QTensor, QTensorError, SafetensorsFile
-from notso.regular_file import read_regular
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
 from notso.smollm3.model.peft_config import PeftConfig
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
+from notso.text_file import read_regular
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""Event log of one answer, with any number of readers."""
+"""Event log of one answer, with any number of readers, and the stream that iterates over it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextvars
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from uuid import uuid4
 
@@ -142,3 +143,36 @@ def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Gener
                 return
     finally:
         generation.stop()
+
+
+class AnswerStream(Iterator[Event]):
+    """Iterator over an answer's events, for one thread. A context manager: leaving it stops the answer.
+
+    Raises the error of a failed answer. `result` returns the whole answer.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self._events = events_until(generation, lambda: False)
+        weakref.finalize(self, generation.stop)
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def result(self) -> Completion:
+        """Wait for the end, and return the whole answer, events that were read before included."""
+        return self.generation.result()
+
+    def close(self) -> None:
+        """Stop the answer; `result` then returns what was written, as "cancelled"."""
+        self._events.close()
+        self.generation.stop()
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<AnswerStream of {self.generation!r}>"

@@ -2,7 +2,7 @@
 
 Order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k, typical_p, top_p, min_p, XTC,
 then the draw. This is the order of Hugging Face's generation, which SmolLM3's recommended settings (temperature 0.6,
-top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (rare_filters.py) without cost
+top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (`left_by_all`) without cost
 to other requests.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.sampling.dry import NO_BREAKERS, Breakers, Repetitions
-from notso.smollm3.sampling.rare_filters import left_by_all
-from notso.smollm3.sampling.top_p import ranked, sample_among_many
+from notso.smollm3.sampling.top_p import Indices, ranked, sample_among_many
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Indices = NDArray[np.intp]
 
 # Below this, dividing by the temperature leaves only the likeliest token, or overflows.
 GREEDY_TEMPERATURE = 1e-5
@@ -274,3 +272,66 @@ def likeliest(values: Floats, count: int) -> list[int]:
     floor = np.partition(maxima, len(maxima) - count)[len(maxima) - count] if count <= len(maxima) else -np.inf
     ids = np.flatnonzero(values >= floor)
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]
+
+
+# Shares of the largest weight: only weights above the first sufficient one are sorted.
+_SHARES = (1e-2, 1e-4, 1e-7)
+# The same for typical_p, in nats.
+_DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
+    """Return the tokens that remain of weights (V,), likeliest first, and their weights."""
+    # XTC applies if `chance`, in [0, 1), is below `xtc_probability`. At least one token is always left.
+    ids = np.flatnonzero(weights)
+    if 0 < params.top_k < len(ids):
+        held = weights[ids]
+        least = np.partition(held, len(ids) - params.top_k)[len(ids) - params.top_k]
+        listed = ids[held >= least]
+        ids = np.sort(ranked(listed, weights[listed])[: params.top_k])
+    if params.typical_p < 1.0:
+        ids = _typical(ids, weights[ids], params.typical_p)
+    if params.top_p < 1.0:
+        ids = _nucleus(ids, weights[ids], params.top_p)
+    if params.min_p > 0.0:
+        held = weights[ids]
+        ids = ids[held >= np.float32(params.min_p) * held.max()]
+    ids = ranked(ids, weights[ids])
+    held = weights[ids]
+    if chance < params.xtc_probability:
+        first = last_of_top_choices(held, params.xtc_threshold)
+        return ids[first:], held[first:]
+    return ids, held
+
+
+def last_of_top_choices(weights: Floats, threshold: float) -> int:
+    """Return the index of the smallest weight with share `threshold`; weights descend."""
+    total = float(weights.sum(dtype=np.float64))
+    return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
+
+
+def _typical(ids: Indices, weights: Floats, share: float) -> Indices:
+    # Keeps tokens with a surprise closest to the expected one until they hold `share`; the result is sorted by id.
+    total = float(weights.sum(dtype=np.float64))
+    surprises = np.log(total) - np.log(weights, dtype=np.float64)
+    expected = float(np.dot(weights, surprises)) / total
+    deviations = np.abs(surprises - expected)
+    for most in (*_DEVIATIONS, np.inf):
+        near = np.flatnonzero(deviations <= most)
+        if weights[near].sum(dtype=np.float64) >= share * total:
+            break
+    near = near[np.argsort(deviations[near], kind="stable")]
+    sums = np.cumsum(weights[near], dtype=np.float64)
+    return np.sort(ids[near[: int(np.searchsorted(sums, share * total)) + 1]])
+
+
+def _nucleus(ids: Indices, weights: Floats, share: float) -> Indices:
+    least, greatest = share * float(weights.sum(dtype=np.float64)), weights.max()
+    for floor in (*_SHARES, 0.0):
+        listed = weights >= np.float32(floor) * greatest
+        if weights[listed].sum(dtype=np.float64) >= least:
+            break
+    ids, weights = ids[listed], weights[listed]
+    order = ranked(np.arange(len(ids)), weights)
+    sums = np.cumsum(weights[order], dtype=np.float64)
+    return ids[order[: int(np.searchsorted(sums, least)) + 1]]

@@ -8,6 +8,7 @@ way that was found is tried first; mostly it still leads to the end.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -16,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.sampling.extent import GrammarExtent
-from notso.smollm3.sampling.json_state import JsonState
 from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, ShortestEnd
+from notso.smollm3.text.tokenizer import Tokenizer
 
 FIRST_STEPS, STEPS = 3_000, 400
 """Texts that a search looks at: for where an answer begins to be held back, and for each token tried behind that."""
@@ -194,3 +195,46 @@ class TokenLimit:
 
     def _way_of(self, tokens: Sequence[int]) -> _Way:
         return _Way(tuple(tokens), b"".join(self._texts[token] for token in tokens))
+
+
+MAX_DIGITS = 16
+"""Of a number: what a double holds, and what keeps a model from writing digits for ever."""
+
+_NUMBER = frozenset(b"0123456789.eE+-")
+_DIGITS = frozenset(b"0123456789")
+_NUMBER_GOES_ON = re.compile(rb"[0-9.eE+-]+")
+
+
+class JsonState(NamedTuple):
+    """Position in a JSON text. digits: of the number that it may go on with."""
+
+    in_string: bool = False
+    escaped: bool = False
+    digits: int = 0
+
+    def behind(self, text: bytes) -> JsonState:
+        """The state behind `text`."""
+        in_string, escaped, digits = self
+        for byte in text:
+            if escaped:
+                escaped = False
+            elif byte == 0x22:
+                in_string, digits = not in_string, 0
+            elif in_string:
+                escaped = byte == 0x5C
+            elif byte in _DIGITS:
+                digits += 1
+            elif byte not in _NUMBER:
+                digits = 0
+        return JsonState(in_string, escaped, digits)
+
+
+def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
+    """For each token: how many digits a number has at least that goes on with it (V,)."""
+    found = np.zeros(tokenizer.vocab_size, np.uint16)
+    for token in range(tokenizer.vocab_size):
+        text = tokenizer.token_bytes(token)
+        if text and text[0] in _NUMBER and (number := _NUMBER_GOES_ON.match(text)):
+            digits = sum(byte in _DIGITS for byte in number[0])
+            found[token] = digits + (number[0][-1] not in _DIGITS)
+    return found

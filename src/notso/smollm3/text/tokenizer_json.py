@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from notso.regular_file import read_regular
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.text.tokenizer_pipeline import TokenizerPipeline
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
-from notso.text_file import NotTextError, read_text
+from notso.text_file import NotTextError, read_regular, read_text
 
 MAX_JSON_BYTES = 64 << 20
 MAX_TEMPLATE_BYTES = 1 << 20

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from notso.web.chat.services import ChatServices
 from notso.web.store.protocol import Chat, SettingValue, Shown, ShownChat, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 NEWEST_MESSAGES = 40

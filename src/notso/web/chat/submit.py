@@ -26,9 +26,8 @@ from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.tool_rounds import next_request
 from notso.web.turns.turn import Turn
-from notso.web.values.errors import QuotaError, StorageError
+from notso.web.values.errors import Problem, QuotaError, StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import number, words
 
 

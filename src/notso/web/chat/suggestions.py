@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from notso.web.engine.model_names import DEFAULT_MODEL, ModelChoice
 from notso.web.engine.port import Message, Request, RequestOptions, Tool
-from notso.web.engine.running import RunningRequest, RunningRequests
-from notso.web.engine.short_text import whole_text
+from notso.web.engine.running import RunningRequest, RunningRequests, asks
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.prompt import prompt_messages
 from notso.web.turns.turns import Turns
+from notso.web.values.errors import NotsoError
 
 REQUEST = "Suggest three short questions I could ask next. Write one question per line and nothing else."
 MAX_SUGGESTIONS = 3
@@ -120,3 +120,26 @@ def questions_in(text: str) -> list[str]:
         if question.endswith("?") and 4 <= len(question) <= MAX_CHARACTERS and question not in found:
             found.append(question)
     return found[:MAX_SUGGESTIONS] if len(found) >= MIN_SUGGESTIONS else []
+
+
+async def whole_text(
+    requests: RunningRequests, request: Request, seconds: float, started: Callable[[RunningRequest], None]
+) -> str | None:
+    """Return the answer, or None if stopped, failed or slower than `seconds`.
+
+    `started` receives the request, for stopping it.
+    """
+    running = requests.open(request.options.owner, counts=False)
+    started(running)
+    text, finished = "", False
+    try:
+        async with asyncio.timeout(seconds):
+            await running.begin(asks(request), model=request.model)
+            async for _, events in running.events():
+                text += "".join(event.text for event in events if event.kind == "text")
+                finished = finished or any(event.finish_reason in ("stop", "length") for event in events)
+    except (TimeoutError, NotsoError):
+        return None
+    finally:
+        running.close()
+    return text if finished else None

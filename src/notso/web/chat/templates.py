@@ -19,7 +19,7 @@ from notso.web.chat.chat_list import by_day
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
 from notso.web.languages.page_language import LANGUAGE_COOKIE
-from notso.web.rendering.labels import with_labels
+from notso.web.rendering.extensions import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.built_in import BuiltInTools
@@ -29,7 +29,7 @@ from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.ids import new_id
-from notso.web.values.shortcuts import SHORTCUTS
+from notso.web.values.slash_commands import SHORTCUTS
 from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import (
     LANGUAGES,

@@ -9,10 +9,9 @@ import re
 from dataclasses import replace
 
 from notso.web.chat.submit import title_of
-from notso.web.chat.suggestions import Suggestions
+from notso.web.chat.suggestions import Suggestions, whole_text
 from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.running import RunningRequest, RunningRequests
-from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat, ChatStore
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, settings_from

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 COOKIE = "notso_session"

@@ -12,8 +12,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.web.values.errors import QuotaError, StorageError, StorageFullError, lacks_threads
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, lacks_threads
 
 OLLAMA_PREFIX = "/api/"
 

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from notso.web.edge.access import owner_of
 from notso.web.edge.work_line import WorkLine
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 MAX_FIELDS = 32

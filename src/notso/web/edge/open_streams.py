@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from fastapi.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 

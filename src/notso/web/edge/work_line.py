@@ -9,10 +9,9 @@ from contextvars import copy_context
 from typing import TypeVar
 
 from notso.smollm3 import give_back_freed
-from notso.web.values.fair_queue import FairQueue, has_room
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
+from notso.web.values.fair_queue import FairQueue, WorkerThreads, has_room
 from notso.web.values.wording import words
-from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 

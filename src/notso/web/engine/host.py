@@ -15,7 +15,7 @@ from notso.smollm3 import OutOfMemoryError, give_back_freed
 from notso.web.engine.port import ChatEngine, EngineSource, EngineStats, ModelError, ModelInfo, ReturningSource
 from notso.web.engine.served_model import BesideSource, EngineState, ServedModel
 from notso.web.values.errors import NotsoError
-from notso.web.values.worker_threads import WorkerThreads
+from notso.web.values.fair_queue import WorkerThreads
 
 logger = logging.getLogger("notso.web.engine")
 

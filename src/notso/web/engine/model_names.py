@@ -13,7 +13,7 @@ from notso.web.engine.host import EngineHost
 from notso.web.engine.models import Installed, ModelRegistry, take_inventory
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.served_model import ServedModel
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import ordinal, words
 
 FAMILY = "smollm3"

@@ -1,15 +1,80 @@
-"""Code blocks: highlighting with Pygments classes in a fixed set of languages, without inline styles."""
+"""Code blocks: highlighting with Pygments classes in a fixed set of languages, without inline styles.
+
+Lexers run in a child process (colours.py), started on first use and again after it died.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import re
+import subprocess
+import sys
+import threading
 from html import escape
 
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
 from notso.web.rendering.budget import Deadline
-from notso.web.rendering.highlighter import Highlighter
 from notso.web.values.wording import table
+
+BLOCK_SECONDS = 0.2  # 20,000 characters of ordinary code take 0.02 to 0.06 s
+
+_PROGRAM = "from notso.web.rendering.colours import main; main()"
+
+
+class Highlighter:
+    """Highlights one block at a time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def html(self, code: str, language: str) -> tuple[str | None, float]:
+        """Return highlighted spans and CPU seconds.
+
+        The HTML is None if the block exceeds BLOCK_SECONDS or no process can be started.
+        """
+        asked = {"code": code, "language": language, "seconds": BLOCK_SECONDS}
+        with self._lock:
+            try:
+                line = self._answer(json.dumps(asked).encode() + b"\n")
+            except OSError:
+                line = b""
+            if not line:
+                self._end()
+                return None, BLOCK_SECONDS
+        answer = json.loads(line)
+        return str(answer["html"]), float(answer["seconds"])
+
+    def close(self) -> None:
+        """Kill the process, if any."""
+        with self._lock:
+            self._end()
+
+    def _answer(self, line: bytes) -> bytes:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal must not reach it
+            )
+        process = self._process
+        if process.stdin is None or process.stdout is None:
+            raise OSError("a process without pipes")
+        process.stdin.write(line)
+        process.stdin.flush()
+        return process.stdout.readline()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
 
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
 MAX_UNFOLDED_LINES = 40
@@ -26,7 +91,7 @@ LANGUAGES: dict[str, str] = {
 _NAME = re.compile(r"[A-Za-z0-9_.+#-]{1,24}")
 
 HIGHLIGHTER = Highlighter()
-_WORDS = table("en")  # cached HTML is in English for all readers: see labels.py
+_WORDS = table("en")  # cached HTML is in English for all readers: see `with_labels`
 
 # Every class that the highlighter can produce; the sanitizer allows them on spans.
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)

@@ -15,12 +15,12 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.rules_inline.state_inline import Delimiter, Scanned
 
-from notso.web.values.wording import table
+from notso.web.values.wording import language, table, words
 
 INERT_TAGS = ("sub", "sup", "kbd", "mark", "ins")
 ALERTS = ("note", "tip", "important", "warning", "caution")
 
-_WORDS = table("en")  # cached HTML is in English for all readers: see labels.py
+_WORDS = table("en")  # cached HTML is in English for all readers: see `with_labels`
 _TAG = re.compile(rf"<(?:br\s*+/?|/?(?:{'|'.join(INERT_TAGS)}))\s*+>", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--(?!-?>).{0,1000}?-->", re.DOTALL)
 _DETAILS = re.compile(r"\s*<details(?:\s+open)?>\s*(?:<summary>(.*?)</summary>\s*)?$", re.IGNORECASE)
@@ -155,3 +155,25 @@ def _is_other_mark(character: str) -> bool:
 
 def _is_edge(character: str) -> bool:
     return _is_blank(character) or _is_other_mark(character) or _CJK.match(character) is not None
+
+
+_LABELS = {
+    "copy-code": "code_copy",
+    "wrap-code": "code_wrap",
+    "preview-code": "code_preview",
+    "whole-code": "code_whole",
+}
+
+
+def with_labels(html: str) -> str:
+    """Translate the labels in sanitized HTML."""
+    if language.get() == "en":
+        return html
+    for name, word in _LABELS.items():
+        # Text cannot contain this, because `<` is escaped in it.
+        button = f'<button class="{name}" type="button">'
+        html = html.replace(f"{button}{table('en')[word]}</button>", f"{button}{words[word]}</button>")
+    for kind in ALERTS:
+        title = '<p class="alert-title">{}</p>'
+        html = html.replace(title.format(table("en")["alert_" + kind]), title.format(words["alert_" + kind]))
+    return html

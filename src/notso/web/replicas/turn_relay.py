@@ -14,8 +14,7 @@ from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import TurnLog
 from notso.web.turns.turns import Turns
-from notso.web.values.errors import StorageError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, StorageError
 from notso.web.values.wording import words
 
 FIRST_SECONDS = 0.5

@@ -18,8 +18,7 @@ from notso.web.edge.errors import is_api
 from notso.web.edge.rate_limit import Counters
 from notso.web.engine.port import Usage
 from notso.web.store.access import AccessStore, AuditEntry, UsageRow, Used
-from notso.web.values.errors import QuotaError, StorageError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, QuotaError, StorageError
 from notso.web.values.quotas import Quota, Reservation, Wanted
 from notso.web.values.wording import number, words
 

@@ -19,8 +19,8 @@ from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.given_keys import GivenKeys
 from notso.web.store.access import AccessStore
+from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import SettingsError
-from notso.web.values.plugin_call import call_plugin
 from notso.web.values.settings import Settings
 from notso.web.values.sign_in import ProxySignIn
 from notso.web.values.visible_text import is_visible

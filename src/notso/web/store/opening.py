@@ -48,9 +48,8 @@ def access_store_at(directory: Path, database_url: str | None, beside: ChatStore
     if database_url is None:
         return SQLiteAccessStore(directory)
     try:
-        from notso.web.store.postgres.access import ACCESS_THREADS, PostgresAccessStore
         from notso.web.store.postgres.connection import Connections
-        from notso.web.store.postgres.store import PostgresStore
+        from notso.web.store.postgres.store import ACCESS_THREADS, PostgresAccessStore, PostgresStore
     except ImportError as error:
         raise SettingsError(
             f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"

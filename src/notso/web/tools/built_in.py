@@ -2,15 +2,146 @@
 
 from __future__ import annotations
 
+import asyncio
+import difflib
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
 
-from notso.web.tools.attachment_reader import ATTACHMENT_READER
+from notso.web.store.protocol import Attachment, SearchHit
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_search import CHAT_SEARCH
-from notso.web.tools.chat_tool import ChatTool
-from notso.web.tools.clock import CLOCK
+from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.fetch import FETCH
 from notso.web.tools.mcp_config import LeftOut
+from notso.web.values.errors import ToolError
+
+MAX_HITS = 5
+LOOKED_AT = 40  # the chat that asks holds the words itself, and is left out
+MAX_QUERY_CHARACTERS = 200
+
+
+async def _search_chats(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    query = arguments["query"].strip()
+    if not query or len(query) > MAX_QUERY_CHARACTERS:
+        raise ToolError(f"the query needs 1 to {MAX_QUERY_CHARACTERS} characters")
+    found = await surroundings.store.search(surroundings.owner, query, LOOKED_AT)
+    hits = [hit for hit in found if hit.chat_id != surroundings.chat_id][:MAX_HITS]
+    if not hits:
+        return "nothing found: all words must occur in the same message, so try fewer words"
+    return "\n".join(f"{number}. {_line(hit)}" for number, hit in enumerate(hits, start=1))
+
+
+def _line(hit: SearchHit) -> str:
+    title = " ".join(hit.title.split())
+    if hit.message_id is None:
+        return f'Chat "{title}"'
+    said = " ".join(hit.snippet.replace("\x02", "").replace("\x03", "").split())
+    return f'Chat "{title}": {said}'
+
+
+CHAT_SEARCH = ChatTool(
+    name="search_chats",
+    description="Search the user's other chats for words.",
+    parameters={
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "Words that must all occur"}},
+        "required": ["query"],
+    },
+    run=_search_chats,
+)
+
+
+MAX_LINES = 200
+MAX_CHARACTERS = 6_000
+
+
+async def _read_attachment(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    return part_of(surroundings.attachments, arguments["name"], arguments.get("first_line", 1))
+
+
+def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
+    """Lines of the newest file of that name from `first_line` (1 is the first) on. Raises ToolError."""
+    file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
+    if file is None:
+        names = ", ".join(dict.fromkeys(each.name for each in attachments))
+        raise ToolError(f"there is no file of that name; available: {names}" if names else "this chat has no files")
+    lines = file.text.split("\n")
+    if not 1 <= first_line <= len(lines):
+        raise ToolError(f"first_line must be from 1 to {len(lines)}")
+    shown = "\n".join(lines[first_line - 1 : first_line - 1 + MAX_LINES])[:MAX_CHARACTERS]
+    last = first_line + shown.count("\n")
+    return f"{file.name}, lines {first_line} to {last} of {len(lines)}:\n{shown}"
+
+
+ATTACHMENT_READER = ChatTool(
+    name="read_attachment",
+    description="Read a text file that the user attached earlier in this chat.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "The file's name"},
+            "first_line": {"type": "integer", "description": "Where to begin; 1 if left out"},
+        },
+        "required": ["name"],
+    },
+    run=_read_attachment,
+)
+
+
+MAX_NAME_CHARACTERS = 64
+
+
+def spelt(zone: str, now: datetime) -> str:
+    """`now` (with its zone) as a sentence, in `zone` or, where that is '', where this machine stands.
+
+    Raises ToolError for a zone nobody knows.
+    """
+    name = zone_named(zone) if zone.strip() else ""
+    local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
+    offset = local.strftime("%z")
+    where = name or local.tzname() or "local time"
+    return f"{local:%A}, {local.day} {local:%B %Y}, {local:%H:%M:%S} ({where}, UTC{offset[:3]}:{offset[3:5]})"
+
+
+def zone_named(text: str) -> str:
+    """The zone of the time zone database that is meant: by its name, or by that of its city."""
+    wanted = text.strip().replace(" ", "_").lower()
+    if len(wanted) <= MAX_NAME_CHARACTERS:
+        if wanted in _zones():
+            return _zones()[wanted]
+        close = difflib.get_close_matches(wanted, _zones(), n=3, cutoff=0.7)
+        if close:
+            raise ToolError(f"there is no zone {text!r}; near it: {', '.join(_zones()[name] for name in close)}")
+    raise ToolError("unknown time zone; use a name such as Europe/Paris, or a city")
+
+
+@cache
+def _zones() -> dict[str, str]:
+    """Each zone by its name in small letters, and by that of its city where one zone alone has it."""
+    names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
+    cities: dict[str, list[str]] = {}
+    for name in names:
+        if "/" in name and not name.startswith("Etc/"):
+            cities.setdefault(name.rpartition("/")[2].lower(), []).append(name)
+    alone = {city: found[0] for city, found in cities.items() if len(found) == 1}
+    return alone | {name.lower(): name for name in names}
+
+
+async def _tell_time(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    return await asyncio.to_thread(spelt, arguments.get("zone", ""), datetime.now(UTC))
+
+
+CLOCK = ChatTool(
+    name="clock",
+    description="Get today's date and the time of day, here or in a time zone.",
+    parameters={
+        "type": "object",
+        "properties": {"zone": {"type": "string", "description": "For example Europe/Paris; left out: here"}},
+    },
+    run=_tell_time,
+)
 
 
 class BuiltInTools:

@@ -13,8 +13,7 @@ from datetime import date, datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from notso.web.values.errors import ToolError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, ToolError
 from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import words
 

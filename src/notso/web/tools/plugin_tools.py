@@ -11,8 +11,8 @@ from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import SEND_SECONDS, PluginProcess
 from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
 from notso.web.tools.mcp_config import LeftOut
+from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import ToolError
-from notso.web.values.plugin_call import call_plugin
 from notso.web.values.visible_text import visible_line
 
 MOST_SECONDS = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from notso.web.store.protocol import Attachment
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import number, words
 

@@ -12,7 +12,7 @@ from html import escape
 # FastAPI's own producer for generator routes ends with an unhandled exception group.
 from fastapi.sse import format_sse_event
 
-from notso.web.rendering.labels import with_labels
+from notso.web.rendering.extensions import with_labels
 from notso.web.store.protocol import StoredMessage
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turn_log import Place, Stat, TurnLog, Update

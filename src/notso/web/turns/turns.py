@@ -18,8 +18,8 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.turns.turn_log import Card
 from notso.web.turns.turn_stats import TurnStats
+from notso.web.values.errors import Problem
 from notso.web.values.fair_queue import FairQueue
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")

@@ -1,11 +1,12 @@
-"""Work of a child process, awaited on the event loop."""
+"""Work of a child process, confined or a plugin's, awaited on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
+from notso.plugins.process import PluginProcess
 from notso.system.confinement import Child, Limits
 
 
@@ -45,3 +46,9 @@ async def confined(program: str, request: bytes, limits: Limits) -> bytes:
     `program` is Python source that calls `serve_one` with the same limits.
     """
     return await child_work(lambda: Child(("-c", program), request, limits), Child.answer)
+
+
+async def call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
+    """Return a call's result; see `PluginProcess.ask`. Raise PluginError."""
+    future = await asyncio.to_thread(process.ask, kind, given, what, seconds)
+    return await asyncio.wrap_future(future)

@@ -88,3 +88,25 @@ class StorageFullError(StorageError):
 def lacks_threads(error: BaseException) -> bool:
     """Whether the system refused to start a thread, as a busy one does."""
     return type(error) is RuntimeError and str(error).startswith("can't start new thread")
+
+
+class Problem(Exception):
+    """Ends a request with an error for the user."""
+
+    def __init__(
+        self,
+        status: int,
+        sentence: str,
+        *,
+        draft: str = "",
+        retry_after_seconds: int | None = None,
+        full: bool = False,
+        moved: bool = False,
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+        self.draft = draft  # the user's text, so that no page loses it
+        self.retry_after_seconds = retry_after_seconds
+        self.full = full  # the context is full; the page offers remedies
+        self.moved = moved  # the chat continued elsewhere; the page offers to show that

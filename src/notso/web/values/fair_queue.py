@@ -1,4 +1,4 @@
-"""Fair scheduling between owners."""
+"""Fair scheduling between owners, over threads that survive a shortage of threads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
-
-from notso.web.values.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
@@ -120,3 +119,24 @@ class FairQueue:
         # Least running work first; among equals, the longest waiting.
         free = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
         return min(free, key=self._running.__getitem__, default=None)
+
+
+class WorkerThreads(ThreadPoolExecutor):
+    """Runs work in the threads there are when no more can be started; raises RuntimeError if there is none.
+
+    The standard pool raises in both cases, although the work is queued and runs later.
+    """
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self, work)
+
+    def _adjust_thread_count(self) -> None:
+        # Called by `submit`, under its lock, after the work was queued.
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if self._threads:
+                return
+            self._work_queue.get_nowait()  # the work of this call: without threads, no earlier one is left
+            raise

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from notso.regular_file import SECRET_BYTES
-from notso.text_file import NotTextError, read_text
+from notso.text_file import SECRET_BYTES, NotTextError, read_text
 from notso.web.values.errors import SettingsError
 
 MAX_BYTES = 1 << 20

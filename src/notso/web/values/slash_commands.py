@@ -1,4 +1,4 @@
-"""Slash commands for the page's palette, its help, and `notso chat`.
+"""Keyboard shortcuts, and slash commands for the page's palette, its help, and `notso chat`.
 
 `notso chat` binds functions to the names; the page binds actions of its elements.
 """
@@ -73,3 +73,37 @@ SLASH_COMMANDS: tuple[SlashCommand, ...] = (
 
 def commands_of(place: Place) -> tuple[SlashCommand, ...]:
     return tuple(command for command in SLASH_COMMANDS if place in command.places)
+
+
+class Shortcut(NamedTuple):
+    """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
+
+    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). No combination is
+    # one that edits text on some system: on a Mac, Option with an arrow or Enter is.
+    keys: str
+    target: str = ""  # selector, of which the last element is pressed; '': handled by the input, only listed
+    where: str = "anywhere"
+
+    @property
+    def does(self) -> str:
+        return words[f"shortcut_{self.keys}"]
+
+
+SHORTCUTS: tuple[Shortcut, ...] = (
+    Shortcut("Enter"),
+    Shortcut("Shift+Enter"),
+    Shortcut("Escape", "[data-stop]"),
+    Shortcut("Shift+Escape", "#text"),
+    Shortcut("Control+K", ".sidebar-head :is(button[commandfor=search], a[href='/search'])"),
+    Shortcut("Control+B", "[data-toggle-rail]"),
+    Shortcut("Control+Shift+O", "#new-chat"),
+    Shortcut("Control+Enter", "[data-regenerate]"),
+    Shortcut("Control+Shift+Enter", "[data-continue]"),
+    Shortcut("H", '[data-version="previous"]', "outside"),
+    Shortcut("L", '[data-version="next"]', "outside"),
+    Shortcut("K", '[data-user-message="before"]', "outside"),
+    Shortcut("J", '[data-user-message="after"]', "outside"),
+    Shortcut("ArrowUp", "[data-edit]", "empty"),
+    Shortcut("Control+Shift+;", ".copy-code"),
+    Shortcut("?", ".sidebar-foot [commandfor=help]", "outside"),
+)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from notso.smollm3.sampling.schemas.patterns import any_but, complement
-from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 Schema: TypeAlias = bool | dict[str, Any]
 
@@ -347,3 +347,13 @@ def _pattern_of_rests(strings: Sequence[str]) -> str:
 
 def _escaped(letter: str) -> str:
     return letter if letter.isalnum() else f"\\u{{{ord(letter):x}}}"
+
+
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
+
+def has_unwritable(text: str) -> bool:
+    """Return whether the text has control characters that JSON writes only as numbers; the grammar has no such escapes,
+    and the
+    library would omit them."""
+    return _UNWRITABLE.search(text) is not None

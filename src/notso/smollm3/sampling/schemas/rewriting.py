@@ -26,7 +26,15 @@ from notso.smollm3.sampling.schemas.keywords import (
     SILENT,
     VALUES,
 )
-from notso.smollm3.sampling.schemas.negation import AUTOMATON_STEPS, Negation, Schema, all_of, all_types_but, any_of
+from notso.smollm3.sampling.schemas.negation import (
+    AUTOMATON_STEPS,
+    Negation,
+    Schema,
+    all_of,
+    all_types_but,
+    any_of,
+    has_unwritable,
+)
 from notso.smollm3.sampling.schemas.patterns import (
     PatternError,
     library_pattern,
@@ -35,7 +43,6 @@ from notso.smollm3.sampling.schemas.patterns import (
 )
 from notso.smollm3.sampling.schemas.references import References, is_old_draft
 from notso.smollm3.sampling.schemas.simplifying import Simplifier
-from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000

@@ -19,8 +19,8 @@ from notso.web.engine.port import ChatEngine, PromptInput, RequestOptions, Sampl
 from notso.web.engine.remote.engine_link import WIRE_PATH
 from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
 from notso.web.engine.running import OffLoop
+from notso.web.values.errors import Problem
 from notso.web.values.json_steps import json_bytes
-from notso.web.values.problems import Problem
 
 logger = logging.getLogger("notso.web.api")
 

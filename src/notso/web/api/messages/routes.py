@@ -1,21 +1,24 @@
-"""Routes of Anthropic's API: messages and token counts."""
+"""Routes of Anthropic's API: messages, with their events, and token counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from notso.smollm3 import Event, FinishReason, ToolCall, Usage
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
-from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
+from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()
@@ -60,3 +63,146 @@ async def _read(
             return await with_prompt(request, lambda: asked.edited(model.engine))
         except Exception as error:
             raise known(error, asked.names) from error
+
+
+STOP_REASONS: dict[FinishReason, str] = {
+    "stop": "end_turn",
+    "cancelled": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+CONTEXT_END = "model_context_window_exceeded"
+"""Stop reason of an answer cut off by the context before `max_tokens`."""
+
+BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+
+
+class MessageSerializer:
+    """Serializer for message_start, blocks, message_delta and message_stop."""
+
+    ping = named_event("ping", {"type": "ping"})
+
+    def __init__(self, asked: MessageRequest, model: str, id: str) -> None:
+        self.id = id
+        self._asked = asked
+        self._model = model
+        self._blocks: list[dict[str, Any]] = []
+        self._is_started = self._is_open = False
+        self._called = 0  # argument characters of the open call so far
+        self._usage: Usage | None = None
+        self._reason: str | None = None
+        self._stop: str | None = None
+
+    def again(self) -> MessageSerializer:
+        return MessageSerializer(self._asked, self._model, self.id)
+
+    def initial_events(self) -> Iterator[bytes]:
+        # message_start has cache statistics, so it waits for the first progress.
+        return iter(())
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        if event.kind not in BEFORE_IT_BEGINS and not self._is_started:
+            self._is_started = True
+            if event.progress is not None:
+                self._usage = Usage(event.progress.total_tokens, 0, cached_tokens=event.progress.cached_tokens)
+            yield self._sse_event("message_start", message=self.body())
+        match event.kind:
+            case "reasoning":
+                yield from self._in_block("thinking", {"thinking": "", "signature": ""})
+                if not self._asked.hides_reasoning:
+                    self._blocks[-1]["thinking"] += event.text
+                    yield self._delta(type="thinking_delta", thinking=event.text)
+            case "text":
+                yield from self._in_block("text", {"text": ""})
+                self._blocks[-1]["text"] += event.text
+                yield self._delta(type="text_delta", text=event.text)
+            case "tool_call_part" if event.begun_call is not None:
+                yield from self._call_on(event.begun_call, event.text)
+            case "tool_call" if event.tool_call is not None:
+                yield from self._call_on(event.tool_call, event.tool_call.arguments[self._called :])
+                self._blocks[-1]["input"] = json.loads(event.tool_call.arguments)
+                yield from self._close_block()
+            case "usage":
+                self._usage = event.usage
+            case "error" if event.error is not None:
+                raise event.error
+            case "end":
+                yield from self._close_block()
+                called = any(block["type"] == "tool_use" for block in self._blocks)
+                reason: FinishReason = event.finish_reason or "stop"
+                self._stop = event.stop
+                self._reason = STOP_REASONS["tool_calls" if called and reason == "stop" else reason]
+                if reason == "length" and self._written < (self._asked.params[0].max_tokens or 0):
+                    self._reason = CONTEXT_END
+                if self._stop is not None and not called:
+                    self._reason = "stop_sequence"
+
+    async def finalise(self) -> None: ...
+
+    def closing(self) -> Iterator[bytes]:
+        delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
+        yield self._sse_event("message_delta", delta=delta, usage=self._usage_body(), **self._edits_body())
+        yield self._sse_event("message_stop")
+
+    def failure(self, error: ApiError) -> bytes:
+        return named_event("error", error.anthropic_body)
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": list(self._blocks),
+            "stop_reason": self._reason,
+            "stop_sequence": self._stop,
+            "usage": self._usage_body(),
+            **self._edits_body(),
+        }
+
+    def _edits_body(self) -> dict[str, Any]:
+        applied = self._asked.applied
+        return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
+
+    def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
+        # A call that is cut off keeps an empty input, as its arguments are not valid JSON.
+        if not self._called:
+            yield from self._close_block()
+            yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+        self._called += len(text)
+        if text:
+            yield self._delta(type="input_json_delta", partial_json=text)
+
+    def _in_block(self, kind: str, empty: dict[str, Any]) -> Iterator[bytes]:
+        if self._is_open and self._blocks[-1]["type"] == kind:
+            return
+        yield from self._close_block()
+        self._blocks.append({"type": kind, **empty})
+        self._is_open = True
+        yield self._sse_event("content_block_start", index=len(self._blocks) - 1, content_block={"type": kind, **empty})
+
+    def _close_block(self) -> Iterator[bytes]:
+        self._called = 0
+        if self._is_open:
+            self._is_open = False
+            yield self._sse_event("content_block_stop", index=len(self._blocks) - 1)
+
+    def _delta(self, **delta: Any) -> bytes:
+        return self._sse_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _sse_event(self, name: str, **fields: Any) -> bytes:
+        return named_event(name, {"type": name, **fields})
+
+    @property
+    def _written(self) -> int:
+        return self._usage.completion_tokens if self._usage is not None else 0
+
+    def _usage_body(self) -> dict[str, Any]:
+        usage = self._usage or Usage(0, 0)
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        }

@@ -34,8 +34,8 @@ from notso.web.store.protocol import (
     ToolUse,
 )
 from notso.web.turns.chat_settings import changed, shown_values
+from notso.web.values.errors import Problem
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id
-from notso.web.values.problems import Problem
 from notso.web.values.strict_fields import StrictFields, at_most
 from notso.web.values.wording import words
 

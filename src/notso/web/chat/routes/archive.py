@@ -12,8 +12,8 @@ from notso.web.chat.views import Owner, back, find_chat, sidebar_context, tab_of
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import ChatOrder
+from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()

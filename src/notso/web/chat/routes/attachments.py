@@ -14,7 +14,7 @@ from notso.web.chat.views import Owner
 from notso.web.edge.access import GUARDED
 from notso.web.turns.attachments import MAX_ATTACHMENT_BYTES
 from notso.web.values.child_work import child_work
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import number, words
 
 router = APIRouter()

@@ -39,8 +39,8 @@ from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import loaded_engine
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, SearchHit
+from notso.web.values.errors import Problem
 from notso.web.values.ids import is_generation_id, is_id, new_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()

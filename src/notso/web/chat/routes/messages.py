@@ -31,8 +31,8 @@ from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names
 from notso.web.store.protocol import Attachment, Rating, TurnAccepted
 from notso.web.turns.chat_settings import settings_from
+from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter(prefix="/chats/{chat_id}/messages/{message_id}")

@@ -1,4 +1,4 @@
-"""The models page: loaded and available models, and downloads."""
+"""The models page: loaded and available models and adapters, and downloads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
-from notso.web.engine.adapter_files import adapter_files
-from notso.web.engine.change_over import change_over
+from notso.web.engine.adapter_files import adapter_files, within
+from notso.web.engine.downloads import change_over
 from notso.web.engine.model_names import model_facts, served_file
 from notso.web.engine.models import Inventory, take_inventory
-from notso.web.values.errors import NotsoError
+from notso.web.engine.port import AdapterSource
+from notso.web.values.errors import NotsoError, Problem
 from notso.web.values.ids import is_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()
@@ -133,3 +133,36 @@ async def _inventory(services: ChatServices) -> Inventory:
     registry = services.shared.model_registry
     folder = registry.folder if registry is not None else None
     return await asyncio.to_thread(take_inventory, services.shared.engine.default.info, folder)
+
+
+@router.post("/models/adapters/load", dependencies=[operator_only(audit="loaded an adapter")])
+async def load_adapter(request: Request, services: Services) -> Response:
+    """Load an adapter for the default model."""
+    fields = await read_form(request)
+    folder, file = services.shared.settings.adapter_dir, fields.get("file", "")
+    path = within(folder, file) if folder is not None and file else None
+    if path is None:
+        raise Problem(404, words["error_unknown_adapter"])
+    engine = services.shared.engine.engine
+    if engine is None:
+        raise Problem(503, words["error_loading"], retry_after_seconds=5)
+    try:
+        await asyncio.to_thread(engine.adapters.add, AdapterSource(fields.get("name", "").strip(), str(path)))
+    except NotsoError as error:
+        raise Problem(400, words["error_adapter"].format(reason=error)) from error
+    return await shown(request, services)
+
+
+@router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
+async def unload_adapter(request: Request, services: Services) -> Response:
+    """Remove an adapter; running answers keep it until they end."""
+    name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine
+    if engine is None or name not in engine.adapters.infos:
+        raise Problem(404, words["error_unknown_adapter"])
+    try:
+        await asyncio.to_thread(engine.adapters.remove, name)
+    except NotsoError as error:
+        if name not in engine.adapters.infos:  # removed in between
+            raise Problem(404, words["error_unknown_adapter"]) from error
+        raise Problem(400, words["error_adapter"].format(reason=error)) from error
+    return await shown(request, services)

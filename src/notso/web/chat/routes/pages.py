@@ -1,4 +1,4 @@
-"""Chat pages, sending messages and streaming answers; each works with and without JavaScript."""
+"""Chat pages, their assets, sending messages and streaming answers; all works with and without JavaScript."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
-from starlette.responses import RedirectResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 from notso.web.chat.chat_view import (
     NEWEST_MESSAGES,
@@ -37,19 +37,32 @@ from notso.web.chat.views import (
     to_page,
     turn_view,
 )
-from notso.web.edge.access import GUARDED
+from notso.web.edge.access import GUARDED, PUBLIC
+from notso.web.edge.assets import FOREVER, accepts_gzip
 from notso.web.edge.forms import read_form
 from notso.web.edge.open_streams import CountedStream
 from notso.web.store.protocol import MOST_SHOWN, Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import changed
 from notso.web.turns.sse import both, feed_events, finished_log, last_number, turn_events
 from notso.web.turns.turn_log import TurnLog
-from notso.web.values.errors import StorageError
+from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()
+
+
+@router.get("/static/{path:path}", dependencies=[PUBLIC])
+async def static_file(request: Request, services: Services, path: str) -> Response:
+    """Serve an asset from memory."""
+    asset = services.assets.find(path)
+    if asset is None:
+        return PlainTextResponse("Not found.\n", 404)
+    # The address holds the digest, so an asset never changes.
+    headers = {"Cache-Control": FOREVER, "Vary": "Accept-Encoding"}
+    if accepts_gzip(request.headers):
+        return Response(asset.packed, media_type=asset.media_type, headers=headers | {"Content-Encoding": "gzip"})
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
 
 
 @router.get("/", dependencies=[GUARDED])

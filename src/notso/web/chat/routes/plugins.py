@@ -16,8 +16,8 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
-from notso.web.values.plugin_call import call_plugin
-from notso.web.values.problems import Problem
+from notso.web.values.child_work import call_plugin
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()

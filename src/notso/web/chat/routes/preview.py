@@ -1,10 +1,16 @@
-"""Preview of HTML and SVG written by a model, in a frame without scripts, forms, network or origin.
+"""Frames for what a model wrote: HTML and SVG without scripts, forms, network or origin; diagrams with scripts only.
 
-The sanitizer removes scripts and anything that loads by itself; the frame's policy refuses the rest.
+The sanitizer removes scripts and anything that loads by itself; the frame's policy refuses the rest. The frame of
+diagrams has an origin of its own, to which the page's files are not served, so its scripts are part of its document;
+its policy allows only their digests.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
+from functools import cache
 from html import escape
 
 from fastapi import APIRouter, Request, Response
@@ -13,10 +19,11 @@ from starlette.responses import HTMLResponse
 from notso.system.confinement import ConfinedWorkError
 from notso.web.chat.services import Services
 from notso.web.chat.views import Owner
-from notso.web.edge.access import GUARDED
+from notso.web.edge.access import GUARDED, PUBLIC
+from notso.web.edge.assets import STATIC_DIRECTORY, Asset, accepts_gzip
 from notso.web.edge.forms import read_form
 from notso.web.rendering.html_preview import preview_html
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()
@@ -48,3 +55,36 @@ async def show_preview(request: Request, services: Services, owner: Owner) -> Re
 def _page(html: str, status: int = 200) -> Response:
     page = f'<!doctype html><meta charset="utf-8"><title>preview</title>{_CALM}{html}'
     return HTMLResponse(page, status, {"Content-Security-Policy": POLICY, "X-DNS-Prefetch-Control": "off"})
+
+
+SCRIPTS = ("vendor/mermaid/mermaid.min.js", "diagram.js")
+_PAGE = (
+    '<!doctype html><meta charset="utf-8"><title>diagram</title><style>body { margin: 1rem; font-family: system-ui; }'
+    " .dark { color: #ececef; background: #17181b; } svg { max-width: 100%; height: auto; }</style>"
+    '<body><div id="diagram"></div>'
+)
+
+
+@router.get("/diagram", dependencies=[PUBLIC])
+async def show_frame(request: Request) -> Response:
+    """Return the frame's document, which is the same for everyone and holds no user's data."""
+    page, policy = await asyncio.to_thread(_frame)
+    headers = {"Content-Security-Policy": policy, "Cache-Control": "public, max-age=3600", "Vary": "Accept-Encoding"}
+    if accepts_gzip(request.headers):
+        packed = await asyncio.to_thread(lambda: page.packed)
+        return Response(packed, media_type=page.media_type, headers=headers | {"Content-Encoding": "gzip"})
+    return Response(page.body, media_type=page.media_type, headers=headers)
+
+
+@cache
+def _frame() -> tuple[Asset, str]:
+    # `<!--` would hide the end of the script; both spellings are the same text to JavaScript.
+    scripts = [(STATIC_DIRECTORY / name).read_text("utf-8").replace("<!--", "<\\x21--") for name in SCRIPTS]
+    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    body = _PAGE + "".join(f"<script>{each}</script>" for each in scripts)
+    policy = (
+        f"sandbox allow-scripts; default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "font-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
+    )
+    return Asset(body.encode(), "text/html; charset=utf-8"), policy

@@ -13,7 +13,7 @@ from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import PromptKind, SavedPrompt
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.slash_commands import commands_of
 from notso.web.values.wording import number, words
 

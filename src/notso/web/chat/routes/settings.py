@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from starlette.background import BackgroundTask
@@ -22,12 +24,11 @@ from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.languages.page_language import LANGUAGE_COOKIE
-from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, changed, digests, settings_from, shown_defaults, shown_values
 from notso.web.turns.prompt import text_size
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import LANGUAGES, words
 
 router = APIRouter()
@@ -187,3 +188,25 @@ async def _estimate(
     if wants_prefill and await services.shared.requests.may_read(owner, gauge.used):
         response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options)
     return response
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """Sizes in bytes: chats with their log (None if stored elsewhere), and the KV cache."""
+
+    path: Path
+    chats_bytes: int | None
+    cache_bytes: int
+
+
+def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
+    """Measure a data directory. Blocking: not for the event loop."""
+    chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
+    return DataFolder(path, chats, sum(_size(file) for file in (path / "kv").rglob("*")))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:  # deleted meanwhile
+        return 0

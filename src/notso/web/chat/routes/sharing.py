@@ -16,7 +16,7 @@ from notso.web.edge.access import GUARDED, PUBLIC, audited
 from notso.web.edge.forms import read_form
 from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import MOST_SHOWN, Chat, Share
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()

@@ -11,8 +11,7 @@ from starlette.responses import RedirectResponse
 from notso.web.chat.services import ChatServices, Services
 from notso.web.edge.access import GUARDED, NOBODY, PUBLIC, Caller, KeyRing, caller_of, cookie_name
 from notso.web.edge.forms import read_form
-from notso.web.values.errors import SignInError
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem, SignInError
 from notso.web.values.wording import words
 
 router = APIRouter()

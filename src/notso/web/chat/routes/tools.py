@@ -21,7 +21,7 @@ from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOption
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
-from notso.web.values.problems import Problem
+from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 router = APIRouter()

@@ -41,9 +41,8 @@ from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
 from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
-from notso.web.values.errors import StorageDamagedError
+from notso.web.values.errors import Problem, StorageDamagedError
 from notso.web.values.ids import new_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import number, words
 
 router = APIRouter()

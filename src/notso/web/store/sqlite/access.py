@@ -18,7 +18,7 @@ from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Rows, Statements, Value
 from notso.web.store.sqlite.connection import BUSY_MS, snapshot, storage_errors, transaction
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
-from notso.web.values.worker_threads import WorkerThreads
+from notso.web.values.fair_queue import WorkerThreads
 
 T = TypeVar("T")
 ACCESS_FILE = "access.db"
