@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable
@@ -296,3 +297,28 @@ def test_suggestions_move_nothing(serve: Serve, open_page: Open, demo: DemoEngin
         )
         assert last and chips and last["y"] + last["height"] <= chips["y"] + 1, "they lie over nothing"
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_chat_below_a_path_asks_for_nothing_outside_it(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    """A whole visit: an answer that streams, sheets, a command that navigates, an import and another look."""
+    demo.dictate("A **bold** answer with $x^2$ and `code`.\n\n```python\nprint(1)\n```\n")
+    server = serve(demo.load, base_path="/chat")
+    page = open_page(server.url + "chat/")
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    ask(page, "Hello")
+    answered(page)
+    assert page.url.startswith(f"{server.url}chat/chats/")
+    expect(page.locator(".katex")).not_to_have_count(0)
+    show_settings(page)
+    page.keyboard.press("Escape")
+    ask(page, "/model")
+    page.wait_for_url("**/chat/models")
+    body = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    file = {"name": "chat.json", "mimeType": "application/json", "buffer": json.dumps(body).encode()}
+    page.goto(server.url + "chat/archive")
+    page.locator("#import").set_input_files([file])
+    page.wait_for_url("**/chat/chats/**")
+    outside = [url for url in addresses if url.startswith(server.url) and not url.startswith(f"{server.url}chat/")]
+    assert len(addresses) > 40
+    assert not outside

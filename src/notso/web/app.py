@@ -69,6 +69,7 @@ from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_o
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
+from notso.web.edge.base_path import BasePath
 from notso.web.edge.errors import ApiEdge, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
 from notso.web.edge.origins import CrossOriginAccess, OllamaGreeting
@@ -261,6 +262,7 @@ def create_app(
         middleware=[
             Middleware(TruePeer),
             Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
+            Middleware(BasePath, configured=settings.base_path, trusted_proxies=settings.trusted_proxies),
             Middleware(AccessLog),
             Middleware(InPieces),
             Middleware(RequestMetrics, metrics=parts.api.metrics),

@@ -18,6 +18,7 @@ from notso.plugins.plugin_set import Plugins
 from notso.web.chat.chat_list import by_day
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
+from notso.web.edge.base_path import Rooted, base_path
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.extensions import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
@@ -66,9 +67,11 @@ class Pages:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            extensions=[Rooted],
         )
         self._environment.globals.update(
             words=words,
+            root=base_path.get,
             asset=assets.url,
             icon=_icons(assets),
             fresh_id=new_id,
@@ -200,7 +203,8 @@ def tool_duration(milliseconds: float) -> str:
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:
     sheet = assets.url("icons.svg")
-    return lambda name: Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>').format(sheet, name)
+    glyph = Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>')
+    return lambda name: glyph.format(base_path.get() + sheet, name)
 
 
 def iso_time(time_ms: int) -> str:

@@ -79,7 +79,9 @@ class Assets:
     def _named(self, name: str, reference: bytes) -> bytes:
         # References to unknown files stay unchanged.
         neighbour = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
-        return self._urls.get(neighbour, reference.decode()).encode()
+        found = self._urls.get(neighbour)
+        up = "../" * (name.count("/") + 1)  # to /static, wherever a proxy publishes that
+        return (up + found.removeprefix("/static/") if found else reference.decode()).encode()
 
     def url(self, name: str) -> str:
         """Return a file's URL. Raise KeyError if it does not exist."""

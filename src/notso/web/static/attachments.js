@@ -55,7 +55,7 @@
     list.append(note);
     try {
       const headers = { "Content-Type": "application/octet-stream" };
-      const address = `/attachments?extension=${encodeURIComponent(extension.slice(0, 10))}`;
+      const address = `${document.documentElement.dataset.root}/attachments?extension=${encodeURIComponent(extension.slice(0, 10))}`;
       const answer = await fetch(address, { method: "POST", headers, body: file });
       const found = await answer.json();
       if (!answer.ok) return refuse(file.name, found.problem ?? "offline");

@@ -15,7 +15,7 @@ document.addEventListener("change", async ({ target }) => {
       report.textContent = report.dataset.large;
       return;
     }
-    const answer = await fetch("/import", { method: "POST", headers, body });
+    const answer = await fetch(`${document.documentElement.dataset.root}/import`, { method: "POST", headers, body });
     const chat = answer.headers.get("HX-Redirect");
     if (chat) {
       location.assign(chat);

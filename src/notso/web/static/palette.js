@@ -47,7 +47,7 @@
       const button = [...document.querySelectorAll(option.dataset.target)].at(-1);
       button ? button.click() : problem.textContent = palette.dataset.nothing;
     },
-    go: (option, argument) => location.assign(option.dataset.target + (option.dataset.target.endsWith("/") ? argument || "md" : "")),
+    go: (option, argument) => location.assign(document.documentElement.dataset.root + option.dataset.target + (option.dataset.target.endsWith("/") ? argument || "md" : "")),
     choose: (option, argument) => set(document.querySelector(`[name=${option.dataset.target}][value="${argument}"]`), true),
     thinking: (option, argument) => {
       const toggle = form.querySelector("[role=switch]");

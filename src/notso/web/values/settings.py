@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -20,6 +21,7 @@ MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
 VALKEY_SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
 NO_POSTGRES = "the database URL must begin with postgresql://"
+_BASE_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]{1,64}){1,8}")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -141,8 +143,14 @@ class Settings:
         variable="VALKEY_URL",
         secret=True,
     )
-    trusted_proxies: tuple[str, ...] = _setting(  # addresses or networks; X-Forwarded-Proto, too
+    trusted_proxies: tuple[str, ...] = _setting(  # addresses or networks; X-Forwarded-Proto and -Prefix, too
         (), help="Trust X-Forwarded-For from this address; repeatable.", metavar="ADDRESS", name="trust_proxy"
+    )
+    base_path: str = _setting(
+        "",
+        help="Path that a proxy publishes the server under, such as /chat.",
+        metavar="PATH",
+        variable="NOTSO_BASE_PATH",
     )
     leave_seconds: float = _setting(  # /health fails in this time
         0.0,
@@ -219,6 +227,8 @@ class Settings:
             except ValueError:
                 message = f"trusted_proxies: {proxy!r} is not an address and no network"
                 raise SettingsError(message, setting="trusted_proxies") from None
+        if self.base_path.strip("/") and not is_base_path(self.base_path.rstrip("/")):
+            raise SettingsError("base_path must be a path such as /chat", setting="base_path")
         if not 0 < self.send_timeout_seconds <= 600:
             raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
 
@@ -288,6 +298,11 @@ def is_engine_url(url: str) -> bool:
         )
     except ValueError:
         return False
+
+
+def is_base_path(text: str) -> bool:
+    """Whether `text` is a path such as /chat or /tools/chat, without a slash at its end."""
+    return _BASE_PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 
 def is_loopback(host: str) -> bool:

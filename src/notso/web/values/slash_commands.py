@@ -94,7 +94,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("Shift+Enter"),
     Shortcut("Escape", "[data-stop]"),
     Shortcut("Shift+Escape", "#text"),
-    Shortcut("Control+K", ".sidebar-head :is(button[commandfor=search], a[href='/search'])"),
+    Shortcut("Control+K", ".sidebar-head :is(button[commandfor=search], a[href$='/search'])"),
     Shortcut("Control+B", "[data-toggle-rail]"),
     Shortcut("Control+Shift+O", "#new-chat"),
     Shortcut("Control+Enter", "[data-regenerate]"),

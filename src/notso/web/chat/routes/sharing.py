@@ -13,6 +13,7 @@ from notso.web.chat.chat_view import read_shown
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.views import Owner, find_chat, sidebar_context, to_page
 from notso.web.edge.access import GUARDED, PUBLIC, audited
+from notso.web.edge.base_path import base_path
 from notso.web.edge.forms import read_form
 from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import MOST_SHOWN, Chat, Share
@@ -45,7 +46,8 @@ async def add_link(request: Request, services: Services, owner: Owner, chat_id: 
     share = Share(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
     if not await services.shared.store.add_share(owner, share):
         raise Problem(404, words["error_unknown_chat"])
-    return await _page(request, services, owner, chat, link=f"{str(request.base_url).rstrip('/')}/shared/{secret}")
+    here = str(request.base_url).rstrip("/") + base_path.get()
+    return await _page(request, services, owner, chat, link=f"{here}/shared/{secret}")
 
 
 @router.post("/chats/{chat_id}/share/{share_id}/delete", dependencies=[audited("revoked a shared link")])

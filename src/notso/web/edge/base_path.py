@@ -1,0 +1,91 @@
+"""The path that a proxy publishes the server under, such as /chat, and links that stay below it.
+
+The server's own paths never have it: requests lose it on the way in, and what leaves gets it back in one place each:
+attributes of templates (`Rooted`), and the response headers that hold paths.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from jinja2.ext import Extension
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.web.edge.access import PEER
+from notso.web.values.settings import is_base_path
+
+base_path: ContextVar[str] = ContextVar("notso_base_path", default="")
+"""Base path of the request being served, without a slash at its end; '' where the server has a host to itself."""
+
+_HOLD_PATHS = ("location", "hx-redirect", "hx-push-url")
+_COOKIE_PATH = re.compile(r"(?i)(?<=; path=)/")
+
+_ATTRIBUTES = (
+    "href|src|action|formaction|hx-get|hx-post|hx-sse:connect|data-copy|data-katex|data-copy-tex|data-katex-css"
+)
+_LINK = re.compile(rf'(?<=\s)((?:{_ATTRIBUTES})=")(?=/(?!/)|\{{\{{)')
+
+
+class Rooted(Extension):
+    """Makes each template's links begin with the base path; templates are written as if there were none."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return _LINK.sub(r"\1{{ root() }}", source)
+
+
+class BasePath:
+    """Serves below a base path: the configured one, or X-Forwarded-Prefix of a trusted proxy.
+
+    A proxy may remove the path itself or leave it: requests with and without it are the same.
+    """
+
+    def __init__(self, app: ASGIApp, configured: str, trusted_proxies: Sequence[str]) -> None:
+        self._app = app
+        self._configured = configured.rstrip("/")
+        self._trusted = [ipaddress.ip_network(proxy) for proxy in trusted_proxies]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        base = self._base_of(scope) if scope["type"] == "http" else ""
+        if not base:
+            await self._app(scope, receive, send)
+            return
+        base_path.set(base)
+        raw: bytes = scope["raw_path"]
+        if raw == base.encode() or raw.startswith(base.encode() + b"/"):
+            scope.update(path=scope["path"][len(base) :] or "/", raw_path=raw[len(base) :] or b"/")
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _put_below(base, MutableHeaders(scope=message))
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+    def _base_of(self, scope: Scope) -> str:
+        if not self._trusted:
+            return self._configured
+        given = Headers(scope=scope).get("x-forwarded-prefix", "").rstrip("/")
+        return given if is_base_path(given) and self._is_trusted(scope[PEER]) else self._configured
+
+    def _is_trusted(self, peer: str) -> bool:
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self._trusted)
+
+
+def _put_below(base: str, headers: MutableHeaders) -> None:
+    for name in _HOLD_PATHS:
+        value = headers.get(name, "")
+        if value.startswith("/") and not value.startswith("//"):
+            headers[name] = base + value
+    cookies = headers.getlist("set-cookie")
+    if cookies:
+        del headers["set-cookie"]
+        for cookie in cookies:
+            headers.append("set-cookie", _COOKIE_PATH.sub(lambda _: base + "/", cookie, count=1))
