@@ -43,6 +43,7 @@ from notso.web.api.shared.services import ApiServices
 from notso.web.chat import views
 from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
+from notso.web.chat.compaction import Compaction
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import (
     archive,
@@ -399,6 +400,8 @@ def _parts(
         feed,
         toolbox=toolbox,
     )
+    compaction = Compaction(chat)
+    turns.at_end.append(lambda turn, usage, finish_reason: compaction.consider(turn, usage))
     leases = shared.leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))

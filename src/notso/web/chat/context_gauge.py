@@ -43,6 +43,7 @@ class ContextGauge:
     cached_tokens: int
     seconds: float | None
     when_full: WhenFull
+    offers_summary: bool
     dropped: tuple[str, ...] = ()
     """Names of the parts that the chat template omits."""
     at_least: bool = False
@@ -70,14 +71,15 @@ def measure(
 ) -> ContextGauge:
     """Measure a branch with a draft at its end. Raises ModelError."""
 
+    offers = settings.compaction == "ask"
     count = partial(engine.count_tokens, options=options)
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
     try:
         estimate = engine.estimate(messages, options)
     except ContextLengthError as error:
-        used = error.needed_tokens
+        used, total = error.needed_tokens, engine.info.context_tokens
         parts = dict.fromkeys(PARTS, 0) | {"history": used}
-        return ContextGauge(used, engine.info.context_tokens, parts, used, 0, None, settings.when_full, at_least=True)
+        return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers, at_least=True)
     used = estimate.prompt_tokens
     # Each part is the difference between two counts, because the template adds tokens around every message.
     without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
@@ -116,6 +118,7 @@ def measure(
         estimate.cached_tokens,
         estimate.seconds,
         settings.when_full,
+        offers,
         tuple(
             dropped_parts(
                 engine.info.template_drops,

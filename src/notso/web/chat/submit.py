@@ -255,18 +255,18 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     said = view.above > 0 or any(message.content for message in shown[1:])
     if not shown or shown[-1].kind == "summary" or not said:
         raise Problem(400, words["error_nothing_to_summarize"])
-    assistant_message = replace(_new_message(chat), kind="summary")
+    assistant_message = new_summary(chat)
     new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
         choice = await chosen_model(*models_of(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
-        prepared = await _reserved(services, running, await _summary_request(services, owner, view, choice), view)
+        prepared = await _reserved(services, running, await summary_request(services, owner, view, choice), view)
         accepted = _accepted(await _once_free(services, owner, lambda: services.shared.store.add_message(owner, new)))
         if accepted.repeated:
             running.close()
             return accepted, view
         view = view.after(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
-        request = await _summary_request(services, owner, view, choice)
+        request = await summary_request(services, owner, view, choice)
         turn = Turn(accepted.assistant_message, request, left_out=view.left_out)
         services.turns.start(turn, running, prepared)
     return accepted, view
@@ -409,7 +409,8 @@ async def _request(
     return request, offer
 
 
-async def _summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
+async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
+    """Return the request for a summary of the branch."""
     return Request(
         (*await _messages(view), Message("user", SUMMARY_REQUEST)),
         SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
@@ -475,6 +476,10 @@ def _key(fields: dict[str, str]) -> str:
 
 def _message(chat: Chat, role: Role, text: str) -> StoredMessage:
     return StoredMessage(new_id(), chat.id, role, text, "", "done", _now_ms())
+
+
+def new_summary(chat: Chat) -> StoredMessage:
+    return replace(_new_message(chat), kind="summary")
 
 
 def _new_message(chat: Chat) -> StoredMessage:

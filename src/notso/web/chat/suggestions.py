@@ -23,6 +23,7 @@ MIN_SUGGESTIONS = 2
 MAX_TOKENS = 60
 MAX_CHARACTERS = 100
 WAIT_SECONDS = 30.0
+LOOK_SECONDS = 0.25
 MAX_REMEMBERED = 64
 
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
@@ -42,6 +43,15 @@ class Suggestions:
     def idle(self) -> bool:
         loaded = [served.engine.stats() for served in self._requests.host.loaded() if served.engine is not None]
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
+
+    async def until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
+        """Wait until the engine has nothing to do; False if it stays busy."""
+        await asyncio.sleep(after_seconds)
+        for _ in range(int(patience_seconds / LOOK_SECONDS)):
+            if self.idle:
+                return True
+            await asyncio.sleep(LOOK_SECONDS)
+        return False
 
     def cancel(self) -> None:
         """Stop the current generation."""

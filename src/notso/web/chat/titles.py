@@ -28,7 +28,6 @@ MAX_TOKENS = 24
 MAX_CHARACTERS = 60
 PATIENCE_SECONDS = 60.0
 AFTER_SECONDS = 2.0  # suggestions go first: the page shows them at once
-LOOK_SECONDS = 0.25
 
 _LABEL = re.compile(r"(?:title|name) ?: ?", re.IGNORECASE)
 _DECORATION = " \"'*_`#“”"
@@ -81,7 +80,7 @@ class Titles:
             messages = await asyncio.to_thread(
                 prompt_messages, line, settings.system_prompt, keep_thinking=settings.keep_thinking
             )
-            if not await self._idle():
+            if not await self._suggestions.until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
             text = await self._ask(owner, chat, messages, conversation_of(line), settings, turn.request)
             title = title_in(text or "")
@@ -89,15 +88,6 @@ class Titles:
             if title and now is not None and now.title == chat.title:  # not renamed meanwhile
                 await self._store.update_chat(owner, chat_id, title=title)
                 self._feed.announce(owner, chat_id, "", turns=False)
-
-    async def _idle(self) -> bool:
-        await asyncio.sleep(AFTER_SECONDS)
-        # Returns False if the engine stays busy.
-        for _ in range(int(PATIENCE_SECONDS / LOOK_SECONDS)):
-            if self._suggestions.idle:
-                return True
-            await asyncio.sleep(LOOK_SECONDS)
-        return False
 
     async def _ask(
         self,

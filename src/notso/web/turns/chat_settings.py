@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from notso.smollm3 import PARAMETERS, OnPage, Parameter
 from notso.web.engine.port import SamplingParams, WhenFull
@@ -17,6 +17,7 @@ MAX_TOOL_NAMES_CHARACTERS = 4_000
 MAX_MODEL_NAME_CHARACTERS = 200
 CHOICES = {
     "when_full": ("stop", "drop_oldest"),
+    "compaction": ("ask", "automatic", "off"),
     "suggestions": ("on", "off"),
     "keep_thinking": ("off", "on"),
     "raw_user_messages": ("on", "off"),
@@ -44,6 +45,7 @@ class ChatSettings:
     titles: bool = False  # let the model name new chats
     speculative_prefill: bool = True  # prefill a draft when idle
     when_full: WhenFull = "stop"
+    compaction: Literal["off", "ask", "automatic"] = "ask"  # summarize older messages near the limit
     tools: str | None = None  # names separated by spaces
     model: str | None = None  # None: the default model
 

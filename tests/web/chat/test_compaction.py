@@ -1,0 +1,94 @@
+"""A nearly full chat is summarized while nothing else runs: where that is set, and never over what a person does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scripted_engine import ScriptedEngine, say
+
+from notso.smollm3 import Event
+from notso.web.chat import compaction, suggestions
+from notso.web.turns.prompt import SUMMARY_REQUEST
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every chat is nearly full, and a short silence is idleness."""
+    monkeypatch.setattr(compaction, "AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(suggestions, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(compaction, "WARN_PERCENT", 0)
+
+
+def script(messages: Any, thinking: bool) -> Iterator[Event]:
+    yield from say("We spoke of cats." if messages[-1].content == SUMMARY_REQUEST else "Cats purr.")
+
+
+def asked_for(engine: ScriptedEngine) -> list[Any]:
+    return [request for request in engine.requests if request.messages[-1].content == SUMMARY_REQUEST]
+
+
+def line_of(server: Any, chat_id: str) -> list[Any]:
+    line: list[Any] = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
+    return line
+
+
+def test_a_summary_replaces_what_is_above_and_goes_with_a_click(start: Start) -> None:
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    server.client.post("/settings", data={"compaction": "automatic"})
+    asked = server.ask("Tell me about cats")
+    server.finished(asked)
+    server.wait(lambda: line_of(server, asked.chat_id)[-1].kind == "summary")
+    summary = line_of(server, asked.chat_id)[-1]
+    assert (summary.content, summary.state) == ("We spoke of cats.", "done")
+    (request,) = asked_for(engine)
+    assert request.options.priority == "background" and request.options.tool_choice == "none"
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert "summary-card" in page and "We spoke of cats." in page and "Tell me about cats" in page
+    server.finished(server.ask("And dogs?", asked.chat_id))
+    (later,) = [request for request in engine.requests if request.messages[-1].content == "And dogs?"]
+    read = "\n".join(message.content for message in later.messages)
+    assert "We spoke of cats." in read and "Tell me about cats" not in read
+    place = f"/chats/{asked.chat_id}/messages/{summary.id}/unsummarize"
+    server.wait(lambda: not server.chat.turns.unfinished)
+    assert server.client.post(place).status_code in (204, 303)
+    assert summary.id not in {message.id for message in line_of(server, asked.chat_id)}
+
+
+@pytest.mark.parametrize("choice", ["", "ask", "off"])
+def test_only_where_it_is_set(start: Start, choice: str) -> None:
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    if choice:
+        server.client.post("/settings", data={"compaction": choice})
+    asked = server.ask("Tell me about cats")
+    server.finished(asked)
+    server.finished(server.ask("And dogs?", asked.chat_id))
+    server.wait(lambda: not server.on_loop(lambda: server.chat.turns.unfinished))
+    assert not asked_for(engine)
+
+
+def test_a_question_interrupts_it_and_nothing_is_stored(start: Start) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slowly(messages: Any, thinking: bool) -> Iterator[Event]:
+        if messages[-1].content == SUMMARY_REQUEST:
+            writing.set()
+            go_on.wait(60)
+        yield from script(messages, thinking)
+
+    engine = ScriptedEngine(slowly)
+    server = start(engine).ready()
+    server.client.post("/settings", data={"compaction": "automatic"})
+    asked = server.ask("Tell me about cats")
+    assert writing.wait(60)
+    server.client.post("/settings", data={"compaction": "off"})
+    later = server.ask("And dogs?", asked.chat_id)
+    go_on.set()
+    server.finished(later)
+    assert [message.kind for message in line_of(server, asked.chat_id)] == ["turn"] * 4
