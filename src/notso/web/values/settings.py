@@ -148,7 +148,7 @@ class Settings:
     )
     base_path: str = _setting(
         "",
-        help="Path that a proxy publishes the server under, such as /chat.",
+        help="Path under which a proxy serves it, such as /chat.",
         metavar="PATH",
         variable="NOTSO_BASE_PATH",
     )
