@@ -1,1 +1,1 @@
-"""Tools that the model may call in a chat, each asked for and allowed by a person."""
+"""Tools that the model can call in a chat, with the user's permission."""

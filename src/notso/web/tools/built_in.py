@@ -1,4 +1,4 @@
-"""The first plugin: the tools that come with the program. They are ours, so they run in the server's process."""
+"""Built-in tools. They run in the server's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from notso.web.tools.mcp_config import LeftOut
 from notso.web.values.errors import ToolError
 
 MAX_HITS = 5
-LOOKED_AT = 40  # the chat that asks holds the words itself, and is left out
+LOOKED_AT = 40  # the current chat contains the words, too, and is left out
 MAX_QUERY_CHARACTERS = 200
 
 
@@ -62,7 +62,7 @@ async def _read_attachment(arguments: Mapping[str, Any], surroundings: Surroundi
 
 
 def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
-    """Lines of the newest file of that name from `first_line` (1 is the first) on. Raises ToolError."""
+    """Return lines of the newest file of that name, from `first_line` (counted from 1). Raises ToolError."""
     file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))
@@ -94,10 +94,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def spelt(zone: str, now: datetime) -> str:
-    """`now` (with its zone) as a sentence, in `zone` or, where that is '', where this machine stands.
-
-    Raises ToolError for a zone nobody knows.
-    """
+    """Return an aware time as a sentence, in `zone` or ('') in the local one. Raises ToolError for an unknown zone."""
     name = zone_named(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")
@@ -106,7 +103,7 @@ def spelt(zone: str, now: datetime) -> str:
 
 
 def zone_named(text: str) -> str:
-    """The zone of the time zone database that is meant: by its name, or by that of its city."""
+    """Return a zone of the time zone database by its name or city. Raises ToolError."""
     wanted = text.strip().replace(" ", "_").lower()
     if len(wanted) <= MAX_NAME_CHARACTERS:
         if wanted in _zones():
@@ -119,7 +116,7 @@ def zone_named(text: str) -> str:
 
 @cache
 def _zones() -> dict[str, str]:
-    """Each zone by its name in small letters, and by that of its city where one zone alone has it."""
+    """Return zones by their lower-case name, and by their city if it is unambiguous."""
     names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
     cities: dict[str, list[str]] = {}
     for name in names:
@@ -145,21 +142,19 @@ CLOCK = ChatTool(
 
 
 class BuiltInTools:
-    """A source of tools that is always there."""
+    """The source of built-in tools."""
 
     TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH)
 
     def tools(self) -> Sequence[ChatTool]:
-        """Return all of them."""
+        """Return all built-in tools."""
         return self.TOOLS
 
     def failures(self) -> Mapping[str, str]:
-        """None ever."""
         return {}
 
     def left_out(self) -> Sequence[LeftOut]:
-        """None ever."""
         return ()
 
     async def ready(self) -> None:
-        """They are."""
+        pass

@@ -1,4 +1,4 @@
-"""Exact arithmetic: a grammar of its own over fractions, with a bound on everything that could grow.
+"""Exact arithmetic over fractions, with bounds on everything that can grow.
 
 sum     = product (('+' | '-') product)*
 product = signed (('*' | '/' | '//' | '%') signed)*
@@ -23,11 +23,11 @@ from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 60
-MAX_BITS = 8_192  # of a numerator or a denominator: about 2,466 digits
+MAX_BITS = 8_192  # of a numerator or denominator: about 2,466 digits
 MAX_FACTORIAL = 500
-MAX_DECIMALS = 40  # as many are shown of a finite fraction; longer ones are rounded
+MAX_DECIMALS = 40  # longer fractions are rounded
 ROUNDED_DIGITS = 20
-INNER_DIGITS = 60  # of a root that is no fraction
+INNER_DIGITS = 60  # of an irrational root
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([a-z]+)|(\*\*|//|[-+*/%^(),]))")
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
@@ -36,14 +36,14 @@ _PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494")
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """`exact`: no root and no constant was rounded on the way."""
+    """A value. `exact`: no root and no constant was rounded."""
 
     value: Fraction
     exact: bool = True
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression: whole, as a finite decimal, or rounded and marked so. Raises ToolError."""
+    """Evaluate an expression to an integer, a finite decimal, or a rounded and marked one. Raises ToolError."""
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression is longer than {MAX_CHARACTERS} characters")
     parser = _Parser(_tokens(expression.translate(_SAME).rstrip("=? \n\t")))
@@ -77,7 +77,7 @@ class _Parser:
         return number
 
     def _next(self, *wanted: str) -> str:
-        """The next token if it is one of those, else ''."""
+        """Consume the next token if it is one of these; else return ''."""
         if self._at < len(self._tokens) and self._tokens[self._at] in wanted:
             self._at += 1
             return self._tokens[self._at - 1]
@@ -258,7 +258,7 @@ def _written(number: _Number) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    """How many decimals a fraction with this denominator has; None for more than are shown, or without end."""
+    """Return the number of decimals of a fraction; None if infinite or more than are shown."""
     twos = fives = 0
     while denominator % 2 == 0:
         denominator //= 2

@@ -1,4 +1,4 @@
-"""A tool as a plain value: what the model is told of it, and the function behind it."""
+"""A tool: its description for the model, and its function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ MAX_ARGUMENT_CHARACTERS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a tool may know of the chat it is called in. `attachments` are those of the branch the model answers in;
-    `ask` puts a question to the person at the page, where there is one."""
+    """The chat in which a tool is called.
+
+    `attachments` are those of the current branch. `ask` puts a question to the user, if a page is open.
+    """
 
     owner: str
     chat_id: str
@@ -30,15 +32,15 @@ class Surroundings:
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
 Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
-"""From checked arguments to the text the model reads. Raises ToolError, whose sentence the model reads instead."""
+"""Return the result for the model from checked arguments. Raises ToolError, whose message replaces the result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTool:
-    """`parameters` is the JSON schema of the arguments; `origin` names the server it comes from ('': built in), and
-    `name_there` is what it calls the tool, where that is another name.
+    """A tool. `parameters` is the JSON schema of its arguments, `origin` its server ('': built in), `name_there` its
+    name on that server, if different.
 
-    After `seconds` a call is given up. `always_asks`: permission is for one call only.
+    Calls time out after `seconds`. `always_asks`: permission is for one call only.
     """
 
     name: str
@@ -52,22 +54,19 @@ class ChatTool:
 
     @property
     def digest(self) -> str:
-        """Of all that a person is told who permits it; another tool of that name has another one."""
+        """Digest of everything that the user is shown when granting permission."""
         told = [self.origin, self.name, self.name_there, self.description, self.parameters]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> Tool:
-        """The tool as the engine is given it."""
+        """Return the tool's definition for the engine."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Hold arguments to the little of JSON schema that built-in tools use: which there are, and their types.
-
-    Raises ToolError, which names what is missing, unknown or of another type.
-    """
+    """Check arguments against the part of JSON schema that built-in tools use: names and types. Raises ToolError."""
     properties: Mapping[str, Any] = parameters.get("properties", {})
     for name in parameters.get("required", ()):
         if name not in arguments:

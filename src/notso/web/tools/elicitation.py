@@ -1,6 +1,6 @@
-"""What a server of tools asks a person during a call (MCP's elicitation): a question, its fields, and what was typed.
+"""Questions of MCP servers to the user during a call (elicitation): message, fields, and reply.
 
-Servers are not trusted: what they ask is bounded here, shown as plain text, and no pattern of theirs is ever matched.
+Servers are not trusted: questions are bounded and shown as plain text, and patterns in their schemas are not matched.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import words
 
 QUESTION_SECONDS = 300.0
-"""For a person to answer; a call's own time stands still meanwhile."""
+"""Time for the user to answer, during which the call's timeout is suspended."""
 
 MAX_QUESTIONS = 4  # during one call
-MAX_INPUTS = 24  # of one question: each choice that can be ticked is one
-MAX_CHOICES = 64  # of which one can be taken
+MAX_INPUTS = 24  # of one question; every checkbox counts
+MAX_CHOICES = 64  # of a single-choice field
 MAX_MESSAGE_CHARACTERS = 1_000
 MAX_LABEL_CHARACTERS = 200
 MAX_CHOICE_CHARACTERS = 200
 MAX_VALUE_CHARACTERS = 2_000
 MAX_NUMBER_CHARACTERS = 40
-LARGEST_BOUND = 1e15  # one that is larger bounds nothing a person types
+LARGEST_BOUND = 1e15  # larger limits have no effect on typed text
 
 Kind = Literal["text", "email", "uri", "date", "date-time", "number", "integer", "boolean", "choice", "choices"]
 Value: TypeAlias = str | int | float | bool | list[str]
 
-_FORMATS: tuple[Kind, ...] = ("email", "uri", "date", "date-time")  # others say nothing
+_FORMATS: tuple[Kind, ...] = ("email", "uri", "date", "date-time")  # other formats are ignored
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One value that is asked for. `lowest` and `highest` bound a number, the length of a text, or how many choices are
-    taken. `choices`: what is sent, and what is shown for it."""
+    """A requested value. `lowest` and `highest` bound a number, the length of a text, or the number of choices.
+
+    `choices` are pairs of a value and its label.
+    """
 
     name: str
     kind: Kind
@@ -55,7 +57,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Elicitation:
-    """What `server` wants to know. `id` is given by who asks it."""
+    """A question of `server`. The caller assigns `id`."""
 
     server: str
     message: str
@@ -65,7 +67,7 @@ class Elicitation:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a person made of a question. cancel: nobody answered, or the call is over."""
+    """Reply to a question. cancel: there was no answer, or the call ended."""
 
     action: Literal["accept", "decline", "cancel"]
     values: Mapping[str, Value] = field(default_factory=dict, repr=False)
@@ -76,7 +78,7 @@ Ask: TypeAlias = Callable[[Elicitation], Awaitable[Reply]]
 
 
 def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
-    """A question of a message and its flat schema. Raises ToolError, which says what cannot be asked."""
+    """Return a question from a message and its flat schema. Raises ToolError for what a form cannot ask."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
@@ -90,8 +92,11 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
 
 
 def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
-    """What was typed, by the names the server has for it. In the form, `value-N` is that of field N; a choice is its
-    number, and `value-N-M` is there where choice M was ticked. What is empty is left out. Raises Problem (400)."""
+    """Return the form's values by the server's names, without empty ones.
+
+    In the form, `value-N` is the value of field N, or the number of its choice; `value-N-M` is present if choice M is
+    checked. Raises Problem (400).
+    """
     values: dict[str, Value] = {}
     for at, each in enumerate(question.fields):
         value = _value(each, f"value-{at}", form)
@@ -137,7 +142,7 @@ def _field(name: str, schema: Any, is_required: bool) -> Field:
 
 
 def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """By `enum` (with the older `enumNames`), or by constants with titles."""
+    """Return the choices of `enum` (with the older `enumNames`) or of titled constants."""
     titled = schema.get("oneOf", schema.get("anyOf"))
     if isinstance(titled, list) and all(isinstance(each, dict) for each in titled):
         values, names = [each.get("const") for each in titled], [each.get("title") for each in titled]
@@ -155,7 +160,7 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> Any:
-    """What stands there already; None for nothing, or what is no such value."""
+    """Return the default value; None if missing or of another type."""
     known = {value for value, _ in choices}
     if kind == "choices":
         return tuple(each for each in given if each in known) if _is_texts(given) else ()
@@ -169,7 +174,7 @@ def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> An
 
 
 def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
-    """None for nothing. Raises Problem."""
+    """Return the typed value, None for an empty one. Raises Problem."""
     if asked.kind == "boolean":
         return name in form
     if asked.kind == "choices":
@@ -213,7 +218,7 @@ def _number(asked: Field, text: str) -> int | float:
 
 
 def _is_of_format(kind: Kind, text: str) -> bool:
-    """Whether a text is what its format says, as far as one can see without asking anybody."""
+    """Whether a text has its format, as far as that can be checked locally."""
     try:
         if kind == "email":
             name, at, host = text.rpartition("@")

@@ -1,8 +1,8 @@
-"""An MCP server at an address (streamable HTTP or SSE), with bounds on all it says: nothing of it is to be trusted.
+"""Transport to an untrusted MCP server at an address (streamable HTTP or SSE), with bounds on its messages.
 
-The library keeps the session, its headers and its end; it follows redirects only within the address's origin. Here its
-answers are bounded before it reads them. No stream of the server's own (GET) is opened over streamable HTTP: nothing in
-it is followed. Over the older SSE transport that stream carries the answers, so each of its events is bounded.
+The library manages the session and follows redirects only within the address's origin. Responses are bounded here
+before the library reads them. Over streamable HTTP, the server's own stream (GET) is not opened, because nothing in it
+is used. Over the older SSE transport it carries the responses, so each of its events is bounded.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ from notso.web.tools.mcp_process import (
 )
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two pieces of an answer: a person may be asked meanwhile
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two parts of a response, during which the user may be asked
 MAX_REDIRECTS = 3
-MAX_SSE_EVENT_BYTES = 1024 * 1024  # the library's limit over SSE
+MAX_SSE_EVENT_BYTES = 1024 * 1024  # the library's limit for SSE
 SESSION_ID = "mcp-session-id"
 SESSION_LOST = "its session has expired"
 NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
-"""Statuses by which a server that only has SSE rejects the first message, as the protocol says."""
+"""Statuses with which an SSE-only server rejects the first message, by the protocol."""
 
 
 class McpAddress:
-    """A transport for `mcp.Client`: an asynchronous context manager, in which there is a session.
+    """Transport for `mcp.Client`: an asynchronous context manager with a session.
 
-    `ended` is set once a new session is needed, and `fault` says why: the server forgot this one, or broke a bound.
-    `refused` is set if the server does not speak streamable HTTP at this address. `left_out` names the tools that it
-    lists in a form that cannot be used.
+    `ended` is set when a new session is needed, with the reason in `fault`: the server forgot this one, or exceeded a
+    bound. `refused` is set if the server does not support streamable HTTP. `left_out` names unusable tools.
     """
 
     def __init__(self, entry: McpEntry, *, sse: bool = False) -> None:
@@ -63,11 +62,11 @@ class McpAddress:
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
-            # a stream of SSE may be silent for as long as nothing is asked
+            # an SSE stream is silent between requests
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=None if self.sse else READ_SECONDS),
             transport=_Bounded(self),
             max_redirects=MAX_REDIRECTS,
-            trust_env=False,  # no proxy and no password file of the machine
+            trust_env=False,  # ignore the machine's proxy settings and .netrc
         )
         async with contextlib.AsyncExitStack() as stack:
             if self.sse:
@@ -97,14 +96,14 @@ class McpAddress:
         await self._stack.aclose()
 
     def end(self, fault: str) -> None:
-        """Nothing more is asked in this session."""
+        """End the session."""
         self.fault = self.fault or fault
         self.ended.set()
 
     async def _listen(self, told: MemoryObjectReceiveStream[Said], heard: MemoryObjectSendStream[Said]) -> None:
         with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for each in told:
-                if isinstance(each, SessionMessage) and self._is_worth(each):
+                if isinstance(each, SessionMessage) and self._passes(each):
                     await heard.send(each)
         if self.sse:
             self.ended.set()
@@ -120,8 +119,8 @@ class McpAddress:
                     declare_forms_only(each.message)
                     await to_tell.send(each)
 
-    def _is_worth(self, each: SessionMessage) -> bool:
-        """Notifications are not, and no requests while enough of them are open; a list of tools is cut."""
+    def _passes(self, each: SessionMessage) -> bool:
+        """Whether to pass on a message: no notifications, and no requests beyond a limit. Reduces lists of tools."""
         if isinstance(each.message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
@@ -132,7 +131,7 @@ class McpAddress:
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Requests as ever; an answer is ended where it breaks a bound."""
+    """httpx transport that ends a response at its bound."""
 
     def __init__(self, owner: McpAddress) -> None:
         super().__init__()
@@ -176,7 +175,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
             else:
                 yield piece
                 if self._owner.sse and (b"\n\n" in piece or b"\r\n\r\n" in piece):
-                    size = items = 0  # an event ended; what of the next one came along is small beside the bounds
+                    size = items = 0  # an event ended; the start of the next one is small compared to the bounds
                 continue
             raise httpx2.ReadError(self._owner.fault)
 

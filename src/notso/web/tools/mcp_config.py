@@ -1,4 +1,4 @@
-"""Configuration files of MCP servers, in the dialects of the programs that people copy them from.
+"""Configuration files of MCP servers, in the formats of Claude, VS Code, Codex and other programs.
 
 A file names its servers under `mcpServers` or one of the other keys in `_CONTAINERS`. What cannot be used is left out
 with a reason: an entry, a key of an entry. Only a file that cannot be read as a whole is an error.
@@ -27,10 +27,7 @@ from notso.web.values.visible_text import visible_line
 
 
 class HttpHosts:
-    """This machine, and the names, addresses and networks that an operator allows.
-
-    Raises SettingsError for what is none of these.
-    """
+    """Loopback, and the names, addresses and networks that the operator allows. Raises SettingsError for others."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._names: set[str] = set()
@@ -67,7 +64,7 @@ _CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp",
 """Keys of servers: Claude, Cursor, Cline and most others; VS Code; Codex; Zed; opencode and Crush; old VS Code; Amp."""
 
 _BESIDE = {"$schema", "inputs", "version", "schema", "schema_version"}
-"""Keys beside the servers that need no mention."""
+"""Top-level keys that are ignored silently."""
 
 _HTTP_TYPES = {"http", "https", "streamablehttp", "httpstream", "streamable", "remote"}
 _STDIO_TYPES = {"stdio", "local", "command", "process"}
@@ -101,7 +98,7 @@ Transport = Literal["stdio", "http", "sse", "http or sse"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Part of a configuration, or of what a server offers, that is not used. Both are single visible lines."""
+    """An unused part of a configuration or of a server's tools, and the reason; single visible lines."""
 
     name: str
     reason: str
@@ -109,19 +106,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class McpEntry:
-    """How one server is reached: a program that speaks MCP over its standard input and output, or a `url`.
+    """A server: a program with MCP on stdin and stdout, or a `url`.
 
-    name: prefix of its tools, of letters, digits, `_` and `-`. label: the name in the file, where that is another one.
-    transport: how a `url` is spoken to; "http or sse" tries both.
-    allowed, denied: names of tools that the file selects, with `*` and `?` as in file names; None for all.
+    name: prefix of its tools, of letters, digits, `_` and `-`. label: its name in the file, if different.
+    transport: protocol for `url`; "http or sse" tries both.
+    allowed, denied: patterns of the tools that the file selects, with `*` and `?`; None for all.
     """
 
     name: str
     command: str = ""
     args: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    env: dict[str, str] = field(default_factory=dict, repr=False)  # may contain secrets
     cwd: str | None = None
-    url: str = field(default="", repr=False)  # may hold a secret, too
+    url: str = field(default="", repr=False)  # may contain a secret
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     label: str = ""
     transport: Transport = "http or sse"
@@ -130,32 +127,32 @@ class McpEntry:
 
     @property
     def title(self) -> str:
-        """The name shown to people."""
+        """Name for display."""
         return self.label or self.name
 
     def selects(self, tool: str) -> bool:
-        """Return whether the file lets a tool be used."""
+        """Whether the file permits a tool."""
         return not _is_among(tool, self.denied) and (self.allowed is None or _is_among(tool, self.allowed))
 
 
 @dataclass(frozen=True, slots=True)
 class McpConfig:
-    """The servers of a file that can be used, and what else it names."""
+    """Usable servers of a file, and the unused rest."""
 
     entries: tuple[McpEntry, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
 class _Unusable(Exception):
-    """An entry cannot be used; the message says why."""
+    """An entry cannot be used, with the reason as message."""
 
 
 def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
-    """Read a configuration file: JSON, with comments and trailing commas, or TOML if it is called so.
+    """Read a configuration file: JSON with comments and trailing commas, or TOML by its extension.
 
-    allowed_http: further hosts and networks that may be spoken to without encryption, beside this machine.
+    allowed_http: hosts and networks for unencrypted connections, besides loopback.
 
-    Raises SettingsError if the file cannot be read, is neither, or has no place for servers.
+    Raises SettingsError if the file cannot be read or parsed, or has no servers.
     """
     try:
         text = read_text(path, MAX_FILE_BYTES)
@@ -199,8 +196,7 @@ def _parsed(path: Path, text: str) -> Any:
 
 
 def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
-    """Return the servers as named in the file, and what else stands at its top. Raises SettingsError if there is no
-    place for servers."""
+    """Return the servers by name, and the other top-level entries. Raises SettingsError if no key has servers."""
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
     notes = [_repeated(each) for each in repeated_keys(content)]
@@ -238,7 +234,7 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
         others = sorted(set(value) - {"servers", "inputs"})
         return rows, notes + ([LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else [])
     notes = [_repeated(each) for each in repeated_keys(value)]
-    if key == "mcp":  # may also hold settings
+    if key == "mcp":  # may also contain settings
         others = [name for name, each in value.items() if not isinstance(each, dict)]
         notes += [LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else []
         return [(name, each) for name, each in value.items() if isinstance(each, dict)], notes
@@ -254,7 +250,7 @@ def _is_entry(value: Mapping[str, Any]) -> bool:
 
 
 def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the defaults of VS Code's `inputs` by id; an input without one has none."""
+    """Return the defaults of VS Code's `inputs` by id."""
     inner = content.get("mcp")
     rows = content.get("inputs", inner.get("inputs") if isinstance(inner, dict) else None)
     found = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
@@ -262,7 +258,7 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _prefix(label: str, taken: Mapping[str, object]) -> str:
-    """Return the prefix of a server's tools: of a name like a path, its end."""
+    """Return the prefix of a server's tools; for a path, its last part."""
     last = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
     name = _UNFIT.sub("_", last.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
     return _free(name, taken, MAX_NAME_CHARACTERS)
@@ -289,12 +285,12 @@ def _is_disabled(entry: Any) -> bool:
 
 
 def _is_true(value: Any) -> bool:
-    """Return whether a switch is on, written as a boolean, a number or a word."""
+    """Whether a switch, written as a boolean, number or word, is on."""
     return value.strip().lower() not in ("", "false", "no", "off", "0") if isinstance(value, str) else bool(value)
 
 
 class _Reader:
-    """Reads one entry; `notes` names what of it is ignored."""
+    """Reads one entry. `notes` lists its ignored parts."""
 
     def __init__(self, path: Path, inputs: Mapping[str, str], hosts: HttpHosts) -> None:
         self.notes: list[str] = []
@@ -446,9 +442,9 @@ class _Reader:
         return made
 
     def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
-        """Return the names of tools that a selection of the file lists; None without one."""
+        """Return the tool names in a selection; None without one."""
         given = self._first(entry, keys)
-        if isinstance(given, dict):  # names and whether each is on
+        if isinstance(given, dict):  # names with switches
             given = [name for name, value in given.items() if _is_true(value)]
         if isinstance(given, list) and all(isinstance(each, str) for each in given):
             return frozenset(given)
@@ -463,8 +459,7 @@ class _Reader:
         return entry[found[0]] if found else None
 
     def _text(self, value: Any, place: str) -> str:
-        """Return a value as the text it stands for, with variables replaced. Raises _Unusable, _Unset for a variable
-        that is not set."""
+        """Return a value as text, with variables replaced. Raises _Unusable, and _Unset for an unset variable."""
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int | float):
@@ -511,7 +506,7 @@ class _Reader:
 
 
 class _Unset(_Unusable):
-    """A variable has no value."""
+    """A variable is not set."""
 
 
 def _environ(name: str) -> str:
@@ -552,7 +547,7 @@ _NOT_LINE_END = re.compile(r"[^\n]")
 
 
 class _Object(dict[str, Any]):
-    """An object, with the keys that it names more than once."""
+    """An object with its duplicate keys."""
 
     repeated: tuple[str, ...] = ()
 
@@ -569,7 +564,7 @@ def read_commented_json(text: str) -> Any:
 
 
 def repeated_keys(value: object) -> tuple[str, ...]:
-    """Return the keys that an object of `read_commented_json` names more than once; the last one counts."""
+    """Return the duplicate keys of an object of `read_commented_json`; the last value counts."""
     return value.repeated if isinstance(value, _Object) else ()
 
 

@@ -1,7 +1,7 @@
-"""The process of an MCP server and the two pipes to it, with bounds on all it says: nothing of it is to be trusted.
+"""Child process of an untrusted MCP server, with bounds on its messages.
 
-What the library for MCP would do with a server's words grows with them: a line is too long is kept, a list of tools
-checked one by one, a result matched against patterns that the server wrote. So they are cut down before it sees them.
+The library's work grows with a server's messages: it buffers lines of any length, validates each listed tool, and
+matches results against the server's patterns. Messages are therefore reduced before the library sees them.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ from mcp.types import (
 from notso.web.tools.mcp_config import LeftOut, McpEntry
 from notso.web.values.visible_text import visible_line
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a picture that is left out anyway may come along
-MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets: reading so many holds the event loop for 50 ms
-MAX_LISTED_TOOLS = 200  # on one page: each is checked by the library
-MAX_TOOL_NAME_CHARACTERS = 80  # shown of a tool that is left out
-MAX_OPEN_REQUESTS = 16  # of the server, which we refuse one by one
-NICENESS = 10  # whatever it computes gives way to the pages and to the model
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # room for an image, which is then left out
+MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets; parsing so many blocks the event loop for 50 ms
+MAX_LISTED_TOOLS = 200  # on one page; the library validates each
+MAX_TOOL_NAME_CHARACTERS = 80  # of the reason why a tool is left out
+MAX_OPEN_REQUESTS = 16  # requests of the server, each of which is refused
+NICENESS = 10  # below the pages and the model
 READ_BYTES = 65_536
-PIECE_SECONDS = 0.005  # of reading what it said, then
-REST = 19  # times as long the event loop is for others: however much it says, a twentieth of the loop is its
-WRITE_SECONDS = 10.0  # for a server to take what it is told
-LEAVE_SECONDS = 2.0  # to end by itself once its input has ended
-TERMINATE_SECONDS = 1.0  # and once it was told to
+PIECE_SECONDS = 0.005  # of parsing its messages; then
+REST = 19  # times as long a pause, which limits a server to a twentieth of the event loop
+WRITE_SECONDS = 10.0  # for a server to read a message
+LEAVE_SECONDS = 2.0  # to exit after the end of its input
+TERMINATE_SECONDS = 1.0  # and after SIGTERM
 POLL_SECONDS = 0.02
 
-CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # with each request, since protocol 2026-07-28
+CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # part of each request since protocol 2026-07-28
 
 Said = SessionMessage | Exception
 
 
 class McpProcess:
-    """A transport for `mcp.Client`: an asynchronous context manager, in which the process runs.
+    """Transport for `mcp.Client`: an asynchronous context manager during which the process runs.
 
-    `ended` is set once nothing more is heard of it, `fault` says why if it broke a bound, `left_out` names the tools
-    that it lists in a form that cannot be used. Raises OSError: it could not be started. What it starts itself ends
-    with it, unless that has left its process group.
+    `ended` is set when its output ends, `fault` is the reason if it exceeded a bound, and `left_out` names unusable
+    tools. Its own children in its process group are ended with it. Raises OSError if it cannot be started.
     """
 
     def __init__(self, entry: McpEntry) -> None:
@@ -76,15 +75,15 @@ class McpProcess:
                 cwd=entry.cwd,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # is its own; it may quote what it was asked
+                stderr=asyncio.subprocess.DEVNULL,  # not logged: it may quote requests
                 start_new_session=True,
             )
         except PermissionError as error:
-            # An unreadable directory in PATH is reported in place of a program that is nowhere.
+            # With an unreadable directory in PATH, a missing program is reported as a permission error.
             if os.sep in entry.command or shutil.which(entry.command, path=env.get("PATH")) is not None:
                 raise
             raise FileNotFoundError(error.errno, "no such program") from error
-        with contextlib.suppress(OSError):  # it may have ended already
+        with contextlib.suppress(OSError):  # it may have exited already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         heard, said = anyio.create_memory_object_stream[Said](0)
         sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
@@ -105,8 +104,8 @@ class McpProcess:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._leave()
         finally:
-            self._signal(signal.SIGKILL)  # whoever is left of its group, and whatever cut the patience above short
-            self._process._transport.close()  # type: ignore[attr-defined]  # a child that left may hold the pipes open
+            self._signal(signal.SIGKILL)  # the rest of its group, even if the wait above was cancelled
+            self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
     async def _listen(self, heard: MemoryObjectSendStream[Said]) -> None:
         stdout = cast(asyncio.StreamReader, self._process.stdout)
@@ -132,13 +131,13 @@ class McpProcess:
                     return
 
     def _fits(self, line: bytearray) -> bool:
-        """Otherwise `fault` says why not."""
+        """Whether a message respects the bounds; otherwise set `fault`."""
         if len(line) > MAX_MESSAGE_BYTES:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_BYTES // 2**20} MiB"
         return not self.fault
 
     def _message(self, line: bytearray) -> JSONRPCMessage | None:
-        """What is worth to be heard; None for rubbish, notifications, and requests while enough of them are open."""
+        """Return a message to pass on; None for invalid ones, notifications, and requests beyond a limit."""
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -147,7 +146,7 @@ class McpProcess:
         except ValueError:
             return None
         if isinstance(message, JSONRPCNotification):
-            return None  # of progress, of its log, of changes: none is followed
+            return None  # notifications of progress, logs and changes are ignored
         if isinstance(message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return None
@@ -172,12 +171,12 @@ class McpProcess:
         except TimeoutError:
             self.fault = f"it did not read for {WRITE_SECONDS:g} s"
         except OSError:
-            pass  # it has gone
+            pass  # it has exited
         finally:
-            heard.close()  # so that who waits for an answer hears that none will come
+            heard.close()  # so that pending requests fail
 
     async def _leave(self) -> None:
-        """End of its input, then SIGTERM; what is left then is killed."""
+        """Close its input, then send SIGTERM, then SIGKILL."""
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         stdin.close()
         if not await self._gone(LEAVE_SECONDS) or not self._is_group_gone():
@@ -185,7 +184,7 @@ class McpProcess:
             await self._gone(TERMINATE_SECONDS)
 
     async def _gone(self, seconds: float) -> bool:
-        """Whether the process has ended. `Process.wait` would also wait for all who hold its pipes."""
+        """Whether the process has exited. `Process.wait` would also wait for the end of its pipes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._process.returncode is None:
@@ -196,7 +195,7 @@ class McpProcess:
         return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
-        """To its whole group, which is named after it. False if nobody is left there."""
+        """Signal its process group. False if the group is empty."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
             return True
@@ -204,7 +203,7 @@ class McpProcess:
 
 
 def declare_forms_only(message: JSONRPCMessage) -> None:
-    """The library says of who can ask a person that pages are opened for servers, too; they are not."""
+    """Remove the capability of opening pages, which the library adds to that of asking the user."""
     params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
     for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
         if isinstance(offered, dict) and isinstance(offered.get("elicitation"), dict):
@@ -212,11 +211,10 @@ def declare_forms_only(message: JSONRPCMessage) -> None:
 
 
 def cut_down(result: dict[str, Any]) -> list[LeftOut]:
-    """Reduce a list of tools to what is used of each, and return those that were removed because they have no usable
-    name or no schema of an object.
+    """Reduce listed tools to their used fields, and return those removed for an unusable name or schema.
 
     The library rejects the whole list for one such tool, and would match results against `outputSchema`, whose patterns
-    can occupy a regular expression for ever.
+    can take unlimited time.
     """
     tools = result.get("tools")
     if not isinstance(tools, list):
@@ -242,7 +240,7 @@ def cut_down(result: dict[str, Any]) -> list[LeftOut]:
 
 
 def _make_object_schema(schema: Any) -> str:
-    """Complete the schema of a tool's arguments where that is clear; otherwise return why it cannot be used."""
+    """Complete the schema of a tool's arguments if possible; otherwise return the reason."""
     if schema is None:
         return "it has no inputSchema"
     if not isinstance(schema, dict):

@@ -1,6 +1,6 @@
-"""Tools of other programs: MCP servers, each a child process or at an address, watched, and started again when needed.
+"""Tools of MCP servers, which run as child processes or at an address and are restarted when needed.
 
-This module, `mcp_process` and `mcp_address` alone import `mcp`, which comes with the extra of that name.
+Only this module, `mcp_process` and `mcp_address` import `mcp`, which the extra of that name installs.
 """
 
 from __future__ import annotations
@@ -39,20 +39,18 @@ from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
 logger = logging.getLogger("notso.web.mcp")
-logging.getLogger("mcp").setLevel(
-    logging.CRITICAL
-)  # the library would write down what servers say, as often as they do
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library logs messages of servers without a limit
 
 START_SECONDS = 20.0
-RESTART_SECONDS = 10.0  # after it did not start, before it is tried again
+RESTART_SECONDS = 10.0  # between attempts to start a failed server
 CALL_SECONDS = 60.0
 STOP_SECONDS = 5.0
-MAX_TOOLS = 24  # of all servers together: a model is told of each that is on
+MAX_TOOLS = 24  # of all servers together, since enabled tools are part of the prompt
 MAX_PAGES = 10
 MAX_DESCRIPTION_CHARACTERS = 600
 MAX_SCHEMA_CHARACTERS = 6_000
-MAX_SCHEMA_DEPTH = 32  # as the engine has it
-MAX_SAID_CHARACTERS = 500  # of an error
+MAX_SCHEMA_DEPTH = 32  # as in the engine
+MAX_SAID_CHARACTERS = 500  # of an error message
 MAX_NAME_CHARACTERS = 64
 TOO_MANY = f"at most {MAX_TOOLS} tools can be used"
 CONNECTION_CLOSED = -32_000
@@ -62,10 +60,10 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class McpServer:
-    """One server. Its connection lives in a task of its own, since it must be closed where it was opened.
+    """One server. A task of its own opens and closes the connection, which must happen in the same task.
 
-    `tools` stay listed when the server has gone: the next call starts it again. `failure` says why it is not running,
-    `left_out` what of its tools cannot be used.
+    `tools` stay listed after the server exited; the next call restarts it. `failure` is the reason why it is not
+    running, `left_out` names unusable tools.
     """
 
     def __init__(self, entry: McpEntry) -> None:
@@ -79,10 +77,10 @@ class McpServer:
         self._over = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._asks: list[Ask | None] = []  # of the calls that run: how their people are asked
+        self._asks: list[Ask | None] = []  # how to ask the user of each running call
 
     async def start(self) -> bool:
-        """Whether it runs, after an attempt to start it where it does not and did not fail to a moment ago."""
+        """Start the server if needed, unless it failed recently; return whether it runs."""
         async with self._starting:
             if self._client is not None:
                 return True
@@ -107,13 +105,13 @@ class McpServer:
             return not self.failure
 
     async def stop(self) -> None:
-        """End the child process, if there is one."""
+        """End the server's process, if any."""
         task, self._task = self._task, None
         self._over.set()
         if task is None:
             return
         if self._client is None:
-            task.cancel()  # it waits for a server that says nothing
+            task.cancel()  # it waits for a silent server
         self._client = None
         _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
         for each in late:
@@ -122,10 +120,9 @@ class McpServer:
     async def call(
         self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
     ) -> str:
-        """Return the tool's text. `tool`: as it was listed, or the server's own name of it, whatever it is by now.
+        """Return the tool's result. `tool`: as it was listed, or its name on the server in any version.
 
-        Raises ToolError if it failed, if the server has gone and does not come back, or has come back with another tool
-        of that name.
+        Raises ToolError if the call failed, if the server cannot be restarted, or if its tool of that name has changed.
         """
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
@@ -137,7 +134,7 @@ class McpServer:
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not again:
-                await self.stop()  # it did nothing of what was asked, so that may be asked again
+                await self.stop()  # the request had no effect, so it can be repeated
                 return await self.call(tool, arguments, ask, again=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
@@ -155,8 +152,7 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """The server asks a person for values. The protocol does not say during which call: where several run it cannot
-        be known whom to ask, and nobody is."""
+        """Ask the user for the server's values. Cancelled if several calls run: the protocol does not name the call."""
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
@@ -230,7 +226,7 @@ class McpServer:
         else:
             left_out.append(LeftOut("further tools", f"a list has more than {MAX_PAGES} pages"))
         self.left_out = (*process.left_out, *left_out)
-        if self.left_out:  # what a server says does not reach the log
+        if self.left_out:  # messages of servers are not logged
             logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
 
@@ -243,7 +239,7 @@ class McpServer:
 
 
 class McpServers:
-    """All servers of a configuration, and what of it is left out. Everything here runs on the event loop."""
+    """All servers of a configuration, and its unused parts. Use on the event loop."""
 
     def __init__(self, entries: Sequence[McpEntry], left_out: Sequence[LeftOut] = ()) -> None:
         self._entries = entries
@@ -252,34 +248,34 @@ class McpServers:
         self._starting: asyncio.Future[list[bool]] | None = None
 
     def start(self) -> None:
-        """Begin to start them, all at once; nobody waits for that yet."""
+        """Begin to start all servers at once."""
         for each in self._left_out:
             logger.warning("MCP configuration: %s: %s", each.name, each.reason)
         self._servers = [McpServer(entry) for entry in self._entries]
         self._starting = asyncio.ensure_future(asyncio.gather(*(server.start() for server in self._servers)))
 
     async def ready(self) -> None:
-        """Wait until each has either come up or failed to."""
+        """Wait until each server has started or failed."""
         if self._starting is not None:
             await asyncio.shield(self._starting)
 
     async def close(self) -> None:
-        """End them all."""
+        """End all servers."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     def tools(self) -> tuple[ChatTool, ...]:
-        """What they offer, as named by server and tool."""
+        """Return the tools, named by server and tool."""
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
 
     def failures(self) -> dict[str, str]:
-        """The servers that are not running, and why."""
+        """Return the servers that are not running, with reasons."""
         return {server.entry.title: server.failure for server in self._servers if server.failure}
 
     def left_out(self) -> list[LeftOut]:
-        """Return what of the configuration and of the servers' tools is not used."""
+        """Return the unused parts of the configuration and of the servers' tools."""
         found = list(self._left_out)
         count = 0
         for server in self._servers:
@@ -304,7 +300,7 @@ def _may_speak_sse(entry: McpEntry, process: McpAddress | McpProcess) -> bool:
 
 
 def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int) -> str:
-    """Return why a tool is not used, or ''."""
+    """Return the reason why a tool is not used, or ''."""
     if not entry.selects(name):
         return "the configuration excludes it"
     if count == MAX_TOOLS:
@@ -315,7 +311,7 @@ def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:
-    """Return `name`, cut to what APIs take, and with a number if another tool has it already."""
+    """Return `name`, cut to the length that APIs accept, with a number if it is taken."""
     found, number = name[:MAX_NAME_CHARACTERS], 1
     while found in taken:
         number += 1
@@ -326,7 +322,7 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
 def _is_schema_small(schema: Mapping[str, Any]) -> bool:
     written, depth, deepest = json.dumps(schema), 0, 0
     for sign in written if len(written) <= MAX_SCHEMA_CHARACTERS else "":
-        depth += (sign in "{[") - (sign in "}]")  # those within texts count as well
+        depth += (sign in "{[") - (sign in "}]")  # those in strings count, too
         deepest = max(deepest, depth)
     return len(written) <= MAX_SCHEMA_CHARACTERS and deepest <= MAX_SCHEMA_DEPTH
 
@@ -352,7 +348,7 @@ def _part_of(content: ContentBlock) -> str:
 
 
 def _reason(error: BaseException, step: str) -> str:
-    """One line about why a server did not come up, without paths or secrets."""
+    """Return the reason why a server did not start, on one line, without paths or secrets."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):

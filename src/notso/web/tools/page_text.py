@@ -57,7 +57,7 @@ class _Text(HTMLParser):
 
 
 def text_of(html: str) -> str:
-    """Return the title and the text outside of scripts, styles and navigation."""
+    """Return the title, and the text outside scripts, styles and navigation."""
     parser = _Text()
     parser.feed(html)
     parser.close()

@@ -1,4 +1,4 @@
-"""Tools that plugins give, each call of which runs in the plugin's process."""
+"""Tools of plugins; each call runs in the plugin's process."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MAX_DESCRIPTION_CHARACTERS = 600
 
 
 class PluginTools:
-    """A source of tools: those of the plugins that are on."""
+    """The tools of enabled plugins."""
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
 
     async def ready(self) -> None:
-        """Wait until each plugin is loaded, or failed to be."""
+        """Wait until each plugin is loaded or has failed."""
         await asyncio.to_thread(self._plugins.wait)
 
     def failures(self) -> Mapping[str, str]:
-        """The plugins that are off, and why."""
+        """Return the plugins that are off, with reasons."""
         return {each.name: each.failure for each in self._plugins.processes if each.failure}
 
     def left_out(self) -> Sequence[LeftOut]:
-        """Nothing: a plugin with an unusable offer is off."""
+        """Return nothing: a plugin with an unusable offer is off."""
         return ()
 
     def tools(self) -> Sequence[ChatTool]:
-        """All of them now."""
+        """Return the current tools."""
         return [_tool(process, row) for process, row in self._plugins.given("tools")]
 
 
@@ -58,6 +58,6 @@ def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
         except PluginError as error:
             raise ToolError(str(error)) from None
 
-    # The plugin is switched off before the toolbox gives the call up.
+    # The plugin is switched off before the toolbox's timeout.
     tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
     return tool

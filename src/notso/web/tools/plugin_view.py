@@ -1,4 +1,4 @@
-"""What the pages say of plugins, and the commands that plugins add to the palette."""
+"""Plugins on the pages, and their commands in the palette."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """One plugin as the settings show it. `gives` names what it has by kind; `pages` are titles by addresses."""
+    """A plugin in the settings. `gives` names its offers by kind; `pages` are titles by address."""
 
     name: str
     state: str
@@ -31,18 +31,18 @@ class PluginRow:
 
 
 class PluginView:
-    """Made for the templates, which ask it anew each time."""
+    """Plugins for the templates, always current."""
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
 
     def rows(self) -> list[PluginRow]:
-        """The built-in one first, then those that were switched on."""
+        """Return the built-in plugin, then the enabled ones."""
         tools = {"tools": [tool.name for tool in BuiltInTools.TOOLS]}
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
-        """The page's commands, and those of plugins that take no other's name."""
+        """Return the page's commands, and those of plugins with a free name."""
         own = commands_of("page")
         taken = {command.name for command in own}
         added = (

@@ -1,4 +1,4 @@
-"""All tools there are, found by name, and how one is run: bounded in time and output, never raising."""
+"""All tools by name, and their execution, bounded in time and output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_RESULT_CHARACTERS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a call: `text` is what the model reads."""
+    """Result of a call; the model reads `text`."""
 
     state: Literal["done", "failed"]
     text: str
@@ -38,42 +38,42 @@ class Outcome:
 
 
 class ToolSource(Protocol):
-    """Where tools come from: the program itself, plugins, MCP servers."""
+    """A source of tools: the program, plugins, or MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]:
-        """Those there are at the moment."""
+        """Return the current tools."""
 
     def failures(self) -> Mapping[str, str]:
-        """What is not running, and why."""
+        """Return what is not running, with reasons."""
 
     def left_out(self) -> Sequence[LeftOut]:
-        """Return what was configured or offered and is not used."""
+        """Return what is configured or offered but not used."""
 
     async def ready(self) -> None:
-        """Wait until it is known which there are."""
+        """Wait until the tools are known."""
 
 
 class Toolbox:
-    """The built-in tools, and those of `others`. Of two tools of one name the first is used."""
+    """The built-in tools and those of `others`. The first tool of a name is used."""
 
     def __init__(self, *others: ToolSource) -> None:
         self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
 
     async def ready(self, names: Iterable[str] | None = None) -> None:
-        """Wait until all tools are known, or those of that name: nobody waits for a server whose tools are not used."""
+        """Wait until all tools, or those of these names, are known."""
         if names is None or set(names) - {tool.name for tool in BuiltInTools.TOOLS}:
             await asyncio.gather(*(source.ready() for source in self._sources))
 
     def failures(self) -> Mapping[str, str]:
-        """Which servers of tools and plugins are not running, and why."""
+        """Return the servers and plugins that are not running, with reasons."""
         return {name: why for source in self._sources for name, why in source.failures().items()}
 
     def left_out(self) -> list[LeftOut]:
-        """Return what was configured or offered and is not used, and why."""
+        """Return what is configured or offered but not used, with reasons."""
         return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
-        """Every tool, in the order in which they are shown and told to the model."""
+        """Return all tools, in the order of pages and prompts."""
         found: dict[str, ChatTool] = {}
         for source in self._sources:
             for tool in source.tools():
@@ -81,21 +81,21 @@ class Toolbox:
         return tuple(found.values())
 
     def find(self, name: str) -> ChatTool | None:
-        """The tool of that name."""
+        """Return the tool of that name."""
         return next((tool for tool in self.all() if tool.name == name), None)
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
-        """Those of them that were chosen; a name that no tool has is skipped."""
+        """Return the tools of these names; unknown names are skipped."""
         wanted = frozenset(names)
         return tuple(tool for tool in self.all() if tool.name in wanted)
 
     def definitions(self, names: Iterable[str]) -> list[Tool] | None:
-        """The chosen ones as the engine is told of them; None for none."""
+        """Return the definitions of these tools for the engine; None if there are none."""
         return [tool.definition for tool in self.chosen(names)] or None
 
 
 async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Outcome:
-    """Call a tool with arguments as the model wrote them, a JSON object. What goes wrong is told to the model."""
+    """Call a tool with the model's arguments, a JSON object. Errors become results for the model."""
     started = time.monotonic()
 
     def outcome(state: Literal["done", "failed"], text: str) -> Outcome:
@@ -106,7 +106,7 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
         if not tool.origin:
             check_arguments(tool.parameters, given)
         async with asyncio.timeout(tool.seconds) as clock:
-            ask = surroundings.ask and _unhurried(surroundings.ask, clock)
+            ask = surroundings.ask and _suspending(surroundings.ask, clock)
             text = await tool.run(given, replace(surroundings, ask=ask))
     except ToolError as error:
         return outcome("failed", f"error: {error}")
@@ -120,8 +120,8 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
     return outcome("done", text)
 
 
-def _unhurried(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    """While a person is asked, the call's time stands still. One question at a time: others are as good as unasked."""
+def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
+    """Suspend the call's timeout while the user is asked. Further questions at the same time are cancelled."""
 
     async def paused(question: Elicitation) -> Reply:
         end = clock.when()
@@ -132,14 +132,14 @@ def _unhurried(ask: Ask, clock: asyncio.Timeout) -> Ask:
         try:
             return await ask(question)
         finally:
-            with contextlib.suppress(RuntimeError):  # the call has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the call ended meanwhile
                 clock.reschedule(asyncio.get_running_loop().time() + left)
 
     return paused
 
 
 def cut(text: str) -> str:
-    """A result that the context can take, and that says so where it was longer; never characters no store holds."""
+    """Cut a result to a length for the context, with a note, and remove characters that the store rejects."""
     text = text.replace("\x00", " ").encode("utf-8", "replace").decode()
     if len(text) <= MAX_RESULT_CHARACTERS:
         return text
@@ -147,7 +147,7 @@ def cut(text: str) -> str:
 
 
 def mcp_servers(path: Path | None, allowed_http: Iterable[str] = ()) -> McpServers | None:
-    """Those of a configuration; None for none. Raises SettingsError: the file is unfit, or the extra is missing."""
+    """Return the servers of a configuration file, None without one. Raises SettingsError."""
     if path is None:
         return None
     config = read_mcp_config(path, allowed_http)
