@@ -1,6 +1,6 @@
-"""Estimate from a grammar's text how many tokens an answer takes, without following it.
+"""Estimate the length of answers from a grammar's text.
 
-The estimates are rather too large than too small: they say when the exact distance to the end has to be looked for.
+Estimates are rather too large than too small: they decide when to search for the exact distance to the end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_NAMES = 256
 MAX_ORDERS = 256
 MAX_STRINGS = 16
 FORMAT_TOKENS = 40
-MAX_DEPTH = 100  # of nested schemas, references followed; each takes up to five of the interpreter's frames
+MAX_DEPTH = 100  # of nested schemas, with references; each takes up to five of the interpreter's frames
 FREE_JUMP = 16
-"""A token may open several containers of free JSON."""
+"""Containers of free JSON that one token may open."""
 
 _OBJECT = frozenset(("properties", "required", "additionalProperties", "patternProperties", "minProperties"))
 _ARRAY = frozenset(("items", "prefixItems", "minItems"))
@@ -41,7 +41,7 @@ _REPEATED = re.compile(r"\{([0-9]{1,6})")
 
 
 class Extent(NamedTuple):
-    """Tokens: of a short answer, of what one token may commit the answer to, and of the shortest end from anywhere."""
+    """Tokens of a short answer, of what one token may require, and of the shortest end from anywhere."""
 
     least: float = 0
     jump: float = 0
@@ -50,9 +50,11 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
-    """What is known of a grammar beforehand. names: `"NAME":` of the members that its schemas require. strings: the
-    patterns and the least length of its strings; formats: theirs; orders: of the
-    members of objects."""
+    """Facts about a grammar.
+
+    names: `"NAME":` of required members. strings: patterns and minimum lengths. formats: of strings.
+    orders: of the members of objects.
+    """
 
     extent: Extent
     names: tuple[bytes, ...]
@@ -61,19 +63,18 @@ class GrammarExtent:
     orders: tuple[dict[bytes, int], ...] = ()
 
     def texts(self) -> list[str]:
-        """Return short texts of the strings that must follow a pattern, have a length or a format."""
+        """Return short texts for strings with a pattern, a length or a format."""
         found = [shortest_match(*each) for each in self.strings]
         return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens may be left before an end that is `distance` tokens away, with `left` tokens left, can
-        have moved out of reach."""
+        """Return at how many remaining tokens an end, now `distance` of `left` tokens away, may be out of reach."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
 
 def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
-    """Return what the library's grammars say of an answer's length. Takes time in proportion to their text."""
+    """Estimate an answer's length from the library's grammars, in time linear in their text."""
     names: dict[bytes, None] = {}
     strings: dict[tuple[tuple[str, ...], int], None] = {}
     formats: dict[str, None] = {}
@@ -89,7 +90,7 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
-    """Of a grammar in text. Where it holds the calls of tools, its literals are all that it adds."""
+    """Estimate from a grammar's text. For tool calls, only its literals count."""
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -113,7 +114,7 @@ def _text(value: object) -> float:
 
 
 class _Schemas:
-    """Estimates for the schemas of one document, each once."""
+    """Estimates for the schemas of a document, cached."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class _Schemas:
         )
 
     def _pattern_size(self, pattern: str) -> float:
-        """Of what follows a pattern: twice the shortest text, where that is known."""
+        """Estimate for a pattern: twice its shortest text, if known."""
         if pattern not in self._sizes:
             short = shortest_match((pattern,), 0) if len(self._sizes) < MAX_STRINGS else None
             long = len(pattern) / BYTES_PER_TOKEN + _repeats(pattern)

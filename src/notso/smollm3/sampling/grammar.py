@@ -76,7 +76,7 @@ class Matcher:
         is_json: bool = False,
         limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
-        """is_json: what it describes is JSON, or calls in JSON. limit: makes what keeps the end within reach."""
+        """is_json: the grammar describes JSON, or calls in JSON. limit: creates the TokenLimit."""
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -111,7 +111,7 @@ class Matcher:
         return allowed
 
     def _without_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Allow no more digits than a number may have, unless the grammar asks for more."""
+        """Limit the digits of a number, unless the grammar requires more."""
         left = MAX_DIGITS - self._state.digits
         if self._state.in_string or left >= self._longest_number:
             return allowed
@@ -135,25 +135,25 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """The fewest tokens to the end, as far as they are found; None if there is no end within `most`."""
+        """Return the fewest tokens to the end, as far as found; None if there is no end within `most`."""
         limit = self._token_limit()
         return None if limit is None else limit.distance(self._matcher, most, self._state)
 
     @property
     def least_estimate(self) -> float:
-        """More tokens than a short answer takes, mostly."""
+        """Estimated tokens of a short answer, rather too many."""
         limit = self._token_limit()
         return 0.0 if limit is None else limit.least_estimate
 
     def permits(self, token: int, left: int) -> bool:
-        """Whether the answer can end within `left` tokens behind an allowed token."""
+        """Whether the answer can end within `left` tokens after an allowed token."""
         limit = self._token_limit()
         if limit is None or (token in self._ends and self.may_end):
             return True
         return limit.permits(self._matcher, token, left, self._state)
 
     def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Where `token` is not permitted: the tokens to choose from; None for all others."""
+        """Return the tokens to choose from after `token` was rejected; None for all others."""
         return None if self._limit is None else self._limit.left_to_choose(token, left)
 
     def _token_limit(self) -> TokenLimit | None:
@@ -236,7 +236,7 @@ class Grammars:
             return self._spellings[tag]
 
     def prepare(self) -> None:
-        """Make what the first grammar needs, which takes a third of a second for the 3B's vocabulary."""
+        """Prepare the first grammar, which takes a third of a second for the 3B model's vocabulary."""
         self._library_vocabulary()
 
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
@@ -304,13 +304,13 @@ def _regex_part(source: str, param: str) -> Part:
     import llguidance
 
     try:
-        if looks_around(source):  # which the library does not
+        if looks_around(source):  # unlike the library
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
             shown = source if len(source) <= SHOWN_REGEX else f"{source[:SHOWN_REGEX]}..."
             raise InvalidRequestError(f"the regular expression {error}: {shown}", param=param) from None
-        # Written for another dialect, which the library may know.
+        # Another syntax, which the library may support.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 

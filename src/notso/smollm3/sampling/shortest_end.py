@@ -15,26 +15,26 @@ import numpy as np
 from notso.smollm3.text.tokenizer import Tokenizer
 
 MAX_PIECE_BYTES = 32
-"""Longer tokens are not considered: hardly any text needs them, and each position would be compared with them."""
+"""Longer tokens are ignored: they are rarely needed, and would be compared at each position."""
 
 FEW_OTHERS = 3
-"""Ways to go on that are tried where a value could end."""
+"""Continuations to try where a value could end."""
 
 USUAL_NUMBER = 16
-"""Bytes outside of strings that belong together: each further one is a detour."""
+"""Bytes of a unit outside strings; each further one counts as a detour."""
 
 LAST_BYTES = 2
-"""Texts that are at the same place are only compared where they end alike."""
+"""Texts at the same place are compared only if they share this many last bytes."""
 
 MAX_RESTS, NEAR = 8, 32
-"""Of a known text: later parts that are tried, behind so many texts of the search."""
+"""Suffixes of a known text to try, and after how many texts of the search."""
 
 DEPTH_WEIGHT, MEMBER_WEIGHT = 40.0, 12.0
-"""Make the search finish a value that it has begun before it looks for a shorter one."""
+"""Bias for finishing a value that was begun over searching for a shorter one."""
 
 _UNREACHABLE = 1 << 30
 _TAG = 0xFF
-"""The byte that begins a control token in a text of the search; UTF-8 does not have it."""
+"""Byte that starts a control token in a text of the search; invalid in UTF-8."""
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _NAME_BEGINS = re.compile(rb'(?<=[{,])(?=")')
 _STRUCTURE = re.compile(rb'[",\]}]')
@@ -42,44 +42,43 @@ _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
 
 
 class Follower(Protocol):
-    """What has read a text by its grammar; `llguidance.LLMatcher` is one."""
+    """A grammar's matcher at the end of a text, such as `llguidance.LLMatcher`."""
 
     def deep_copy(self) -> Follower:
-        """Another at the same place."""
+        """Return a copy at the same place."""
 
     def is_accepting(self) -> bool:
         """Whether the text may end here."""
 
     def is_error(self) -> bool:
-        """Whether it cannot go on."""
+        """Whether nothing may follow."""
 
     def compute_bitmask(self) -> bytes:
-        """The tokens that may follow, a bit each."""
+        """Return a bit mask of the tokens that may follow."""
 
     def compute_ff_bytes(self) -> bytes:
-        """What must follow."""
+        """Return the bytes that must follow."""
 
     def consume_token(self, sampled_token: int) -> bool:
-        """Read a token; false if it may not follow."""
+        """Consume a token; False if it is not allowed."""
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Read tokens as far as they may follow; how many."""
+        """Consume tokens as far as they are allowed; return their number."""
 
 
 class Place(NamedTuple):
-    """Position in a JSON text, relative to where the search began. Texts of other grammars have one too, which says
-    less about them."""
+    """Position in a JSON text, relative to the start of the search. Only approximate for other grammars."""
 
     in_string: bool = False
     escaped: bool = False
     string_start: int = 0
-    closed: int = 0  # containers that were open when the search began
-    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # for each container: members so far, and the last name
+    closed: int = 0  # containers open at the start of the search
+    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # per container: members so far, and the last name
     members: int = 0  # all commas so far
     run: int = 0  # bytes since the last quotation mark, bracket or separator
 
     def behind(self, text: bytes, start: int) -> Place:
-        """The place at the end of `text`, where this one is at `start`."""
+        """Return the place at the end of `text` from this place at `start`."""
         in_string, escaped, string_start, closed, opened, all_members, run = self
         for at in range(start, len(text)):
             byte = text[at]
@@ -107,8 +106,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchMemory:
-    """What searches in one grammar have found, by the tokens that may follow. kinds: one byte of each kind that leads
-    on alike; ends: what finishes a string."""
+    """Results of searches in one grammar, by the set of allowed tokens.
+
+    kinds: one byte of each equivalent kind. ends: texts that finish a string.
+    """
 
     kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ends: dict[int, bytes | None] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class SearchMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A text behind the answer. costs: for each length of it, the fewest tokens that spell it so far."""
+    """A continuation of the answer. costs: by length, the fewest tokens that spell that part."""
 
     matcher: Follower
     text: bytes
@@ -126,7 +127,7 @@ class _Node:
 
 
 class ShortestEnd:
-    """Searches the grammar for the end. Knows one vocabulary; safe to use from several threads."""
+    """Searches a grammar for the shortest end. For one vocabulary; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         barred = tokenizer.special_ids | tokenizer.unused_ids
@@ -143,7 +144,7 @@ class ShortestEnd:
         self._single = dict(known)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
-        """Sort key: ASCII first, and what repeats within one token."""
+        """Sort key: ASCII first, then bytes that repeat within one token."""
         longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
         return byte >= 0x80, -longest, byte
 
@@ -162,13 +163,12 @@ class ShortestEnd:
         memory: SearchMemory | None = None,
         known: bytes = b"",
     ) -> tuple[list[int] | None, int]:
-        """Return at most `most` tokens that finish what `matcher` has read, or None if `steps` do not find any; and how
-        many steps it took.
+        """Return at most `most` tokens that finish the text of `matcher`, None if `steps` find none, and the steps used.
 
-        in_string, escaped: whether that is within a JSON string, and behind a backslash. tags: the control tokens that
-        the grammar has. names: texts that often lead on, `"NAME":` of required members. orders: of the members of
-        objects. texts: ends of strings, the shortest first. memory: of earlier searches in this grammar. known: a text
-        that led to the end a little earlier; its later parts are tried first.
+        in_string, escaped: whether the text ends within a JSON string, and after a backslash. tags: the grammar's
+        control tokens. names: likely texts, `"NAME":` of required members. orders: of the members of objects.
+        texts: ends of strings, shortest first. memory: of earlier searches in this grammar. known: a text that led to
+        the end earlier; its suffixes are tried first.
         """
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
@@ -193,7 +193,7 @@ class ShortestEnd:
         return None, taken
 
     def _rests(self, known: bytes) -> list[tuple[bytes, list[int]]]:
-        """What follows the structure of a text in it, and as tokens of one byte each."""
+        """Return the suffixes of a text after its structural bytes, each with its single-byte tokens."""
         found = []
         for place in itertools.islice(_STRUCTURE.finditer(known), MAX_RESTS):
             rest = known[place.start() :]
@@ -240,7 +240,7 @@ class ShortestEnd:
         if node.matcher.is_error():
             return
         kind = hash(bits)
-        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may begin with them
+        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may start with them
         key = kind, place.in_string, place.closed, place.open, place.run, last
         worth = node.costs[-1] + node.detours
         if seen.get(key, math.inf) <= worth:
@@ -264,7 +264,7 @@ class ShortestEnd:
             if place.in_string:
                 named += self._finished(node, kind, texts, memory)
             yield from named
-            if kind not in memory.kinds or not place.in_string:  # numbers of one mask may differ in their remainders
+            if kind not in memory.kinds or not place.in_string:  # numbers with the same mask may differ in the rest
                 memory.kinds[kind] = self._kinds(node, listed)
             ends, others = list(memory.kinds[kind]), []
             if named:
@@ -275,8 +275,7 @@ class ShortestEnd:
             yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
 
     def _required(self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]) -> list[_Node]:
-        """The nodes behind names that may follow: of those of one object only the last, since the others can be left
-        out."""
+        """Return the nodes after names that may follow; of one object only the last, as the others can be omitted."""
         found = {name: each for name in names if (each := self._behind(node, name)) is not None}
         if len(found) > 1:
             lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}
@@ -285,7 +284,7 @@ class ShortestEnd:
         return list(found.values())
 
     def _finished(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
-        """The node behind the shortest of `texts` that finishes the string."""
+        """Return the node after the shortest of `texts` that finishes the string."""
         known = memory.ends.get(kind, b"")
         if known and (behind := self._behind(node, known)) is not None:
             return [behind]
@@ -296,7 +295,7 @@ class ShortestEnd:
         return [] if behind is None else [behind]
 
     def _kinds(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
-        """Of the bytes that may follow, one of each kind: behind those of a kind the same tokens may follow."""
+        """Return one of each kind of allowed bytes; the same tokens may follow all bytes of a kind."""
         found: dict[tuple[bool, int], int] = {}
         ascii_only = [byte for byte in listed if byte < 0x80] or listed
         for byte in ascii_only:
@@ -327,7 +326,7 @@ class ShortestEnd:
         return _Node(matcher, whole, self._extended(node.costs, whole), place, detours)
 
     def _extended(self, costs: list[int], text: bytes) -> list[int]:
-        """`costs`, of a beginning of `text`, for all of it."""
+        """Extend `costs`, those of a prefix, to all of `text`."""
         costs = list(costs)
         for end in range(len(costs), len(text) + 1):
             best = _UNREACHABLE
@@ -360,6 +359,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    """Sort key of the search: the cost so far, less what is behind it, and more for each container that is to close."""
+    """Sort key of the search: the cost so far, lower for progress, higher for each open container."""
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

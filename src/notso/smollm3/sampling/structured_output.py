@@ -17,7 +17,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 FAR = 1_000
-"""Tokens within which the end of a call is looked for before it begins."""
+"""Maximum distance to the end of a call, searched before it starts."""
 
 
 class StructuredOutput:
@@ -84,18 +84,18 @@ class StructuredOutput:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer is JSON, and whole if nothing follows."""
+        """Whether the answer is complete JSON if nothing follows."""
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_answer(self, left: int, closing: int) -> bool:
-        """Whether a thought has to end now, for an answer to fit into `left` tokens behind the `closing` ones."""
+        """Whether reasoning must end now so that an answer fits into `left` tokens after the `closing` ones."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
         return least is not None and closing + least <= left <= closing + least + 1
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Whether the answer can end within its limit if `token` comes, which is not masked: within `left` tokens."""
+        """Whether the answer can end within `left` tokens after `token`, which is not masked."""
         if self._matcher is None or in_reasoning:
             return True
         open_id, _ = self._tags
@@ -109,19 +109,19 @@ class StructuredOutput:
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Logits (V,) of `restrict` without a token that is not permitted."""
+        """Return the logits (V,) of `restrict` without a token that is not permitted."""
         ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
         if ids is None:
             logits[token] = -np.inf
             return logits
         narrowed = np.full_like(logits, -np.inf)
         narrowed[ids] = logits[ids]
-        if not np.isfinite(narrowed).any():  # what others have masked
+        if not np.isfinite(narrowed).any():  # masked elsewhere
             narrowed[ids] = 0
         return narrowed
 
     def _least_tokens(self, most: int) -> int | None:
-        """Of an answer that has not begun; None if it does not fit into `most` tokens."""
+        """Return the tokens of an answer that has not started; None if it does not fit into `most`."""
         if self._least is None and self._matcher is not None:
             self._least = (self._matcher.distance(most),)
         return None if self._least is None else self._least[0]
@@ -209,7 +209,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """As for any StructuredOutput: no call is begun that cannot be finished."""
+        """See StructuredOutput. A call starts only if it can be finished."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -222,7 +222,7 @@ class StructuredCalls(StructuredOutput):
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """As for any StructuredOutput."""
+        """See StructuredOutput."""
         ids = None if self._call is None else self._call.left_to_choose(token, left)
         if ids is None:
             narrowed = logits.copy()
@@ -299,7 +299,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
 ) -> Matcher:
-    """The grammar of calls. Raises InvalidRequestError, which names the tool whose parameters the library refuses."""
+    """Return the grammar of calls. Raises InvalidRequestError with the tool whose parameters are unsupported."""
     try:
         return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
@@ -317,9 +317,9 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
 ) -> StructuredOutput | None:
-    """Return what holds calls to the names of the tools, and those of strict ones to their parameters.
+    """Return the constraint of calls to the tools' names, and to the parameters of strict tools.
 
-    None if no tool is strict and the model's calls cannot be held: it has no token for them, or a tool has no name.
+    None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
     """
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):

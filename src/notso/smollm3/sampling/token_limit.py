@@ -1,8 +1,8 @@
-"""Keep an answer's end within its token limit: near the limit, a token may come only if an end is in reach behind it.
+"""End answers within their token limit: near it, a token is allowed only if an end remains within reach.
 
-Far from the limit nothing is computed: how many tokens one token can add to the way to the end is estimated from the
-grammar, and the distance is looked for again when so many could have been added. Within reach of the limit the last
-way that was found is tried first; mostly it still leads to the end.
+Far from the limit nothing is computed: the grammar gives an estimate of how many tokens one token can add to the
+distance to the end, and the distance is searched again only after that many. Near the limit the last known ending is
+tried first; usually it still works.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, Shortest
 from notso.smollm3.text.tokenizer import Tokenizer
 
 FIRST_STEPS, STEPS = 3_000, 400
-"""Texts that a search looks at: for where an answer begins to be held back, and for each token tried behind that."""
+"""Texts per search: for the first one of an answer, and for each later token."""
 
 MAX_STEPS = 20_000
-"""For one answer. What takes more is no longer kept from being cut."""
+"""Search steps per answer. An answer that needs more may be cut."""
 
 TRIES = 4
-"""Tokens that are drawn before only those of the known way are left to choose from."""
+"""Rejected tokens after which only the known ending is allowed."""
 
 HOPELESS, MARGIN = 1.5, 20
-"""If the first end that is found takes so many times the tokens left, and the margin, no other is looked for."""
+"""The search for another end is skipped if the first takes HOPELESS times the remaining tokens plus MARGIN."""
 
 
 MAX_STRING_ENDS = 500
 
 RETRIES = 1
-"""Where a search was too short to find an end or to exclude one, the next is when half of the tokens left are spent."""
+"""After an inconclusive search, the next one follows when half of the remaining tokens are used."""
 
 
 class Pieces(NamedTuple):
-    """What is known of a vocabulary. ends: its ending tokens; texts: of each token; digits: by `number_digits`."""
+    """Facts about a vocabulary. ends: end tokens; texts: by token; digits: from `number_digits`."""
 
     ends: npt.NDArray[np.intp]
     texts: list[bytes]
@@ -48,14 +48,14 @@ class Pieces(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """Tokens to the end, and their text."""
+    """An ending: its tokens and their text."""
 
     tokens: tuple[int, ...]
     text: bytes
 
 
 class TokenLimit:
-    """For one answer in its grammar. Asked about every token that was drawn, and told of each that is taken."""
+    """Limit of one answer in its grammar. `permits` is called for each drawn token, `take` for each accepted one."""
 
     def __init__(self, ends: ShortestEnd, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces) -> None:
         self._ends = ends
@@ -66,7 +66,7 @@ class TokenLimit:
         self._memory = SearchMemory()
         self._check_at: int | None = None
         self._way: _Way | None = None
-        self._before: _Way | None = None  # the last that was known
+        self._before: _Way | None = None  # the last known one
         self._next: tuple[int, _Way | None] | None = None
         self._turned_down: set[int] = set()
         self._spent = 0
@@ -75,18 +75,18 @@ class TokenLimit:
 
     @property
     def least_estimate(self) -> float:
-        """More tokens than a short answer takes, mostly."""
+        """Estimated tokens of a short answer, rather too many."""
         return self._extent.extent.least
 
     def distance(self, matcher: Follower, most: int, state: JsonState) -> int | None:
-        """Return the fewest tokens to the end that are found; None if none is found within `most`."""
+        """Return the fewest tokens to the end, as far as found; None if there is no end within `most`."""
         way = self._first_way(matcher, most, state)
         return None if way is None else len(way.tokens)
 
     def permits(self, matcher: Follower, token: int, left: int, state: JsonState) -> bool:
-        """Whether an end is in reach if `token` comes, which the grammar allows, and `left` tokens behind it.
+        """Whether an end is within `left` tokens after `token`, which the grammar allows.
 
-        If so, `take` must be called with it before the next token is asked about.
+        If so, `take` must be called with it before the next call.
         """
         if self._check_at is None:
             self._check_at = self._extent.next_check(left + 1, self._extent.extent.least)
@@ -106,7 +106,7 @@ class TokenLimit:
         return True
 
     def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from when `token` was turned down; None for all others."""
+        """Return the tokens to choose from after `token` was rejected; None for all others."""
         if self._way is None or (len(self._turned_down) < TRIES and len(self._way.tokens) <= left):
             return None
         if not self._way.tokens:
@@ -122,7 +122,7 @@ class TokenLimit:
         return np.array(sorted(found - self._turned_down) or [self._way.tokens[0]], np.intp)
 
     def take(self, token: int, left: int) -> None:
-        """The token came, and `left` tokens may follow."""
+        """Record a token, after which `left` may follow."""
         known, self._next = self._next, None
         self._turned_down.clear()
         self._before = self._way or self._before
@@ -131,7 +131,7 @@ class TokenLimit:
             self._check_at = self._extent.next_check(left, len(self._way.tokens))
 
     def _behind(self, matcher: Follower, known: _Way, token: int, left: int, state: JsonState) -> _Way | None:
-        """A way to the end behind `token`, of at most `left` tokens."""
+        """Return an ending of at most `left` tokens after `token`."""
         if known.tokens[:1] == (token,):
             rest = known.tokens[1:]
             return self._way_of(rest) if len(rest) <= left else None
@@ -155,7 +155,7 @@ class TokenLimit:
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
     def _first_way(self, matcher: Follower, most: int, state: JsonState) -> _Way | None:
-        """A way of at most `most` tokens: one that is found fast, or else one that is looked for."""
+        """Return an ending of at most `most` tokens: a quick one, or else by search."""
         far = int(HOPELESS * most) + MARGIN
         way = self._search(matcher, far, FIRST_STEPS, state)
         if way is None or len(way.tokens) <= most:
@@ -188,7 +188,7 @@ class TokenLimit:
 
     @cached_property
     def _string_ends(self) -> list[bytes]:
-        """What may finish a string that is not free: the ends of short texts, the shortest first."""
+        """Return ends of short texts for a constrained string, shortest first."""
         texts = (json.dumps(text, ensure_ascii=False)[1:] for text in self._extent.texts())
         ends = {text[at:].encode() for text in texts for at in range(len(text))}
         return sorted(ends, key=lambda end: (len(end), end))[:MAX_STRING_ENDS]
@@ -198,7 +198,7 @@ class TokenLimit:
 
 
 MAX_DIGITS = 16
-"""Of a number: what a double holds, and what keeps a model from writing digits for ever."""
+"""Maximum digits of a number: the precision of a double, and an end to repeated digits."""
 
 _NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")
@@ -206,14 +206,14 @@ _NUMBER_GOES_ON = re.compile(rb"[0-9.eE+-]+")
 
 
 class JsonState(NamedTuple):
-    """Position in a JSON text. digits: of the number that it may go on with."""
+    """Position in a JSON text. digits: of the current number."""
 
     in_string: bool = False
     escaped: bool = False
     digits: int = 0
 
     def behind(self, text: bytes) -> JsonState:
-        """The state behind `text`."""
+        """Return the state after `text`."""
         in_string, escaped, digits = self
         for byte in text:
             if escaped:
@@ -230,7 +230,7 @@ class JsonState(NamedTuple):
 
 
 def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
-    """For each token: how many digits a number has at least that goes on with it (V,)."""
+    """Return, for each token (V,), the digits with which it continues a number."""
     found = np.zeros(tokenizer.vocab_size, np.uint16)
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(token)
