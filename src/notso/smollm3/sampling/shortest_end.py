@@ -163,7 +163,7 @@ class ShortestEnd:
         memory: SearchMemory | None = None,
         known: bytes = b"",
     ) -> tuple[list[int] | None, int]:
-        """Return at most `most` tokens that finish the text of `matcher`, None if `steps` find none, and the steps used.
+        """Return at most `most` tokens that finish the text of `matcher`, None if `steps` find none, and the steps.
 
         in_string, escaped: whether the text ends within a JSON string, and after a backslash. tags: the grammar's
         control tokens. names: likely texts, `"NAME":` of required members. orders: of the members of objects.
