@@ -207,7 +207,7 @@ def _free_space(command: Command) -> str:
 
 
 def _examine(command: Command) -> str:
-    return "" if command.verb == "doctor" else "Run `notso doctor` to check the data directory."
+    return "" if command.verb == "doctor" else "Run `notso doctor` to check the data directory and the database."
 
 
 def _classify_os_error(error: OSError) -> tuple[int, str, Advice]:

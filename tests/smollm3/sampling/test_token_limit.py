@@ -493,6 +493,42 @@ def test_what_patterns_and_bounds_make_decidable(grammars: Grammars, small_token
 @pytest.mark.parametrize(
     ("member", "said"),
     [
+        ({"type": "string", "enum": [1]}, ["/properties/mail: ", '"enum": [1]']),
+        (
+            {"type": "string", "pattern": "^a{5}$", "maxLength": 2},
+            ["/properties/mail: ", '"pattern": "^a{5}$"', '"maxLength": 2'],
+        ),
+        ({"type": "string", "format": "email", "pattern": "^(?!-)[0-9]+$"}, ["/properties/mail: ", '"email"']),
+        (
+            {
+                "type": "array",
+                "items": record(["no"], yes=STRING, no={**INTEGER, "minimum": 3, "maximum": 2}),
+                "minItems": 1,
+            },
+            ["/properties/mail/items/properties/no: ", '"minimum": 3'],
+        ),
+        ({"anyOf": [{**INTEGER, "minimum": 3, "maximum": 2}, {"type": []}]}, ["/properties/mail"]),
+        ({"$ref": "#/$defs/none"}, ["/properties/mail/properties/a: ", '"maxLength": 2']),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_part_that_no_value_satisfies(
+    grammars: Grammars, small_tokenizer: Tokenizer, member: Any, said: list[str]
+) -> None:
+    schema = record(["mail"], name=STRING, mail=member)
+    schema["$defs"] = {"none": record(["a"], a={"type": "string", "minLength": 3, "maxLength": 2})}
+    with pytest.raises(InvalidRequestError) as caught:
+        structured(grammars, small_tokenizer, of_schema(schema))
+    assert all(each in str(caught.value) for each in said), caught.value
+    tool = {"function": {"name": "send", "parameters": schema}}
+    with pytest.raises(InvalidRequestError, match="the parameters of send cannot be enforced") as caught:
+        structured(grammars, small_tokenizer, RequestOptions(tools=[tool], tool_choice="required", thinking=False))
+    assert all(each in str(caught.value) for each in said), caught.value
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
         ({"pattern": r"^(a)\1$"}, [r"/properties/mail/pattern", r"^(a)\1$", "a backreference"]),
         ({"pattern": "(?<=a)b"}, ["/properties/mail/pattern", "(?<=a)b", "a lookbehind"]),
         ({"pattern": "(a"}, ["/properties/mail/pattern", "(a", "unclosed group"]),

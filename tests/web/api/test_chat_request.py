@@ -169,7 +169,7 @@ REFUSED = [
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "f"}]}, "functions"),
     ({"grammar_lazy": True}, "grammar_lazy"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"mirostat": 2}, "mirostat"),

@@ -26,6 +26,8 @@ SPELT: list[tuple[dict[str, Any], Grammar]] = [
     ({"grammar": GBNF}, Grammar("gbnf", GBNF)),
     ({"grammar": LARK}, Grammar("lark", LARK)),
     ({"guided_grammar": GBNF}, Grammar("gbnf", GBNF)),
+    ({"ebnf": GBNF}, Grammar("gbnf", GBNF)),
+    ({"grammar_string": GBNF}, Grammar("gbnf", GBNF)),
     ({"json_schema": SCHEMA}, Grammar("json_schema", json.dumps(SCHEMA))),
     ({"guided_json": SCHEMA}, Grammar("json_schema", json.dumps(SCHEMA))),
     ({"guided_json": json.dumps(SCHEMA)}, Grammar("json_schema", json.dumps(SCHEMA))),
@@ -54,11 +56,24 @@ def test_nothing_asks_for_nothing(fields: dict[str, Any]) -> None:
     assert parse_chat_request({"messages": HELLO} | fields).options.grammar is None
 
 
-def test_an_object_with_a_schema_is_llama_cpp_s_form_of_it() -> None:
-    wanted = {"response_format": {"type": "json_object", "schema": SCHEMA}}
-    assert parse_chat_request({"messages": HELLO} | wanted).options.grammar == Grammar(
-        "json_schema", json.dumps(SCHEMA)
-    )
+SCHEMA_GRAMMAR = Grammar("json_schema", json.dumps(SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "grammar"),
+    [
+        ({"type": "json_object", "schema": SCHEMA}, SCHEMA_GRAMMAR),  # llama.cpp
+        ({"type": "json_object", "value": SCHEMA}, SCHEMA_GRAMMAR),  # TGI, as the next
+        ({"type": "json", "value": SCHEMA}, SCHEMA_GRAMMAR),
+        ({"type": "regex", "value": "[0-9]+"}, Grammar("regex", "[0-9]+")),
+        ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, SCHEMA_GRAMMAR),
+        ({"type": "json_schema", "schema": SCHEMA}, SCHEMA_GRAMMAR),  # Together
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, SCHEMA_GRAMMAR),
+    ],
+    ids=str,
+)
+def test_each_form_of_a_response_format_is_read(wanted: dict[str, Any], grammar: Grammar) -> None:
+    assert parse_chat_request({"messages": HELLO, "response_format": wanted}).options.grammar == grammar
 
 
 @pytest.mark.parametrize(
@@ -70,6 +85,12 @@ def test_an_object_with_a_schema_is_llama_cpp_s_form_of_it() -> None:
         ({"choice": []}, "choice"),
         ({"choice": [5]}, "choice.0"),
         ({"guided_json": 5}, "guided_json"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": SCHEMA}},
+            "response_format.schema",
+        ),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
     ],
     ids=str,
 )

@@ -160,7 +160,7 @@ def test_an_unknown_name_is_taken_and_named(path: str, value: Any) -> None:
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
 
 
-@pytest.mark.parametrize("name", ["web_search_options", "include_reasoning", "functions"])
+@pytest.mark.parametrize("name", ["web_search_options", "include_reasoning", "audio"])
 def test_a_documented_field_is_refused_with_values_that_are_not_offered(name: str) -> None:
     for value in (False, "", []):
         with pytest.raises(ApiError) as caught:
@@ -168,7 +168,24 @@ def test_a_documented_field_is_refused_with_values_that_are_not_offered(name: st
         assert caught.value.param == name
 
 
-@pytest.mark.parametrize("name", ["grammar_lazy", "structural_tag", "grammar_triggers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grammar_lazy",
+        "structural_tag",
+        "grammar_triggers",
+        "allowed_token_ids",
+        "bad_words",
+        "custom_token_bans",
+        "custom_logit_processor",
+        "lora_path",
+        "chat_template",
+        "documents",
+        "echo",
+        "input_ids",
+        "response_prefix",
+    ],
+)
 def test_a_documented_field_without_a_meaning_here_is_refused_unless_it_asks_for_nothing(name: str) -> None:
     for value in (None, False, "", []):
         assert parse_chat_request({"messages": HELLO, name: value}).options
@@ -190,12 +207,69 @@ def test_a_documented_field_without_a_meaning_here_is_refused_unless_it_asks_for
         ("num_beams", 4),
         ("typical", 0.5),
         ("penalty_alpha", 0.6),
+        ("tfs", 0.9),
+        ("mirostat_mode", 2),
+        ("dynamic_temperature", True),
+        ("no_stop_trim", True),
+        ("separate_reasoning", False),
     ],
 )
 def test_samplers_that_there_are_not_are_refused_where_they_are_on(name: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat_request({"messages": HELLO, name: value})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("name", ["user", "safety_identifier", "service_tier", "prompt_cache_key"])
+def test_an_empty_text_of_no_effect_is_taken(path: str, name: str) -> None:
+    parse, least = PARSERS[path]
+    assert parse(least | {name: ""}).options == parse(least).options
+
+
+def test_nothing_of_an_older_spelling_is_taken() -> None:
+    chat, responses = PARSERS["/v1/chat/completions"], PARSERS["/v1/responses"]
+    for (parse, least), given in (
+        (chat, {"functions": [], "function_call": "auto"}),
+        (chat, {"functions": [], "function_call": "none"}),
+        (responses, {"context_management": []}),
+        (responses, {"previous_response_id": ""}),
+    ):
+        assert parse(least | given) == parse(least)
+    for name, value in (("functions", [{"name": "f"}]), ("function_call", {"name": "f"})):
+        with pytest.raises(ApiError, match="use tool"):
+            parse_chat_request({"messages": HELLO, name: value})
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 5, "top_logprobs": 2, "repeat_last_n": 8, "seed": 3, "n": 1},
+    "/v1/completions": {"max_tokens": 5, "logprobs": 2, "n": 1},
+    "/v1/responses": {"max_output_tokens": 16, "top_logprobs": 2, "max_tool_calls": 3},
+    "/v1/messages": {"max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 4}},
+    "/api/chat": {"options": {"num_predict": 5, "num_ctx": 8192, "top_k": 4}},
+}
+
+
+@pytest.mark.parametrize("path", PARSERS)
+def test_a_whole_number_may_be_written_as_a_float(path: str) -> None:
+    def floats(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: floats(each) for name, each in given.items()}
+        return float(given) if isinstance(given, int) else given
+
+    parse, least = PARSERS[path]
+    logprobs = {"logprobs": True} if path == "/v1/chat/completions" else {}
+    one, other = (parse(least | logprobs | each) for each in (WHOLE[path], floats(WHOLE[path])))
+    assert (one.params, one.options) == (other.params, other.options)
+
+
+def test_names_of_other_servers_are_known() -> None:
+    asked = parse_chat_request({"messages": HELLO, "stopping_strings": ["x"], "thinking_token_budget": 5})
+    assert (asked.params[0].stop, asked.params[0].thinking_budget) == (("x",), 5)
+    both = parse_chat_request({"messages": HELLO, "stopping_strings": ["x"], "stop": ["x"]})
+    assert both.params[0].stop == ("x",)
+    with pytest.raises(ApiError, match="aliases"):
+        parse_chat_request({"messages": HELLO, "stopping_strings": ["x"], "stop": ["y"]})
 
 
 def test_names_beyond_bounds_are_ignored_unnamed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,14 @@ JSON_STYLE = {
 
 _DEEP = threading.Lock()
 # A literal or comment. Unclosed ones extend to the end of the line, so that scanning stays linear.
-SHOWN_REGEX = 200
-"""Maximum characters of a regular expression in an error message."""
+SHOWN_CHARACTERS = 200
+"""Maximum characters of a regular expression or a schema in an error message."""
+
+MAX_PLACES = 200
+"""Parts of a schema that are tried to find the one that no value satisfies."""
+
+_UNSATISFIABLE = "Unsatisfiable schema"
+_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
@@ -186,6 +192,24 @@ class Grammars:
 
         Control tokens are masked except `tags` and permitted ends. Raises InvalidRequestError for `param`.
         """
+        made = self._made(parts)
+        if made.is_error():
+            reason = _sentence(made.get_error())
+            if reason.startswith(_UNSATISFIABLE) and "json_schema" in parts[0]:
+                reason = self._without_value(parts[0]["json_schema"])
+            raise InvalidRequestError(f"the grammar is refused: {reason}", param=param)
+        permitted = self._permitted.copy()
+        permitted[list(tags)] = True
+        is_json = "json_schema" in parts[0] or len(parts) > 1
+        limit = partial(self._limit, parts, tags)
+        matcher = Matcher(made, permitted, self._pieces(), param, is_json=is_json, limit=limit)
+        try:
+            matcher.allowed()
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
+        return matcher
+
+    def _made(self, parts: Sequence[Part]) -> llguidance.LLMatcher:
         import llguidance
 
         vocabulary, text = self._library_vocabulary(), json.dumps({"grammars": list(parts)})
@@ -201,19 +225,22 @@ class Grammars:
                 verbose_errors=False,
             ),
         )
-        made = make() if len(text) < DEEP_CHARACTERS else _on_a_deep_stack(make)
-        if made.is_error():
-            raise InvalidRequestError(f"the grammar is refused: {_sentence(made.get_error())}", param=param)
-        permitted = self._permitted.copy()
-        permitted[list(tags)] = True
-        is_json = "json_schema" in parts[0] or len(parts) > 1
-        limit = partial(self._limit, parts, tags)
-        matcher = Matcher(made, permitted, self._pieces(), param, is_json=is_json, limit=limit)
-        try:
-            matcher.allowed()
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
-        return matcher
+        return make() if len(text) < DEEP_CHARACTERS else _on_a_deep_stack(make)
+
+    def _without_value(self, schema: Mapping[str, Any]) -> str:
+        # The library names the outermost property only. Each part is tried by itself, from the outside inward.
+        around = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
+        part, pointer, tries = schema, "", 0
+        places = _places(part, around)
+        while tries < MAX_PLACES and (place := next(places, None)) is not None:
+            tries += 1
+            end, inner = place
+            made = self._made([{"json_schema": {**inner, **around}}])
+            if made.is_error() and made.get_error().startswith(_UNSATISFIABLE):
+                part, pointer = inner, pointer + end
+                places = _places(part, around)
+        shown = json.dumps({name: each for name, each in part.items() if name not in around}, ensure_ascii=False)
+        return f"no value satisfies {pointer or 'the schema'}: {_cut(shown)}"
 
     def _limit(self, parts: Sequence[Part], tags: Sequence[int]) -> TokenLimit:
         with self._lock:
@@ -308,8 +335,7 @@ def _regex_part(source: str, param: str) -> Part:
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
-            shown = source if len(source) <= SHOWN_REGEX else f"{source[:SHOWN_REGEX]}..."
-            raise InvalidRequestError(f"the regular expression {error}: {shown}", param=param) from None
+            raise InvalidRequestError(f"the regular expression {error}: {_cut(source)}", param=param) from None
         # Another syntax, which the library may support.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
@@ -353,6 +379,21 @@ def arguments_part(parameters: object, tool: str) -> Part:
     except InvalidRequestError as error:
         raise InvalidRequestError(f"the parameters of {tool} cannot be enforced: {error}", param="tools") from None
     return schema_part({"type": "object", **schema})
+
+
+def _places(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the parts of a schema that a value may need, each with the end of its JSON pointer."""
+    if "$ref" in schema:
+        yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    named = {f"/properties/{name}": each for name, each in schema.get("properties", {}).items()}
+    listed = {f"/{word}/{at}": each for word in _LISTS for at, each in enumerate(schema.get(word, ()))}
+    for end, each in (named | listed | {"/items": schema.get("items")}).items():
+        if isinstance(each, dict):
+            yield end, each
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:

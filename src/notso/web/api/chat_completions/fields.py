@@ -30,6 +30,7 @@ from notso.web.api.request_fields.fields import (
     Effort,
     Fields,
     Hint,
+    Label,
     Name,
     Notes,
     Text,
@@ -91,7 +92,7 @@ class Call(Fields):
     type: Literal["function"] = "function"
     function: CalledFunction
     # Present when a client sends back what it collected from a stream
-    index: Annotated[int, Field(ge=0, le=MAX_TOOLS)] | None = None
+    index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None
 
 
 class AssistantMessage(Fields):
@@ -160,10 +161,18 @@ class TextFormat(Fields):
 
 
 class ObjectFormat(Fields):
-    """Any JSON object, or one that matches llama.cpp's `schema`."""
+    """Any JSON object, or one that matches llama.cpp's `schema` or TGI's `value`."""
 
-    type: Literal["json_object"]
+    type: Literal["json_object", "json"]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    value: dict[str, Any] | None = None
+
+
+class RegexFormat(Fields):
+    """TGI's regular expression that must match the whole answer."""
+
+    type: Literal["regex"]
+    value: Text
 
 
 class Schema(Fields):
@@ -179,10 +188,12 @@ class SchemaFormat(Fields):
     """JSON that matches a schema."""
 
     type: Literal["json_schema"]
-    json_schema: Schema
+    json_schema: Schema | None = None
+    value: Schema | None = None  # TGI's name
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # without a name, as Together takes it
 
 
-AnyFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+AnyFormat = Annotated[TextFormat | ObjectFormat | RegexFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class TemplateOptions(Fields):
@@ -230,7 +241,7 @@ class ChatFields(GrammarFields):
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: AnyFormat | None = None
     tools: Annotated[list[ToolEntry], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | AllowedToolsChoice | None = None
@@ -242,12 +253,13 @@ class ChatFields(GrammarFields):
     think: bool | Effort | None = None
     reasoning: ReasoningOptions | None = None
     thinking_budget: Whole | None = None
+    thinking_token_budget: Whole | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
-    service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
-    safety_identifier: Annotated[Name | None, TELLS] = None
-    prompt_cache_key: Name | None = None
-    prompt_cache_retention: Annotated[Name | None, Hint()] = None
+    service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
+    safety_identifier: Annotated[Label | None, TELLS] = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Annotated[Label | None, Hint(done=("",))] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
@@ -255,10 +267,11 @@ class ChatFields(GrammarFields):
     # Accepted only with values that have no effect.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    functions: None = None
-    function_call: None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
     audio: None = None
     moderation: None = None
     web_search_options: None = None
@@ -274,8 +287,9 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "logprobs": works("log probabilities of the generated tokens, from the model alone, before any filter"),
     "top_logprobs": works("the 0 to 20 most likely tokens with each one; requires `logprobs`"),
     "response_format": works(
-        "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema`; enforced after the reasoning, "
-        "regardless of `strict`: see structured-output.md"
+        "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema` (the schema also as `schema`); TGI's "
+        "`json` and `regex` with `value`; enforced after the reasoning, regardless of `strict`: see "
+        "structured-output.md"
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
     "tool_choice": works(
@@ -293,6 +307,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "think": works("true or false, or an effort as in `reasoning_effort`"),
     "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
     "thinking_budget": works("the same in tokens; overrides `reasoning_effort`"),
+    "thinking_token_budget": works("vLLM's name of `thinking_budget`"),
     "reasoning_format": works(
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
@@ -307,10 +322,16 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "prediction": hint("speculative decoding is automatic"),
     "modalities": inert("`text`", "the model reads and writes text only"),
     "include_reasoning": inert("true", "use reasoning_effort none, or ignore the reasoning"),
+    "separate_reasoning": inert("true", "use reasoning_format none"),
+    "chat_template": refused("start the server with --chat-template-file"),
+    "documents": refused("insert the documents into a message"),
+    "echo": refused("available in /v1/completions only"),
+    "input_ids": refused("send the tokens as the prompt of /v1/completions"),
+    "response_prefix": refused("send it as a final assistant message, which is continued"),
     "add_generation_prompt": works("false: a final assistant message is continued"),
     "continue_final_message": works("false: a final assistant message is not continued, but followed by another"),
-    "functions": inert("null", "use tools"),
-    "function_call": inert("null", "use tool_choice"),
+    "functions": inert("an empty list", "use tools"),
+    "function_call": inert("`none` or `auto`: without `functions` there is none", "use tool_choice"),
     "audio": inert("null", "the model reads and writes text only"),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "web_search_options": inert("null", "provide a search tool"),
@@ -414,7 +435,10 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         raise invalid(said, f"{said} and {name} contradict each other")
     thinking = effort != "none" if effort is not None else asked is not False
     budgets = (
-        *(fields.thinking_budget, options.budget_tokens if isinstance(options, ThinkingOptions) else None),
+        *(
+            either(fields, "thinking_budget", "thinking_token_budget"),
+            options.budget_tokens if isinstance(options, ThinkingOptions) else None,
+        ),
         *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),
     )
     budget = next((each for each in budgets if each is not None), None)
@@ -435,14 +459,31 @@ def _top_logprobs(fields: ChatFields) -> int | None:
     return fields.top_logprobs or 0 if fields.logprobs else None
 
 
+def _schema_in(given: Schema | dict[str, Any] | None) -> dict[str, Any] | None:
+    return given.schema_ if isinstance(given, Schema) else given
+
+
 def _format(fields: ChatFields) -> Grammar | None:
     match fields.response_format:
-        case ObjectFormat(schema_=schema) if schema is not None:
-            return schema_grammar("response_format.schema", schema)
-        case ObjectFormat():
+        case ObjectFormat(schema_=None, value=None):
             return Grammar("json_object")
-        case SchemaFormat(json_schema=asked):
-            return schema_grammar("response_format.json_schema.schema", asked.schema_)
+        case RegexFormat(value=expression):
+            return Grammar("regex", expression)
+        case ObjectFormat() | SchemaFormat() as asked:
+            found = {
+                f"response_format.{name}": schema
+                for name, schema in (
+                    ("json_schema.schema", _schema_in(getattr(asked, "json_schema", None))),
+                    ("schema", asked.schema_),
+                    ("value.schema" if isinstance(asked.value, Schema) else "value", _schema_in(asked.value)),
+                )
+                if schema is not None
+            }
+            if len(found) > 1:
+                raise invalid([*found][1], f"{' and '.join(found)} are aliases: use only one")
+            if not found:
+                raise invalid("response_format.json_schema", "response_format.json_schema is required")
+            return schema_grammar(*found.popitem())
     return None
 
 

@@ -28,6 +28,7 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_PROMPTS,
     WITHIN_SAMPLING,
     GrammarFields,
+    Whole,
     check_stream_options,
     either,
     grammar_of,
@@ -73,7 +74,7 @@ class TextFields(GrammarFields):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Accepted only with values that have no effect.
     suffix: Literal[""] | None = None
 

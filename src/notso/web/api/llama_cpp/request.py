@@ -41,6 +41,7 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_PROMPTS,
     WITHIN_SAMPLING,
     GrammarFields,
+    Whole,
     check_stream_options,
     either,
     grammar_of,
@@ -91,9 +92,9 @@ class NativeFields(GrammarFields):
     """The body of POST /completion."""
 
     prompt: PromptField
-    n_cmpl: Annotated[int, Field(ge=1)] | None = None
+    n_cmpl: Annotated[Whole, Field(ge=1)] | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]  # more forms than the inherited field
-    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    n_probs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[Name], Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)] | None = None
     post_sampling_probs: Literal[False] | None = None

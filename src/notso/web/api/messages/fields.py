@@ -22,7 +22,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
 
 THREAD_ADVICE = "send the whole conversation, as Anthropic's client does automatically after this error"
 
@@ -168,7 +168,7 @@ class ThinkingOn(Fields):
     """Reasoning with a token budget."""
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=1)]
+    budget_tokens: Annotated[Whole, Field(ge=1)]
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -223,7 +223,7 @@ class CountFields(Fields):
 class MessageFields(CountFields):
     """The body of POST /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Whole
     stream: bool | None = None
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     diagnostics: Annotated[dict[str, Any] | None, Hint()] = None

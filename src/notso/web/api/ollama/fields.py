@@ -40,6 +40,7 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     MIROSTAT_ADVICE,
+    Whole,
     checked_params,
     parameters_in,
     sampling_names,
@@ -143,7 +144,7 @@ class PastFunction(Fields):
 
     name: Name
     arguments: dict[str, Any] = Field(default_factory=dict)
-    index: Annotated[int, Field(ge=0, le=MAX_TOOLS)] | None = None
+    index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None
     description: Annotated[str, Field(max_length=65_536)] | None = None
 
 
@@ -191,7 +192,7 @@ class AnswerFields(Fields):
     format: Format | None = None
     options: OptionFields | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     keep_alive: KeepAlive | None = None
     truncate: Annotated[bool | None, Hint()] = None
     shift: Annotated[bool | None, Hint()] = None
@@ -230,7 +231,7 @@ class EmbedFields(Fields):
     model: Name | None = None
     input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS, fail_fast=True)] | None = None
     truncate: bool | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[Whole, Field(ge=1)] | None = None
     options: OptionFields | None = None
     keep_alive: Annotated[KeepAlive | None, Hint()] = None
 

@@ -21,6 +21,7 @@ MAX_SCHEMA_DEPTH = 32
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, as some clients send none
 
 
 class Fields(StrictFields):
@@ -201,7 +202,7 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
 
 def _wrong_kind(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
     tag, field = context.get("tag"), str(context.get("discriminator", "")).strip("'")
-    if tag in notes:
+    if tag in notes and notes[str(tag)].advice:
         return unsupported(f"{shown}.{field}", f"{shown}.{field} {tag} is not supported: {notes[str(tag)].advice}")
     known = re.findall(r"'([^']*)'", str(context.get("expected_tags", "")))
     choices = f" must be {_listed(known)}" if known else " is required"

@@ -24,6 +24,7 @@ from notso.web.api.request_fields.fields import (
     TELLS,
     Fields,
     Hint,
+    Label,
     Name,
     Notes,
     Text,
@@ -115,6 +116,12 @@ class AbsentSamplerFields(Fields):
     truncation_length: Annotated[int | None, hint("the context is the server's (`--context`)")] = None
     truncate_prompt_tokens: Annotated[int | None, hint("a prompt that is too long is refused")] = None
     mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
+    mirostat_mode: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
+    tfs: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
+    dynamic_temperature: Annotated[Literal[False] | None, inert("false", "use temperature")] = None
+    no_stop_trim: Annotated[
+        Literal[False] | None, inert("false", "the event or field `stop` reports the stop string")
+    ] = None
 
 
 ABSENT_NOTES = notes_of(AbsentSamplerFields)
@@ -205,12 +212,13 @@ class SamplingFields(AbsentSamplerFields):
     max_new_tokens: Whole | None = None
     n_predict: Whole | None = None
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    stopping_strings: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     seed: Whole | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     do_sample: bool | None = None
     logit_bias: Annotated[dict[TokenId, float], at_most(MAX_LOGIT_BIAS)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    repeat_last_n: Annotated[Whole, Field(ge=-1)] | None = None
     dry_sequence_breakers: (
         Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True), BeforeValidator(_as_list)] | None
     ) = None
@@ -220,7 +228,7 @@ class SamplingFields(AbsentSamplerFields):
     timings_per_token: bool | None = None
     cache_prompt: bool | None = None
     logits_processors: Annotated[list[Name], Field(max_length=MAX_PROCESSORS, fail_fast=True)] | None = None
-    user: Annotated[Name | None, TELLS] = None
+    user: Annotated[Label | None, TELLS] = None
 
 
 SAMPLING_NOTES: Notes = {
@@ -237,7 +245,13 @@ SAMPLING_NOTES: Notes = {
     **ABSENT_NOTES,
     "n_predict": works("llama.cpp's name of `max_tokens`"),
     "max_new_tokens": works("alias of `max_tokens`"),
+    "stopping_strings": works("text-generation-webui's name of `stop`"),
     "do_sample": works("false is greedy"),
+    "allowed_token_ids": refused("use a grammar, or logit_bias"),
+    "bad_words": refused("use logit_bias"),
+    "custom_token_bans": refused("use logit_bias"),
+    "custom_logit_processor": refused("use logits_processors, which plugins provide"),
+    "lora_path": refused("send the adapter's name as model"),
 }
 
 WITHIN_SAMPLING: Notes = {
@@ -252,6 +266,8 @@ def sampling_of(
     """Return the parameters of each choice, which differ in the seed. Raise ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     given = parameters_in(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
+    if stops := either(fields, "stop", "stopping_strings"):
+        given["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if fields.do_sample is False:
         given["temperature"] = 0.0
     if given["top_p"] == 0:
@@ -340,6 +356,8 @@ class GrammarFields(SamplingFields):
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
+    ebnf: Text | None = None
+    grammar_string: Text | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -352,6 +370,8 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "guided_regex": works("vLLM's name of `regex`"),
     "guided_choice": works("vLLM's name of `choice`"),
     "guided_grammar": works("vLLM's name of `grammar`"),
+    "ebnf": works("SGLang's name of `grammar`"),
+    "grammar_string": works("text-generation-webui's name of `grammar`"),
     "structured_outputs": works("vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
     "guided_decoding_backend": refused("remove it: there is only one"),
     "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
@@ -374,6 +394,8 @@ def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> 
         "guided_regex": _expression(fields.guided_regex),
         "guided_choice": _one_of(fields.guided_choice),
         "guided_grammar": _written(fields.guided_grammar),
+        "ebnf": _written(fields.ebnf),
+        "grammar_string": _written(fields.grammar_string),
     }
     if asked is not None:
         given |= {

@@ -15,6 +15,7 @@ from notso.web.api.request_fields.fields import (
     Effort,
     Fields,
     Hint,
+    Label,
     Name,
     Note,
     Notes,
@@ -25,7 +26,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, sampling_notes, with_sampling
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
 from notso.web.values.strict_fields import at_most
 
 LOGPROBS = "message.output_text.logprobs"
@@ -212,7 +213,7 @@ class InputTokenFields(Fields):
     input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     model: Name | None = None
     instructions: Text | None = None
-    previous_response_id: Name | None = None
+    previous_response_id: Label | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -226,8 +227,8 @@ class InputTokenFields(Fields):
 class ResponseFields(InputTokenFields):
     """The body of POST /v1/responses."""
 
-    max_output_tokens: int | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    max_output_tokens: Whole | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
         Hint(done=([], [LOGPROBS])),
@@ -238,16 +239,16 @@ class ResponseFields(InputTokenFields):
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
     # Accepted only with values that have no effect.
-    service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
-    user: Annotated[Name | None, TELLS] = None
-    safety_identifier: Annotated[Name | None, TELLS] = None
+    service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
+    user: Annotated[Label | None, TELLS] = None
+    safety_identifier: Annotated[Label | None, TELLS] = None
     client_metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
-    prompt_cache_key: Name | None = None
+    prompt_cache_key: Label | None = None
     prompt_cache_retention: Annotated[Name | None, Hint()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
-    max_tool_calls: Annotated[Annotated[int, Field(ge=1)] | None, Hint()] = None
+    max_tool_calls: Annotated[Annotated[Whole, Field(ge=1)] | None, Hint()] = None
     prompt: None = None
-    context_management: None = None
+    context_management: Annotated[list[Any], Field(max_length=0)] | None = None
     moderation: None = None
 
 
@@ -293,7 +294,7 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
     "max_tool_calls": hint("it limits server-side tools, which are not available", instead="use 1 or more"),
     "prompt": inert("null", "stored prompts are not available; use instructions"),
-    "context_management": inert("null", "use truncation"),
+    "context_management": inert("an empty list", "use truncation"),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "access_programs": refused("not available"),
     "image": refused("the model reads and writes text only"),

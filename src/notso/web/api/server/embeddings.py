@@ -15,6 +15,7 @@ from notso.web.api.request_fields.fields import (
     TELLS,
     Fields,
     Hint,
+    Label,
     Name,
     Notes,
     Text,
@@ -25,7 +26,7 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS
+from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, Whole
 from notso.web.api.shared.api_request import Prompt, ignored_headers
 from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest, Embeddings, embeddings_of
 from notso.web.api.shared.serializer import large_response
@@ -53,9 +54,9 @@ class EmbeddingFields(Fields):
     content: Inputs | None = None
     model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[Whole, Field(ge=1)] | None = None
     embd_normalize: Literal[2] | None = None
-    user: Annotated[Name | None, TELLS] = None
+    user: Annotated[Label | None, TELLS] = None
     task: Annotated[Any, Hint()] = None
     input_type: Annotated[Any, Hint()] = None
     truncate_prompt_tokens: Annotated[Any, Hint()] = None
