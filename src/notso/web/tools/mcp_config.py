@@ -538,7 +538,7 @@ _COMMENTS = re.compile(
     r"""
     "(?:[^"\\]|\\.)*+(?:"|\\?\Z)        # a string, or the rest of the text after a quote that is never closed
     | //[^\n]*+
-    | /\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)
+    | /\*.*?(?:\*/|\Z)  # Python 3.11.2 (Debian 12) skips text at a lookahead in a possessive group
     """,
     re.VERBOSE | re.DOTALL,
 )
