@@ -102,3 +102,22 @@ def test_bytes_changed_after_signing_are_found() -> None:
     changed = bytearray(library())
     changed[PAGE - 1] ^= 1
     assert list(mach_o.faults(bytes(changed), "arm64")) == ["page 0 is not the one that was signed"]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        (0x4E829420, "sdot"),  # v0.4s, v1.16b, v2.16b
+        (0x4F82E020, "sdot"),  # v0.4s, v1.16b, v2.4b[0]
+        (0x6E829420, "udot"),
+        (0x4E82A420, "smmla"),
+        (0x6E82A420, "ummla"),
+        (0x4E829C20, "usdot"),
+        (0x6E42FC20, "bfdot"),
+        (0x04A00000, "sve"),  # add z0.s, z0.s, z0.s
+    ],
+)
+def test_instructions_that_the_m1_lacks_are_told_from_dot_products(word: int, name: str) -> None:
+    nop, add = 0xD503201F, 0x4EA28420  # add v0.4s, v1.4s, v2.4s
+    assert mach_o.instructions(struct.pack("<3I", nop, word, add)) == {name}
+    assert not mach_o.instructions(struct.pack("<2I", nop, add))
