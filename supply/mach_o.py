@@ -1,9 +1,14 @@
-"""Checks a library of a macOS wheel without a Mac: `python supply/mach_o.py LIBRARY arm64|x86_64 [BUILD]`.
+"""Strips a library of a macOS wheel, and checks it without a Mac:
+
+    python supply/mach_o.py LIBRARY strip|arm64|x86_64 [BUILD]
 
 It must be for that processor and run on macOS 11; need libSystem alone and take nothing from it but the names below
 (those of Python are abi3audit's); name no folder; and on Apple silicon, which loads nothing else, carry a signature
 whose hashes are those of its bytes. In the folder where it was built, the objects of both NEON families are searched
 for instructions that the M1 lacks. Needs lief.
+
+zig keeps the paths of all objects in a library, and its own stripping damages the table of symbols; so local symbols
+are removed here after linking, and the library is signed anew.
 """
 
 from __future__ import annotations
@@ -124,7 +129,75 @@ def unsigned_parts(library: bytes) -> Iterator[str]:
                 yield f"page {page} is not the one that was signed"
 
 
+SYMTAB, DYSYMTAB, SEGMENT, UUID, SIGNATURE = 0x2, 0xB, 0x19, 0x1B, 0x1D  # mach-o/loader.h
+_LOCAL = 0x80000000
+_SPECIAL = 0xC0000000  # entries of the indirect table that name no symbol: local and absolute ones
+
+
+def stripped(library: bytes) -> bytes:
+    """Return a library without local symbols and the paths of its objects, signed anew if it was signed."""
+    data = bytearray(library)
+    at, commands = 32, {}
+    for _ in range(struct.unpack_from("<I", data, 16)[0]):
+        kind, size = struct.unpack_from("<2I", data, at)
+        if kind != SEGMENT or data[at + 8 : at + 24].rstrip(b"\0") == b"__LINKEDIT":
+            commands[kind] = at
+        at += size
+    start, count, names_at, _ = struct.unpack_from("<4I", data, commands[SYMTAB] + 8)
+    numbers = list(struct.unpack_from("<18I", data, commands[DYSYMTAB] + 8))
+    local, indirect_at, indirect_count = numbers[1], numbers[12], numbers[13]
+    table, names = b"", b"\0"
+    for each in range(local, count):
+        place, rest = struct.unpack_from("<I12s", library, start + 16 * each)
+        name = library[names_at + place : library.index(b"\0", names_at + place) + 1]
+        table += struct.pack("<I12s", len(names), rest)
+        names += name
+    indirect = struct.unpack_from(f"<{indirect_count}I", library, indirect_at)
+    table_end = start + len(table)
+    data[start:] = table + struct.pack(
+        f"<{indirect_count}I",
+        *(each if each & _SPECIAL else _LOCAL if each < local else each - local for each in indirect),
+    )
+    struct.pack_into("<4I", data, commands[SYMTAB] + 8, start, count - local, len(data), len(names))
+    numbers[:6] = [0, 0, 0, numbers[3], numbers[3], numbers[5]]
+    numbers[12] = table_end
+    struct.pack_into("<18I", data, commands[DYSYMTAB] + 8, *numbers)
+    data += names + bytes(-(len(data) + len(names)) % 16)
+    first = struct.unpack_from("<Q", data, commands[SEGMENT] + 40)[0]  # of the file in __LINKEDIT
+    head = _head_of_signature(library, commands[SIGNATURE], len(data)) if SIGNATURE in commands else b""
+    size = len(head) and len(head) + 32 * -(-len(data) // 4096)
+    struct.pack_into("<Q", data, commands[SEGMENT] + 48, len(data) + size - first)
+    if head:
+        struct.pack_into("<2I", data, commands[SIGNATURE] + 8, len(data), size)
+    data[commands[UUID] + 8 : commands[UUID] + 24] = bytes(16)
+    data[commands[UUID] + 8 : commands[UUID] + 24] = hashlib.sha256(data).digest()[:16]
+    pages = [data[page : page + 4096] for page in range(0, len(data), 4096)] if head else []
+    return bytes(data + head + b"".join(hashlib.sha256(page).digest() for page in pages))
+
+
+def _head_of_signature(library: bytes, command: int, limit: int) -> bytes:
+    # All but the hashes of pages: a signature with nothing but its directory.
+    start = struct.unpack_from("<I", library, command + 8)[0]
+    directory = next(
+        start + offset
+        for _, offset in struct.iter_unpack(">2I", library[start + 12 : start + 12 + 8 * library[start + 11]])
+        if struct.unpack_from(">I", library, start + offset)[0] == CODE_DIRECTORY
+    )
+    hashes, _, special = struct.unpack_from(">3I", library, directory + 16)
+    head = bytearray(library[directory : directory + hashes - 32 * special])
+    size = len(head) + 32 * -(-limit // 4096)
+    struct.pack_into(">I", head, 4, size)
+    struct.pack_into(">I", head, 16, len(head))
+    struct.pack_into(">3I", head, 24, 0, -(-limit // 4096), limit)
+    head[39] = 12  # pages of 4 KiB
+    return struct.pack(">5I", 0xFADE0CC0, 20 + size, 1, 0, 20) + bytes(head)
+
+
 if __name__ == "__main__":
+    if sys.argv[2] == "strip":
+        path = Path(sys.argv[1])
+        path.write_bytes(stripped(path.read_bytes()))
+        raise SystemExit
     found = list(faults(Path(sys.argv[1]).read_bytes(), sys.argv[2]))
     found += [fault for folder in sys.argv[3:] for fault in kernel_faults(Path(folder))]
     if found:

@@ -37,19 +37,23 @@ GLIBC = (2, 17)  # manylinux2014's
 MAX_BYTES = 12 << 20
 
 # As zig spells it: processors; and for macOS, where it ignores `-bundle`, takes no file of names that Python has, and
-# damages the table of symbols when it removes local ones.
+# damages the table of symbols when it removes local ones, which mach_o.py does instead.
 COMPILER = """#!/bin/sh
+linked= before= out=
 for word do
   shift
+  [ "$before" != -o ] || out="$word"
+  before="$word"
   case "$word" in
     -march=armv8.2-a*) word="-mcpu=generic+v8_2a${{word#-march=armv8.2-a}}";;
-    -bundle) set -- "$@" -dynamiclib; word="-Wl,-install_name,@rpath/_native.abi3.so";;
+    -bundle) linked=1; set -- "$@" -dynamiclib; word="-Wl,-install_name,@rpath/_native.abi3.so";;
     -Wl,@*darwin-ld-cpython.sym) word="-Wl,-undefined,dynamic_lookup";;
     -Wl,-x | -Wl,-S) continue;;
   esac
   set -- "$@" "$word"
 done
-exec "{python}" -m ziglang c++ -target {target} "$@"
+"{python}" -m ziglang c++ -target {target} "$@" || exit
+[ -z "$linked" ] || exec "{python}" "{strip}" "$out" strip
 """
 ARCHIVER = """#!/bin/sh
 exec "{python}" -m ziglang {tool} "$@"
@@ -120,7 +124,10 @@ def tools_for(python: str) -> Path:
 def compiler(python: Path, target: Target) -> Path:
     """A command that compiles for that machine. Zig builds its C++ library for each environment anew, which takes
     minutes, so the first one's serves all."""
-    return command(f"zig-c++-{target.platform}", COMPILER.format(python=python, target=target.zig))
+    return command(
+        f"zig-c++-{target.platform}",
+        COMPILER.format(python=python, target=target.zig, strip=Path(__file__).with_name("mach_o.py")),
+    )
 
 
 def command(name: str, script: str) -> Path:

@@ -11,11 +11,13 @@ import pytest
 PAGE = 4096
 ARM64, X86_64 = 0x0100000C, 0x01000007
 DYLIB = 6
-LC_SYMTAB, LC_LOAD_DYLIB, LC_ID_DYLIB, LC_SEGMENT_64, LC_CODE_SIGNATURE, LC_BUILD_VERSION = (
+LC_SYMTAB, LC_DYSYMTAB, LC_LOAD_DYLIB, LC_ID_DYLIB, LC_SEGMENT_64, LC_UUID, LC_CODE_SIGNATURE, LC_BUILD_VERSION = (
     2,
+    0xB,
     0xC,
     0xD,
     0x19,
+    0x1B,
     0x1D,
     0x32,
 )
@@ -29,6 +31,7 @@ def library(
     needed: tuple[str, ...] = (mach_o.LIBSYSTEM,),
     name: str = "@rpath/_native.abi3.so",
     signed: bool = True,
+    local: tuple[str, ...] = (),
 ) -> bytes:
     """A Mach-O library without code, as a linker writes it."""
 
@@ -36,13 +39,16 @@ def library(
         data = word.encode() + bytes(8 - len(word) % 8)
         return struct.pack("<6I", command, 24 + len(data), 24, 0, 0x10000, 0x10000) + data
 
-    names = b"\0" + b"".join(each.encode() + b"\0" for each in symbols)
+    names = b"\0" + b"".join(each.encode() + b"\0" for each in (*local, *symbols))
     table, at = b"", 1
-    for each in symbols:
-        table += struct.pack("<IBBHQ", at, 0x01, 0, 1 << 8, 0)  # undefined, external, of the first library
+    for each in (*local, *symbols):
+        kind = 0x66 if each in local else 0x01  # an object's path; undefined, external, of the first library
+        table += struct.pack("<IBBHQ", at, kind, 0, 1 << 8, 0)
         at += len(each) + 1
+    first = len(local)
+    indirect = struct.pack("<4I", first, 0x80000000, 0 if local else 0x80000000, first + 1)
     names += bytes(-len(names) % 16)
-    start, size = PAGE, len(table) + len(names)
+    start, size = PAGE, len(table) + len(indirect) + len(names)
     end = start + size
     pages = -(-end // PAGE)
     identifier = b"x\0"
@@ -57,14 +63,18 @@ def library(
             "<2I16s4Q4I", LC_SEGMENT_64, 72, b"__LINKEDIT", PAGE, PAGE, start, size + signature_bytes, 1, 1, 0, 0
         ),
         text(LC_ID_DYLIB, name),
-        struct.pack("<6I", LC_SYMTAB, 24, start, len(symbols), start + len(table), len(names)),
+        struct.pack("<6I", LC_SYMTAB, 24, start, first + len(symbols), start + len(table) + len(indirect), len(names)),
+        struct.pack(
+            "<20I", LC_DYSYMTAB, 80, 0, first, first, 0, first, len(symbols), *[0] * 6, start + len(table), 4, *[0] * 4
+        ),
+        struct.pack("<2I16s", LC_UUID, 24, repr(local).encode()[-16:]),
         struct.pack("<6I", LC_BUILD_VERSION, 24, 1, system << 16, system << 16, 0),
         *(text(LC_LOAD_DYLIB, each) for each in needed),
     ]
     if signed:
         commands.append(struct.pack("<4I", LC_CODE_SIGNATURE, 16, end, signature_bytes))
     head = struct.pack("<8I", 0xFEEDFACF, cpu, 0, DYLIB, len(commands), sum(map(len, commands)), 0x85, 0)
-    data = (head + b"".join(commands)).ljust(PAGE, b"\0") + table + names
+    data = (head + b"".join(commands)).ljust(PAGE, b"\0") + table + indirect + names
     if not signed:
         return data
     sums = b"".join(hashlib.sha256(data[page * PAGE : min((page + 1) * PAGE, end)]).digest() for page in range(pages))
@@ -102,3 +112,37 @@ def test_bytes_changed_after_signing_are_found() -> None:
     changed = bytearray(library())
     changed[PAGE - 1] ^= 1
     assert list(mach_o.faults(bytes(changed), "arm64")) == ["page 0 is not the one that was signed"]
+
+
+@pytest.mark.parametrize("machine", ["arm64", "x86_64"])
+def test_a_library_says_nothing_of_the_folder_where_it_was_linked(machine: str) -> None:
+    kind = {"cpu": ARM64, "signed": True} if machine == "arm64" else {"cpu": X86_64, "signed": False}
+    made = [
+        library(local=(*(f"{home}/{each}.o" for each in range(400)), "_helper"), **kind)  # type: ignore[arg-type]
+        for home in ("/home/me", "/home/somebody/else")
+    ]
+    here, there = map(mach_o.stripped, made)
+    assert here == there and b"/home" not in here
+    assert not list(mach_o.faults(here, machine))
+    assert here[PAGE:].startswith(library(**kind)[PAGE : PAGE + 48])  # type: ignore[arg-type]
+    (planted,) = mach_o.faults(mach_o.stripped(library(symbols=("_malloc", "_fork"), local=("/x.o",), **kind)), machine)  # type: ignore[arg-type]
+    assert planted == "it takes _fork"
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        (0x4E829420, "sdot"),  # v0.4s, v1.16b, v2.16b
+        (0x4F82E020, "sdot"),  # v0.4s, v1.16b, v2.4b[0]
+        (0x6E829420, "udot"),
+        (0x4E82A420, "smmla"),
+        (0x6E82A420, "ummla"),
+        (0x4E829C20, "usdot"),
+        (0x6E42FC20, "bfdot"),
+        (0x04A00000, "sve"),  # add z0.s, z0.s, z0.s
+    ],
+)
+def test_instructions_that_the_m1_lacks_are_told_from_dot_products(word: int, name: str) -> None:
+    nop, add = 0xD503201F, 0x4EA28420  # add v0.4s, v1.4s, v2.4s
+    assert mach_o.instructions(struct.pack("<3I", nop, word, add)) == {name}
+    assert not mach_o.instructions(struct.pack("<2I", nop, add))

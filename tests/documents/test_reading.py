@@ -12,6 +12,7 @@ from documents.made import text_pdf
 from notso.documents import reading
 from notso.documents.reading import DocumentReader, document_of, frames
 from notso.documents.values import UnreadableError
+from notso.system.confinement import lacking
 
 END = {"kind": "text", "title": "", "warnings": []}
 
@@ -70,16 +71,16 @@ def test_a_frame_that_is_too_long_is_refused_before_it_arrives() -> None:
 
 
 def test_a_file_is_read_in_a_child() -> None:
-    document = DocumentReader(text_pdf(["The word is heron."]), "../../\u202efdp.PDF").read()
+    document = DocumentReader(text_pdf(["The word is heron."]), "../../\u202efdp.PDF", bool(lacking())).read()
     assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
 
 
 def test_without_confinement_native_parsers_are_refused() -> None:
-    lacking = "from notso.documents import child; child.lacking = lambda: ['seccomp']; child.main()"
+    program = "from notso.documents import child; child.lacking = lambda: ['seccomp']; child.main()"
     with pytest.raises(UnreadableError, match=r"this system lacks seccomp \(see notso doctor\)"):
-        DocumentReader(text_pdf(["a"]), "a.pdf", program=lacking).read()
-    assert DocumentReader(text_pdf(["a"]), "a.pdf", unconfined=True, program=lacking).read().text == "a"
-    assert DocumentReader(b"a", "a.txt", program=lacking).read().text == "a"
+        DocumentReader(text_pdf(["a"]), "a.pdf", program=program).read()
+    assert DocumentReader(text_pdf(["a"]), "a.pdf", unconfined=True, program=program).read().text == "a"
+    assert DocumentReader(b"a", "a.txt", program=program).read().text == "a"
 
 
 def test_without_the_extra_the_command_is_said() -> None:

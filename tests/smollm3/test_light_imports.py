@@ -25,6 +25,11 @@ def test_no_arrays_and_no_kernels(module: str) -> None:
     assert not loaded_by(f"import {module}") & set(HEAVY)
 
 
+def test_documents_are_parsed_by_their_child_alone() -> None:
+    assert not loaded_by("import notso.web.chat.files.documents") & {"notso.documents.kinds", "xml.parsers.expat"}
+    assert "notso.documents.kinds" in loaded_by("import notso.documents.child")
+
+
 def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
     assert "numpy" in loaded_by("from notso.smollm3 import Engine")
     light = loaded_by("from notso.smollm3 import pull, local_models")

@@ -126,7 +126,7 @@ def examine(port: int) -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    from notso.system.desktop import system_name
+    from notso.system.processors import system_name
 
     yield Finding("ok", "python", f"{sys.version.split()[0]} on {system_name()}")
 
@@ -196,7 +196,7 @@ def _gpu() -> Iterator[Finding]:
         message = f"{what}: results differ from the CPU's in {', '.join(found)}; using the CPU"
         yield Finding("warn", "gpu", message, "please report this")
     else:
-        yield Finding("ok", "gpu", f"{what}: results identical to the CPU's; performance not measured by the project")
+        yield Finding("ok", "gpu", f"{what}: results identical to the CPU's")
 
 
 def _memory() -> Iterator[Finding]:

@@ -17,8 +17,8 @@ import typer
 from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.field_options import settings_from, takes_settings
 from notso.cli.model_files import model_file
-from notso.system.desktop import has_display
 from notso.system.processes import keep_memory_private
+from notso.system.processors import has_display
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine

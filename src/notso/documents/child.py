@@ -18,29 +18,21 @@ from typing import Any, BinaryIO
 
 from notso.documents import kinds
 from notso.documents.values import (
+    LIMITS,
     MAX_CHARACTERS,
     MAX_PAGES,
     MAX_WARNINGS,
     MIB,
+    UNCONFINED,
     UnreadableError,
     clean,
     one_line,
 )
-from notso.system.confinement import Limits, Rights, confine, lacking
+from notso.system.confinement import Rights, confine, lacking
 
-CPU_S, CPU_S_A_PAGE = 60, 0.2
-LIMITS = Limits(
-    cpu_s=CPU_S,
-    more_cpu_s=int(CPU_S_A_PAGE * MAX_PAGES),
-    memory_bytes=1024 * MIB,
-    wall_s=180,
-    answer_bytes=5 * MAX_CHARACTERS,
-)
-UNCONFINED = "unconfined"
 FRAME_CHARACTERS = 150_000
-"""Characters of a page in one frame: at most 6 bytes each in JSON, so that frames stay below 1 MiB."""
+"""Characters of a page in one frame: at most 6 bytes each in JSON, so that frames stay below MAX_FRAME_BYTES."""
 
-MAX_FRAME_BYTES = MIB
 _LENGTH = struct.Struct(">I")
 
 

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any
 
-from notso.documents.child import CPU_S_A_PAGE, LIMITS, MAX_FRAME_BYTES, UNCONFINED
 from notso.documents.values import (
+    CPU_S_A_PAGE,
+    LIMITS,
     MAX_CHARACTERS,
     MAX_FILE_BYTES,
+    MAX_FRAME_BYTES,
     MAX_PAGES,
     MAX_WARNINGS,
     MIB,
+    UNCONFINED,
     Document,
     UnreadableError,
     clean,

@@ -5,12 +5,29 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from notso.system.confinement import Limits
+
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 20_000_000
 MAX_TITLE_CHARACTERS = 200
 MAX_WARNINGS = 20
+CPU_S_A_PAGE = 0.2
+LIMITS = Limits(
+    cpu_s=60,
+    more_cpu_s=int(CPU_S_A_PAGE * MAX_PAGES),
+    memory_bytes=1024 * MIB,
+    wall_s=180,
+    answer_bytes=5 * MAX_CHARACTERS,
+)
+"""Of the child that reads."""
+
+UNCONFINED = "unconfined"
+"""Argument of that child."""
+
+MAX_FRAME_BYTES = MIB
+"""Of what it writes."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 # Marks that reverse or override the direction of text, and invisible tags: they can show another text than is read.

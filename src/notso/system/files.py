@@ -1,4 +1,4 @@
-"""Locks, durable writes, read-ahead and anonymous files."""
+"""Locks, durable writes, read-ahead, anonymous files and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -60,3 +60,10 @@ def anonymous_file() -> int:
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
     return os.memfd_create("notso")
+
+
+def cache_folder(home: Path) -> Path:
+    """Return where other programs of that user keep what they can make again."""
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")

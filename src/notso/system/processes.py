@@ -1,4 +1,4 @@
-"""Limits and priorities of processes, and what ends them."""
+"""Limits and priorities of processes, what ends them, and limits of their connections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import contextlib
 import os
 import sys
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+if sys.platform == "darwin":
+    _TCP_RXT_CONNDROPTIME = 0x80  # netinet/tcp.h
+    _TCP_NOTSENT_LOWAT = 0x201
 
 
 def descriptor_limit(wanted: int) -> int | None:
@@ -21,6 +29,20 @@ def descriptor_limit(wanted: int) -> int | None:
             soft = min(soft, libsystem.number("kern.maxfilesperproc") or soft)  # more is rejected, whatever `hard` says
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
+    """Hold at most so much unsent data, and reset the connection once data is unacknowledged for so long."""
+    # By default the kernel buffers megabytes before unread data is noticed, and tries for a quarter of an hour to
+    # deliver data to a client that is gone.
+    import socket
+
+    if sys.platform == "darwin":
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent_bytes)
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, seconds)
+    else:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
 
 
 def lower_thread_priority() -> None:

@@ -1,13 +1,28 @@
-"""The processors that this process may use."""
+"""The system, its display, and the processors that this process may use."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 
 if sys.platform == "darwin":
     from notso.system import libsystem
+
+
+def system_name() -> str:
+    """Return the system and its version, such as "Linux 6.1.0" or "macOS 14.5"."""
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}".strip()
+    return f"{platform.system()} {platform.release()}"
+
+
+def has_display() -> bool:
+    """Return whether a browser would open in front of the user."""
+    if sys.platform == "darwin":
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def usable_processors() -> int:

@@ -12,7 +12,7 @@ import pytest
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.other_stores import is_smollm3, stored_models
-from notso.system.desktop import cache_folder
+from notso.system.files import cache_folder
 
 
 def manifest(root: Path, name: str, content: bytes, layers: object = None) -> Path:

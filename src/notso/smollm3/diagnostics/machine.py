@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from notso.qtensor import kernel_choice, process_memory, zeroed
 from notso.system import processors
-from notso.system.desktop import system_name
 from notso.system.memory import physical_memory
 
 Bytes = npt.NDArray[np.uint8]
@@ -25,7 +24,7 @@ def describe_machine() -> dict[str, Any]:
         "features": kernel_choice.cpu_features(),
         "cores": processors.usable_processors(),
         "memory_gb": round(physical_memory() / 1e9, 1),
-        "system": system_name(),
+        "system": processors.system_name(),
         "python": platform.python_version(),
         "numpy": np.__version__,
     }

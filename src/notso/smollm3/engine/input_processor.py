@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from notso.smollm3.engine.request import Request
+from notso.smollm3.engine.request import MeanPooling, Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores, token_logprob
-from notso.smollm3.output.mean_pooling import MeanPooling
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from notso.smollm3.errors import EngineError
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores
-from notso.smollm3.output.mean_pooling import MeanPooling
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.logits_processor import AnswerEnd, LogitsProcessors
 from notso.smollm3.sampling.sampler import Floats, Sampler
@@ -17,6 +19,29 @@ from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.values.events import Event, TokenLogprob, Usage
 from notso.smollm3.values.messages import Message
+
+
+class MeanPooling:
+    """Embedding of a prompt: the mean of its last hidden states, each added once as it is computed."""
+
+    def __init__(self, tokens: int, hidden_size: int) -> None:
+        self._tokens = tokens
+        self._done = 0
+        self._sum = np.zeros(hidden_size, np.float64)
+
+    def take(self, start: int, states: Floats) -> None:
+        """Add states (rows, hidden) of the tokens from `start`, except repeated ones after a preemption."""
+        new = states[max(self._done - start, 0) :]
+        self._sum += new.sum(axis=0, dtype=np.float64)
+        self._done = max(self._done, start + len(states))
+
+    def embedding(self) -> tuple[float, ...]:
+        """Return the mean of length 1 (hidden,). Raises EngineError if it is not finite."""
+        mean = self._sum / self._tokens
+        length = float(np.linalg.norm(mean))
+        if not np.isfinite(length):
+            raise EngineError("the model computed an embedding that is not finite")
+        return tuple((mean / length if length else mean).astype(np.float32).tolist())
 
 
 @dataclass(eq=False)

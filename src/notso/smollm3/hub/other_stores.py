@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from notso.system.desktop import cache_folder
+from notso.system.files import cache_folder
 from notso.text_file import open_regular, read_regular
 
 Store = Literal["ollama", "lm studio", "llama.cpp"]

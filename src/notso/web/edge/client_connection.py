@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from notso.system.sockets import limit_unsent
+from notso.system.processes import limit_unsent
 from notso.web.edge.door import Door
 from notso.web.values.ids import SCOPE_KEY, request_id
 
