@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from twins import PACKED
 
-from notso.qtensor.backends.cpu import kernel_choice
+from notso.qtensor.backends.cpu import huge_pages, kernel_choice
 from notso.qtensor.formats import Q4_K
 from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.model.weight_placement import WeightPlacement
+from notso.smollm3.model.weights import SmolLM3Weights
 from notso.system.pages import have_huge_pages
 
 IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
@@ -42,6 +46,51 @@ def test_weights_change_between_two_steps_of_one_answer() -> None:
         assert answer(moved) == expected
         moved.wait_for_placement(200)  # in no time, but on a busy machine
         assert answer(moved) == expected
+
+
+class OneLayerAStep:
+    """A placement that begins before step `first` of an answer, and copies one layer, or the head, for each step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+        self._steps_left = first
+        self._copied = threading.Event()
+        self.is_answering = False
+        self._start, self._adopt = WeightPlacement.start, WeightPlacement.adopt
+        monkeypatch.setattr(WeightPlacement, "start", lambda placement: None)
+        monkeypatch.setattr(WeightPlacement, "adopt", lambda placement, weights: self._adopt_next(placement, weights))
+
+    def wake(self) -> None:
+        self._copied.set()
+
+    def _adopt_next(self, placement: WeightPlacement, weights: SmolLM3Weights) -> SmolLM3Weights | None:
+        if self.is_answering:
+            self._steps_left -= 1
+            if self._steps_left == 0:
+                placement._signal = self
+                self._start(placement)
+            while self._steps_left <= 0 and not (placement._ready or placement.is_finished):
+                self._copied.wait(1)
+                self._copied.clear()
+        return self._adopt(placement, weights)
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("family", kernel_choice.available_kernels())
+def test_weights_are_packed_in_mid_answer(family: str, own_kernels: None) -> None:
+    """Every family multiplies packed weights, if only by the generic kernels, and answers do not change."""
+    kernel_choice.use_kernels(family)
+    with Engine.load(demo_path(), weights="mmap") as mapped:
+        expected = answer(mapped)
+    for first in (1, 2, 3):  # eight layers and the head change within the twelve steps of the answer
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(huge_pages, "is_packed", lambda format: format.name in PACKED)
+            steps = OneLayerAStep(monkeypatch, first)
+            with Engine.load(demo_path(), weights="packed") as moved:
+                assert moved.weight_placement == "promoting 0 %"
+                steps.is_answering = True
+                assert answer(moved) == expected
+                assert moved.weight_placement == "packed"
+                assert answer(moved) == expected
 
 
 def test_small_files_stay_mapped_by_default() -> None:
@@ -77,8 +126,6 @@ def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
 
 def test_what_was_not_started_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that fails while it is made is closed before its threads run."""
-    from notso.smollm3.model.weight_placement import WeightPlacement
-
     stopped: list[str] = []
     stop = WeightPlacement.stop
 
