@@ -15,14 +15,14 @@
     if (!restored) return;
     const files = attached().map((chip) => {
       const [name, content] = [...chip.querySelectorAll("input")].map((input) => input.value);
-      return [name, content, chip.querySelector(".facts").textContent];
+      return [name, content, chip.querySelector(".facts").textContent, chip.querySelector("[data-part=document]") ? "document" : "text"];
     });
     try { files.length ? sessionStorage.setItem(kept, JSON.stringify(files)) : sessionStorage.removeItem(kept); }
     catch { /* no room: they stay on the page */ }
   };
   const renumber = () => {
-    attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input, which) => {
-      input.name = `file-${at + 1}-${which ? "text" : "name"}`;
+    attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input) => {
+      input.name = `file-${at + 1}-${input.dataset.part}`;
     }));
     form.dispatchEvent(new Event("change", { bubbles: true }));
   };
@@ -32,20 +32,26 @@
     words.textContent = `${name} ${words.dataset[reason] ?? reason}`;
     list.append(note);
   };
-  const attach = (name, content, facts = "") => {
+  const removable = (chip) => chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
+  const attach = (name, content, facts = "", part = "text") => {
     if (attached().length >= FILES) return refuse(name, "tooMany");
     const chip = copyOf("attachment");
     chip.querySelector(".name").textContent = name;
     chip.querySelector(".facts").textContent = facts;
     chip.querySelector(".facts").hidden = !facts;
     [name, content].forEach((value, at) => { chip.querySelectorAll("input")[at].value = value; });
-    chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
+    chip.querySelectorAll("input")[1].dataset.part = part;
+    removable(chip);
     list.append(chip);
     renumber();
   };
   form.addEventListener("change", keep); // added, taken away, or sent
   try { found = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { /* a browser that keeps nothing */ }
-  for (const [name, content, facts] of found) attach(name, content, facts);
+  const chosen = attached(); // by the page
+  for (const chip of chosen) removable(chip);
+  const ids = chosen.map((chip) => chip.querySelector("[data-part=document]").value);
+  for (const [name, content, facts, part] of found) if (!ids.includes(content)) attach(name, content, facts, part);
+  if (chosen.length) renumber();
   restored = true;
   const forget = () => { for (const note of list.querySelectorAll("p:not([data-reading])")) note.remove(); };
   const readByServer = async (file, extension) => {

@@ -93,7 +93,7 @@ def _message_json(message: StoredMessage) -> dict[str, Any]:
         "state": message.state,
         "note": message.note,
         "edited": message.edited,
-        "attachments": [asdict(each) for each in message.attachments],
+        "attachments": [{"name": each.name, "text": each.text} for each in message.attachments],
         "tool_uses": [asdict(each) for each in message.tool_uses],
         "dropped_messages": message.dropped_messages,
         "created_ms": message.created_ms,
