@@ -53,8 +53,7 @@ class LibraryWork:
             try:
                 if is_new:
                     await self._store.documents.requeue()
-                while await self._parse_one():
-                    pass
+                await self.parse_queued()
                 is_new = has_failed = False
             except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread; the next round tries again
                 if not has_failed:
@@ -62,6 +61,11 @@ class LibraryWork:
                 has_failed = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._queued.wait(), LOOK_SECONDS)
+
+    async def parse_queued(self) -> None:
+        """Parse what is queued now. Raises StorageError."""
+        while await self._parse_one():
+            pass
 
     async def follow(self) -> None:
         """Keep the library of the folder like the folder until cancelled."""
@@ -151,7 +155,7 @@ class FolderLibrary:
         self.root.stat()  # a folder that is not mounted is no empty folder
         found: dict[str, str] = {}
         known: dict[str, _Known] = {}
-        for path in _files(self.root):
+        for path in files_in(self.root):
             name = str(path.relative_to(self.root))
             try:
                 status = path.stat()
@@ -167,7 +171,8 @@ class FolderLibrary:
         return found
 
 
-def _files(root: Path) -> Iterator[Path]:
+def files_in(root: Path) -> Iterator[Path]:
+    """Yield the documents in a folder by their extension, in order, except hidden files and links."""
     count = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
