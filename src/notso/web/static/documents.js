@@ -9,7 +9,7 @@
     report.textContent = refused(file.name, "running");
     const headers = { "Content-Type": "application/octet-stream" };
     try {
-      const answer = await fetch(`/documents?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file });
+      const answer = await fetch(`${document.documentElement.dataset.root}/documents?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file });
       return answer.ok ? "" : refused(file.name, (await answer.json()).problem);
     } catch { return refused(file.name, "offline"); }
   };
@@ -17,7 +17,8 @@
     const problems = [];
     for (const file of files) problems.push(await store(file));
     report.textContent = problems.filter(Boolean).join(" ");
-    if (!report.textContent) location.reload();
+    input.value = "";
+    document.getElementById("documents").dispatchEvent(new Event("refresh"));
   };
   input?.addEventListener("change", () => take([...input.files]));
   for (const name of ["dragover", "drop"]) {
