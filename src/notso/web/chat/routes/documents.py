@@ -75,6 +75,7 @@ async def upload(
 
 @router.get("/documents/{document_id}/state", dependencies=[GUARDED])
 async def state(services: Services, owner: Owner, document_id: str) -> JSONResponse:
+    """Return the state of a document, and why it cannot be read."""
     return JSONResponse(_state(await _find(services, owner, document_id)))
 
 
@@ -117,6 +118,7 @@ async def download(services: Services, owner: Owner, document_id: str) -> Respon
 
 @router.post("/documents/{document_id}/retry", dependencies=[GUARDED])
 async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
+    """Parse a document again that could not be read."""
     await read_form(request)
     if not await services.shared.store.documents.retry(owner, document_id):
         raise Problem(404, words["document_unknown"])
@@ -126,6 +128,7 @@ async def retry(request: Request, services: Services, owner: Owner, document_id:
 
 @router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
+    """Delete a document with everything derived from it."""
     await read_form(request)
     if not await services.shared.store.documents.delete(owner, document_id):
         raise Problem(404, words["document_unknown"])
