@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
+from smollm3.engine.test_reread import settle
 
 from notso.smollm3 import Engine, RequestOptions
+from notso.smollm3.hub.registry import demo_path
 from notso.web.chat import library as library_module
 from notso.web.chat.library import FolderLibrary, forget_deleted
 from notso.web.engine.port import FixedPrefix, Message
+from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.documents import EVERYONE
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.turns.documents import MAX_PASSAGE_TOKENS
 from notso.web.values.ids import new_id
+from notso.web.values.sign_in import SignInSettings
 
+GOAL = 130  # tokens read again
 HERONS = "The heron stands in the reeds. It eats fish and frogs."
 
 
@@ -63,11 +69,7 @@ def test_a_document_is_uploaded_parsed_shown_and_deleted(start: Callable[..., An
     assert upload(server, "again.pdf", pdf)["id"] == found["id"]
     upload(server, "scan.pdf", b"%PDF-1.7", wanted="failed")
     page = server.client.get("/documents").text
-    assert (
-        "Birds.pdf" in page
-        and "is damaged: it is no complete PDF." in page
-        and 'hx-trigger="refresh"' in page
-    )
+    assert "Birds.pdf" in page and "is damaged: it is no complete PDF." in page and 'hx-trigger="refresh"' in page
     shown = server.client.get(f"/documents/{found['id']}?page=2").text
     assert "second page of storks" in shown and "first page of herons" not in shown
     assert "second page" in server.client.get(f"/documents/{found['id']}?at=30").text
@@ -285,7 +287,6 @@ def test_everyone_asks_about_the_folder_and_nobody_changes_it(start: Callable[..
 def test_what_was_read_in_one_chat_stays_read_in_others(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goal = 130  # tokens read again
     engine = Engine.load(context_tokens=4096, kv="k8v8")
     server = start(lambda: engine).ready()
     words = "The heron number {} stands in the reeds and waits for a fish. "
@@ -297,9 +298,9 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
         return int(numbers.prompt_tokens - numbers.cached_tokens)
 
     assert read("What is this?") > 600
-    assert read("Who wrote it?") <= goal
+    assert read("Who wrote it?") <= GOAL
     server.client.post("/settings", data={"system_prompt": "Be brief."})
-    assert read("Who has it?") <= goal, "instructions"
+    assert read("Who has it?") <= GOAL, "instructions"
     real = date.today()
 
     class Tomorrow(date):
@@ -308,10 +309,56 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
             return date.fromordinal(real.toordinal() + 1)
 
     monkeypatch.setattr("notso.web.chat.submit.date", Tomorrow)
-    assert read("Who wrote that?") <= goal, "the next day"
+    assert read("Who wrote that?") <= GOAL, "the next day"
     assert read("Who thinks?", thinking="on") > 600
-    assert read("Who thought?", thinking="on") <= goal, "the other mode, the second time"
+    assert read("Who thought?", thinking="on") <= GOAL, "the other mode, the second time"
     assert server.client.post(f"/documents/{found['id']}/delete", data={}).status_code == 303
     server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
     messages = [Message("user", f"--- birds.txt ---\n{words.format(0)}")]
     assert engine.estimate(messages, RequestOptions(thinking=False, owner="local")).cached_tokens == 0
+
+
+def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable[..., Any], tmp_path: Path) -> None:
+    folder, data = tmp_path / "folder", tmp_path / "data"
+    folder.mkdir()
+    words = "".join(f"The heron number {number} stands in the reeds and waits for a fish. " for number in range(60))
+    (folder / "birds.txt").write_text(words)
+    book = KeyBook(lambda: SQLiteAccessStore(data))
+    keys = [book.add(name)[0] for name in ("ann", "bob")]
+    model = tmp_path / "model.gguf"
+    model.write_bytes(demo_path().read_bytes())
+
+    def serve(path: Path) -> tuple[Any, Engine]:
+        engine = Engine.load(path, context_tokens=4096, kv="k8v8", cache_dir=tmp_path / "kv")
+        assert engine._identity is not None
+        engine._identity.wait(60)
+        settings = {"documents": folder, "sign_in": SignInSettings(require_key=True)}
+        return start(lambda: engine, **settings).ready(), engine
+
+    def read(server: Any, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        documents = server.shared.store.documents
+        server.wait(
+            lambda: any(each.state == "ready" for each in server.on_loop(lambda: documents.documents(EVERYONE)))
+        )
+        (found,) = server.on_loop(lambda: documents.documents(EVERYONE))
+        fields = {"text": f"Who? {new_id()}", "key": new_id(), "file-1-name": "x", "file-1-document": found[0].id}
+        server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off"}, headers=headers)
+        chat_id = server.client.post("/chats", data=fields, headers=headers).headers["location"].rpartition("/")[2]
+        owner = f"key:{next(each.id for each in book.all() if each.name == ('ann' if key == keys[0] else 'bob'))}"
+
+        def last() -> Any:
+            return server.on_loop(lambda: server.shared.store.messages(owner, chat_id))[-1]
+
+        server.wait(lambda: not last().active)
+        return int(last().numbers.prompt_tokens - last().numbers.cached_tokens)
+
+    server, engine = serve(model)
+    assert read(server, keys[0]) > 600
+    assert read(server, keys[1]) <= GOAL, "another member"
+    settle(engine)
+    server.close()
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(model.read_bytes())
+    server, engine = serve(copy)
+    assert read(server, keys[1]) <= GOAL, "a copied model file after a restart"
