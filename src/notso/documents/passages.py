@@ -78,3 +78,24 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
         return None
     start += len(part) - len(part.lstrip())
     return Passage(page, start, start + len(inner))
+
+
+def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
+    """Join passages to volumes of at most about `most_tokens`, each with its last page.
+
+    A volume ends with a page, unless the page alone is larger.
+    """
+    sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
+    of_pages: dict[int, int] = {}
+    for passage, size in zip(passages, sizes, strict=True):
+        of_pages[passage.page] = of_pages.get(passage.page, 0) + size
+    first, held = 0, 0
+    for at, (passage, size) in enumerate(zip(passages, sizes, strict=True)):
+        begins_page = at == 0 or passages[at - 1].page != passage.page
+        ahead = of_pages[passage.page] if begins_page else size
+        if held and held + min(ahead, most_tokens) > most_tokens:
+            yield Passage(passages[first].page, passages[first].start, passages[at - 1].end), passages[at - 1].page
+            first, held = at, 0
+        held += size
+    if held:
+        yield Passage(passages[first].page, passages[first].start, passages[-1].end), passages[-1].page

@@ -32,6 +32,7 @@ from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
 from notso.web.turns.documents import PromptDocuments, prompt_documents
+from notso.web.turns.every_part import MAX_PARTS, Part, document_parts
 from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.tool_rounds import next_request
@@ -148,7 +149,8 @@ async def ask(
             choice = await chosen_model(*models_of(services), view.settings.model)
             asked = view.with_question(user_message)
             request, _ = await _request(services, owner, asked, choice)
-            prepared = await _reserved(services, running, request, asked)
+            parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
+            prepared = None if parts else await _reserved(services, running, request, asked)
             answer = replace(_new_message(chat), model=_model_name(services, choice))
             turn = NewTurn(user_message, answer, _key(fields), instead_of, last)
             new = chat if is_new else None
@@ -161,6 +163,7 @@ async def ask(
                 lambda: services.shared.store.add_turn(owner, turn, new),
                 choice=choice,
                 prepared=prepared,
+                parts=parts,
             )
         if accepted.repeated and accepted.user_message.content != text:
             raise Problem(409, words["error_sent_before"])  # the response was lost, and the text edited since
@@ -384,6 +387,7 @@ async def _begin(
     prepared: Prepared | None = None,
     hurry: bool = False,
     own: Mapping[str, SettingValue] | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> Submitted:
     _check_admission(services)  # again: the state may have changed during measuring
     with services.turns.expecting(assistant_message.generation_id or ""):
@@ -402,6 +406,7 @@ async def _begin(
                 request,
                 offer,
                 view.settings.keep_thinking,
+                parts,
                 hurry and in_reasoning,
                 left_out=view.left_out,
             )
@@ -449,6 +454,20 @@ async def _request(
         adapter=choice.adapter,
     )
     return Request(messages, settings.sampling, documents.options(messages, options), choice.model), offer
+
+
+async def _every_part(services: ChatServices, owner: str, view: ChatView, request: Request) -> tuple[Part, ...]:
+    """Return the parts of the documents of the last question. Raises Problem if there are none, or too many."""
+    question = view.line[-1]
+    store = services.shared.store
+    documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
+    today = f"Today is {view.chat.prompt_date.isoformat()}."
+    behind = [each for each in (today, view.settings.system_prompt.strip(), question.content) if each]
+    engine = services.shared.engine.model(request.model).engine
+    parts = await document_parts(store, owner, documents, behind, request, engine)
+    if not 0 < len(parts) <= MAX_PARTS:
+        raise Problem(400, words["error_parts"].format(limit=MAX_PARTS))
+    return tuple(parts)
 
 
 async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
