@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,6 @@ from notso.cli import options, terminal
 if TYPE_CHECKING:
     from notso.web.store.documents import StoredDocument
     from notso.web.store.protocol import ChatStore
-    from notso.web.values.settings import Settings
 
 EXAMPLES = """\
   notso documents add report.pdf notes/
@@ -59,53 +57,53 @@ def documents(
     """
     if (action == "list") != (not items):
         raise typer.BadParameter(f"{action} {'takes none' if items else 'needs at least one'}", param_hint="ITEM")
+    from notso.web.edge.access import LOCAL_OWNER
+    from notso.web.store.opening import in_store
     from notso.web.values.settings import Settings
 
-    settings = Settings(data_dir=data_dir, database_url=database_url or None, unconfined_documents=unconfined)
-    asyncio.run(_act(settings, action, items or [], page, as_json))
+    settings = Settings(data_dir=data_dir, database_url=database_url or None)
+    files = [path for item in items or [] for path in _files(Path(item))] if action == "add" else []
 
-
-async def _act(settings: Settings, action: str, items: Sequence[str], page: int | None, as_json: bool) -> None:
-    from notso.web.edge.access import LOCAL_OWNER
-    from notso.web.store.opening import store_at
-
-    files = [path for item in items for path in _files(Path(item))] if action == "add" else []
-    store = store_at(settings.directory, settings.database_url)
-    await store.open()
-    try:
+    async def act(store: ChatStore) -> None:
         if action == "add":
-            await _add(store, settings, files, as_json)
+            await _add(store, unconfined, files, as_json)
         elif action == "search":
-            hits = await store.documents.search(LOCAL_OWNER, " ".join(items), MOST_HITS)
-            if as_json:
-                terminal.say_json([asdict(each) for each in hits])
-                return
-            for each in hits:
-                shown = f", page {each.page}" if each.document.pages > 1 else ""
-                terminal.say(f"{each.document.name}{shown}:\n{each.text}\n")
-            if not hits:
-                count = len(await store.documents.documents(LOCAL_OWNER))
-                terminal.say(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
-        elif action == "list":
-            _show(await store.documents.documents(LOCAL_OWNER), as_json)
+            await _search(store, " ".join(items or []), as_json)
         else:
             known = await store.documents.documents(LOCAL_OWNER)
-            for document in [_named(known, item) for item in items]:
+            if action == "list":
+                _show(known, as_json)
+            for document in [_named(known, item) for item in items or []]:
                 if action == "rm":
                     await store.documents.delete(LOCAL_OWNER, document.id)
                 else:
                     await _read(store, document, page, as_json)
-    finally:
-        await store.close()
+
+    in_store(settings.directory, settings.database_url, act)
 
 
-async def _add(store: ChatStore, settings: Settings, files: Sequence[Path], as_json: bool) -> None:
+async def _search(store: ChatStore, query: str, as_json: bool) -> None:
+    from notso.web.edge.access import LOCAL_OWNER
+
+    hits = await store.documents.search(LOCAL_OWNER, query, MOST_HITS)
+    if as_json:
+        terminal.say_json([asdict(each) for each in hits])
+        return
+    for each in hits:
+        shown = f", page {each.page}" if each.document.pages > 1 else ""
+        terminal.say(f"{each.document.name}{shown}:\n{each.text}\n")
+    if not hits:
+        count = len(await store.documents.documents(LOCAL_OWNER))
+        terminal.say(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
+
+
+async def _add(store: ChatStore, unconfined: bool, files: Sequence[Path], as_json: bool) -> None:
     from notso.web.chat.library import DEFAULT_LIBRARY, LibraryWork, shown_name
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.values.errors import StorageError
 
     library = await store.documents.library(LOCAL_OWNER, DEFAULT_LIBRARY)
-    work = LibraryWork(store, unconfined=settings.unconfined_documents)
+    work = LibraryWork(store, unconfined=unconfined)
     ids = []
     for path in files:
         ids.append((await store.documents.add(LOCAL_OWNER, library.id, shown_name(str(path)), path.read_bytes())).id)

@@ -132,7 +132,7 @@ class FolderLibrary:
 
     async def sync(self) -> bool:
         """Add and delete documents; return whether any was added. Raises OSError and StorageError."""
-        wanted = await asyncio.to_thread(self._contents) if self.root is not None else {}
+        wanted = await asyncio.to_thread(self._contents, self.root) if self.root is not None else {}
         there = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in there.items():
             if sha256 not in wanted:
@@ -149,14 +149,13 @@ class FolderLibrary:
                 logger.warning("%s is left out of the library: %s", name, error)
         return True
 
-    def _contents(self) -> dict[str, str]:
+    def _contents(self, root: Path) -> dict[str, str]:
         """Return the relative path of each content."""
-        assert self.root is not None
-        self.root.stat()  # a folder that is not mounted is no empty folder
+        root.stat()  # a folder that is not mounted is no empty folder
         found: dict[str, str] = {}
         known: dict[str, _Known] = {}
-        for path in files_in(self.root):
-            name = str(path.relative_to(self.root))
+        for path in files_in(root):
+            name = str(path.relative_to(root))
             try:
                 status = path.stat()
                 state = (status.st_mtime_ns, status.st_size, status.st_ino)
