@@ -30,17 +30,17 @@ def test_documents_are_added_found_read_and_removed(documents: Run, tmp_path: Pa
     added = documents("add", str(folder), str(tmp_path / "notes.txt"))
     assert added.code == exit_codes.DONE and "movie" not in added.out, added.err
     assert [line.split()[:3] for line in added.out.splitlines()[1:]] == [
-        ["birds.pdf", "ready", "2"],
+        ["folder/birds.pdf", "ready", "2"],
         ["notes.txt", "ready", "1"],
     ]
     assert documents("list").out == added.out
     listed = json.loads(documents("list", "--json").out)
     assert [each["kind"] for each in listed] == ["PDF", "text"]
-    assert documents("search", "storks").out == "birds.pdf, page 2:\nStorks nest on chimneys.\n\n"
+    assert documents("search", "storks").out == "folder/birds.pdf, page 2:\nStorks nest on chimneys.\n\n"
     assert documents("search", "walrus").out == "Nothing in 2 documents mentions these words.\n"
-    assert documents("read", "birds.pdf", "--page", "2").out == "Storks nest on chimneys.\n"
+    assert documents("read", "folder/birds.pdf", "--page", "2").out == "Storks nest on chimneys.\n"
     assert documents("read", listed[1]["id"]).out == "Cranes dance.\n"
-    assert documents("rm", "birds.pdf").code == exit_codes.DONE
+    assert documents("rm", "folder/birds.pdf").code == exit_codes.DONE
     assert "birds" not in documents("list").out and "notes.txt" in documents("list").out
 
 

@@ -97,16 +97,16 @@ async def _search(store: ChatStore, query: str, as_json: bool) -> None:
         terminal.say(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
 
 
-async def _add(store: ChatStore, unconfined: bool, files: Sequence[Path], as_json: bool) -> None:
-    from notso.web.chat.library import DEFAULT_LIBRARY, LibraryWork, shown_name
+async def _add(store: ChatStore, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
+    from notso.web.chat.library import DEFAULT_LIBRARY, LibraryWork
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.values.errors import StorageError
 
     library = await store.documents.library(LOCAL_OWNER, DEFAULT_LIBRARY)
     work = LibraryWork(store, unconfined=unconfined)
     ids = []
-    for path in files:
-        ids.append((await store.documents.add(LOCAL_OWNER, library.id, shown_name(str(path)), path.read_bytes())).id)
+    for path, name in files:
+        ids.append((await store.documents.add(LOCAL_OWNER, library.id, name, path.read_bytes())).id)
         await work.parse_queued()
     added = await store.documents.some(LOCAL_OWNER, ids)
     _show(added, as_json)
@@ -114,12 +114,16 @@ async def _add(store: ChatStore, unconfined: bool, files: Sequence[Path], as_jso
         raise StorageError(f"{len(failed)} of {len(added)} documents cannot be read; they are kept")
 
 
-def _files(path: Path) -> list[Path]:
-    """Return a file, or the documents in a folder. Raises OSError."""
-    from notso.web.chat.library import files_in
+def _files(path: Path) -> list[tuple[Path, str]]:
+    """Return a file, or the documents in a folder, with their names. Raises OSError."""
+    from notso.web.chat.library import files_in, shown_name
 
     path.stat()
-    return list(files_in(path)) if path.is_dir() else [path]
+    within = path.absolute().parent
+    return [
+        (each, shown_name(str(each.absolute().relative_to(within))))
+        for each in (files_in(path) if path.is_dir() else [path])
+    ]
 
 
 async def _read(store: ChatStore, document: StoredDocument, page: int | None, as_json: bool) -> None:

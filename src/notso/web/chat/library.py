@@ -144,7 +144,7 @@ class FolderLibrary:
         for name in missing:
             data = await asyncio.to_thread((self.root / name).read_bytes)
             try:
-                await self._store.add(EVERYONE, library.id, visible_line(name, MAX_NAME_CHARACTERS), data)
+                await self._store.add(EVERYONE, library.id, shown_name(name), data)
             except StorageFullError as error:
                 logger.warning("%s is left out of the library: %s", name, error)
         return True
@@ -189,8 +189,8 @@ def files_in(root: Path) -> Iterator[Path]:
 
 
 def shown_name(name: str) -> str:
-    """Return the name of an uploaded file on one line, without its folders."""
-    return visible_line(name.replace("\\", "/").rpartition("/")[2], MAX_NAME_CHARACTERS) or "document"
+    """Return the name of a file, which may contain its folders, on one line."""
+    return visible_line(name, MAX_NAME_CHARACTERS) or "document"
 
 
 def is_open(document: StoredDocument) -> bool:

@@ -66,7 +66,9 @@ async def upload(
         return JSONResponse({"problem": words["document_empty"]}, 422)
     try:
         library = await services.shared.store.documents.library(owner, DEFAULT_LIBRARY)
-        document = await services.shared.store.documents.add(owner, library.id, shown_name(name), data)
+        document = await services.shared.store.documents.add(
+            owner, library.id, shown_name(name.replace("\\", "/").rpartition("/")[2]), data
+        )
     except StorageError as error:
         return JSONResponse({"problem": str(error)}, 507)
     services.library.wake()
