@@ -212,6 +212,11 @@ def test_branches_and_edits_keep_their_documents_and_imports_get_none(start: Cal
     branched = server.client.post(f"{here}/branch", data={}).headers["location"].removeprefix("/chats/")
     ask(server, "And how?", chat=branched)
     assert HERONS in engine.requests[-1].messages[0].content
+    for kind in ("md", "html"):
+        exported = server.client.get(f"/chats/{asked.chat_id}/export/{kind}").text
+        assert (
+            "a.txt" in exported and HERONS not in exported and "/documents/" not in exported and "```" not in exported
+        )
     exported = server.client.get(f"/chats/{asked.chat_id}/export/json").content
     chat = server.client.post("/import", content=exported, headers={"Content-Type": "application/json"})
     assert chat.status_code in (200, 303)
@@ -316,6 +321,22 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
     server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
     messages = [Message("user", f"--- birds.txt ---\n{words.format(0)}")]
     assert engine.estimate(messages, RequestOptions(thinking=False, owner="local")).cached_tokens == 0
+
+
+def test_a_small_context_has_room_for_passages_and_parts(start: Callable[..., Any]) -> None:
+    """Whatever the vocabulary takes for a word: the demo model's has more tokens than are estimated."""
+    engine = Engine.load(context_tokens=2048, kv="k8v8")
+    server = start(lambda: engine).ready()
+    pages = [[f"Page {number} of the heron's xylophone zymurgy quixotic jukebox. " * 20] for number in range(1, 12)]
+    found = upload(server, "book.pdf", text_pdf(*pages))
+    server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off", "titles": "off"})
+    asked = server.stored(ask(server, "Which page of the heron?", found["id"]))
+    assert asked.state == "done" and 500 < asked.numbers.prompt_tokens < 1600
+    every = server.stored(ask(server, "Which page?", found["id"], every="on"))
+    assert every.state == "done" and every.content.count("**book.pdf, page") >= 3, every.note
+    assert every.numbers.cached_tokens < 0.2 * every.numbers.prompt_tokens > 600
+    again = server.stored(ask(server, "Which page is it?", found["id"], every="on"))
+    assert again.numbers.cached_tokens > 0.5 * again.numbers.prompt_tokens
 
 
 def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def killed(folder: Path, seed: int, lines: int) -> list[list[str]]:
         return [*said, *(line.split(" ") for line in worker.stdout.read().splitlines(keepends=False))]
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long("store"))])
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=[pytest.mark.long("store"), pytest.mark.timeout(3600)])])
 def test_documents_survive_kills(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
     kept: dict[str, str] = {}

@@ -339,7 +339,9 @@ class Corpus:
         return sum(asked) / len(asked)
 
 
-@pytest.mark.parametrize("documents", [60, pytest.param(1500, marks=pytest.mark.long("store"))])
+@pytest.mark.parametrize(
+    "documents", [60, pytest.param(1500, marks=[pytest.mark.long("store"), pytest.mark.timeout(3600)])]
+)
 def test_planted_facts_are_found_and_both_databases_agree(tmp_path: Path, database: str, documents: int) -> None:
     from notso.web.store.postgres.store import PostgresStore
 

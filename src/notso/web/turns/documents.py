@@ -20,6 +20,7 @@ from notso.web.turns.attachments import with_attachments
 
 MAX_PASSAGE_TOKENS = 3_000
 MAX_PASSAGES = 12
+SHARE_FOR_PASSAGES = 0.35  # of the context
 LEAST_FREE_TOKENS = 2_048
 """Part of the context that whole documents leave to the conversation, unless a quarter of it is more."""
 USUAL_CONTEXT_TOKENS = 8_192
@@ -109,7 +110,8 @@ async def prompt_documents(
     texts = await _texts_that_fit(store.documents, owner, documents, room, engine)
     if texts is None:
         question = next((each.content for each in reversed(line) if each.role == "user"), "")
-        return PromptDocuments(passages=await _passages(store.documents, owner, question, documents))
+        most = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
+        return PromptDocuments(passages=await _passages(store.documents, owner, question, documents, most, engine))
     head = [each for each in documents if each.id in head_ids]
     if not head:
         return PromptDocuments(texts=texts)
@@ -136,22 +138,27 @@ async def _texts_that_fit(
             return None
         found = await store.text(owner, each.id)
         texts[each.id] = found.text if found is not None else ""
-        estimate = estimated_tokens(texts[each.id])
-        if engine is None or estimate > 2 * room:
-            tokens = estimate
-        else:
-            tokens = await asyncio.to_thread(_count, engine, texts[each.id])
-        room -= tokens
+        if estimated_tokens(texts[each.id]) > 2 * room:
+            return None
+        room -= await asyncio.to_thread(count_tokens, engine, texts[each.id])
         if room < 0:
             return None
     return texts
 
 
-def _count(engine: ChatEngine, text: str) -> int:
-    return len(engine.tokenize(text))
+def count_tokens(engine: ChatEngine | None, text: str) -> int:
+    """Return the number of tokens in a text, estimated while no model is loaded. Blocks."""
+    return len(engine.tokenize(text)) if engine is not None else estimated_tokens(text)
 
 
-async def _passages(store: DocumentStore, owner: str, question: str, documents: Sequence[StoredDocument]) -> str:
+async def _passages(
+    store: DocumentStore,
+    owner: str,
+    question: str,
+    documents: Sequence[StoredDocument],
+    most_tokens: int,
+    engine: ChatEngine | None,
+) -> str:
     hits = await store.search(owner, question, MAX_PASSAGES, document_ids=[each.id for each in documents])
     named = "the document" if len(documents) == 1 else f"{len(documents)} documents"
     if not hits:
@@ -160,7 +167,7 @@ async def _passages(store: DocumentStore, owner: str, question: str, documents: 
     for each in documents:
         if any(hit.document.id == each.id for hit in hits) and (text := await store.text(owner, each.id)) is not None:
             texts[each.id] = text
-    chosen = _with_neighbors(hits, texts)
+    chosen = await asyncio.to_thread(_with_neighbors, hits, texts, most_tokens, engine)
     parts = []
     for each in documents:
         for _, number in sorted(place for place in chosen if place[0] == each.id):
@@ -171,18 +178,20 @@ async def _passages(store: DocumentStore, owner: str, question: str, documents: 
     return "\n\n".join([PASSAGES_FOLLOW.format(documents=named), *parts])
 
 
-def _with_neighbors(hits: Sequence[PassageHit], texts: Mapping[str, DocumentText]) -> set[tuple[str, int]]:
+def _with_neighbors(
+    hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
+) -> set[tuple[str, int]]:
     """Return the hits, and then the passages beside them, as far as there is room, as documents and numbers."""
     found = [(hit.document.id, hit.number) for hit in hits]
     beside = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()
-    room = MAX_PASSAGE_TOKENS
+    room = most_tokens
     for each, number in [*found, *beside]:
         text = texts.get(each)
         if text is None or not 0 <= number < len(text.passages) or (each, number) in chosen:
             continue
         passage = text.passages[number]
-        room -= estimated_tokens(text.text[passage.start : passage.end])
+        room -= count_tokens(engine, text.text[passage.start : passage.end])
         if room < 0:
             break
         chosen.add((each, number))

@@ -12,20 +12,21 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from notso.documents.passages import volumes_of
+from notso.documents.passages import estimated_tokens, volumes_of
 from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, Request
 from notso.web.engine.running import RunningRequest, RunningRequests, asks
 from notso.web.store.documents import StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore
 from notso.web.turns.attachments import with_attachments
-from notso.web.turns.documents import USUAL_CONTEXT_TOKENS
+from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens
 from notso.web.values.wording import words
 
 AT_ONCE = 4
 MAX_PARTS = 200
 MAX_PART_TOKENS = 12_000
 MAX_ANSWER_TOKENS = 512
-SHARE_OF_CONTEXT = 0.6  # by estimate, which leaves room for text of more tokens, the question and the answer
+SHARE_OF_CONTEXT = 0.6  # leaves room for pages of more tokens than the others, the question and the answer
+SAMPLE_CHARACTERS = 200_000
 ONLY_THIS_PART = "This is part {number} of {parts}. Answer from this part alone, and briefly."
 _NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
 
@@ -60,7 +61,11 @@ async def document_parts(
         text = await store.documents.text(owner, document.id)
         if text is None:
             continue
-        for volume, last in volumes_of(text.text, text.passages, most):
+        # What the estimate counts as a token differs with the language and the vocabulary.
+        sample = text.text[:SAMPLE_CHARACTERS]
+        tokens = await asyncio.to_thread(count_tokens, engine, sample)
+        estimate = int(most * min(1.0, estimated_tokens(sample) / max(1, tokens)))
+        for volume, last in volumes_of(text.text, text.passages, estimate):
             name = document.name
             if document.pages > 1:
                 name += f", {words['part_pages'].format(first=volume.page, last=last)}"

@@ -174,7 +174,7 @@ class Settings:
     )
     documents: Path | None = _setting(
         None,
-        help="Folder whose documents all users can ask about; they are followed by content and never changed.",
+        help="Folder of documents that all users can ask about; it is only read.",
         metavar="FOLDER",
         variable="NOTSO_DOCUMENTS",
         is_folder=True,

@@ -53,7 +53,10 @@ def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
             name = words["you"] if message.role == "user" else words["assistant"]
         text = [f"## {name}"]
         file = words["attachment"]
-        text += [f"{file}: {each.name}\n\n{_fenced(each.text)}" for each in message.attachments]
+        text += [
+            f"{file}: {each.name}" + ("" if each.document else f"\n\n{_fenced(each.text)}")
+            for each in message.attachments
+        ]
         for part, use in zip_longest(parts_of(message), message.tool_uses):
             text += [part] if part else []
             text += [_tool_use(use)] if use is not None else []
