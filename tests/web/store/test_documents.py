@@ -290,6 +290,7 @@ class Corpus:
         self._random = random.Random(seed)
         sounds = [a + b for a in "bcdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")]
         self._words = ["".join(self._random.choices(sounds, k=self._random.choice((1, 2, 2, 3)))) for _ in range(4000)]
+        self._names = [word for word in self._words[500:] if len(word) >= 6]  # "in" is no name
         self._weights = [1 / (rank + 1) for rank in range(len(self._words))]
         self.documents: list[tuple[str, Document]] = []
         self.questions: list[tuple[str, str, str, bool]] = []  # query, name of the document, the fact, near-duplicates?
@@ -301,13 +302,13 @@ class Corpus:
 
     def _plant(self, number: int, copies: int) -> None:
         rng = self._random
-        subject, place, amount = rng.choice(self._words[500:]), rng.choice(self._words[500:]), rng.randrange(1000, 9999)
+        subject, place, amount = rng.choice(self._names), rng.choice(self._names), rng.randrange(1000, 9999)
         fact = f"The license of project {subject} in {place} costs {amount} crowns a year."
         pages = self._pages(3)
         pages[1] += " " + fact
         self._add(f"{number}.txt", pages)
         for copy in range(copies):
-            other = f"The license of project {subject} in {rng.choice(self._words[500:])} costs {copy} crowns a year."
+            other = f"The license of project {subject} in {rng.choice(self._names)} costs {copy} crowns a year."
             self._add(f"{number} copy {copy}.txt", [page.replace(fact, other) for page in pages])
         query = f"What does the license of project {subject} in {place} cost per year?"
         self.questions.append((query, f"{number}.txt", fact, copies > 0))
@@ -340,13 +341,13 @@ class Corpus:
 
 
 @pytest.mark.parametrize(
-    "documents", [60, pytest.param(1500, marks=[pytest.mark.long("store"), pytest.mark.timeout(3600)])]
+    "documents", [60, pytest.param(1700, marks=[pytest.mark.long("store"), pytest.mark.timeout(3600)])]
 )
 def test_planted_facts_are_found_and_both_databases_agree(tmp_path: Path, database: str, documents: int) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     corpus = Corpus(documents, seed=7)
-    assert documents < 1000 or len(corpus.documents) > 1750
+    assert documents < 1000 or len(corpus.documents) >= 2000
     lists = []
     for store in (SQLiteStore(tmp_path), PostgresStore(database)):
         hits: list[list[PassageHit]] = []
