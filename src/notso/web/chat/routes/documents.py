@@ -18,9 +18,8 @@ from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.documents import StoredDocument
 from notso.web.turns.attachments import MAX_ATTACHMENTS
-from notso.web.values.errors import StorageError
+from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_id
-from notso.web.values.problems import Problem
 from notso.web.values.wording import number, words
 
 router = APIRouter()
