@@ -17,7 +17,7 @@ from notso.documents.passages import Passage, passages_of
 from notso.web.store.sql.search_words import words_in
 
 # The usual K1, and a small share of the length: passages are about equally long, and a shorter one is the rest of a
-# page. With the usual 0.75 these displaced the passages that answer: 33 of 44 facts were among the first five, now 43.
+# page. With the usual 0.75 these displace the passages that answer.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 MOST = 0xFFFF  # of what a posting counts, and of the passages of a document that are indexed
