@@ -22,7 +22,7 @@ from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens
 from notso.web.values.wording import words
 
 AT_ONCE = 4
-MAX_PARTS = 200
+MAX_PARTS = 500
 MAX_PART_TOKENS = 12_000
 MAX_ANSWER_TOKENS = 512
 SHARE_OF_CONTEXT = 0.6  # leaves room for pages of more tokens than the others, the question and the answer
