@@ -188,6 +188,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.drafts: list[Request] = []
         self.cleared: list[tuple[str | None, str | None]] = []
+        self.forgotten: list[tuple[str | None, str]] = []
         self.closed = False
         self.lose: Callable[[], None] = self.close
         self.adapters = ScriptedAdapters()
@@ -278,6 +279,9 @@ class ScriptedEngine:
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         self.cleared.append((owner, conversation))
+
+    def forget_reading(self, name: str, *, scope: str | None = None) -> None:
+        self.forgotten.append((scope, name))
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         # Calling `lose` simulates a GPU failure.

@@ -45,9 +45,11 @@ from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.compaction import Compaction
 from notso.web.chat.kept_html import KeptHtml
+from notso.web.chat.library import LibraryWork, forget_deleted
 from notso.web.chat.routes import (
     archive,
     attachments,
+    documents,
     messages,
     operator,
     preview,
@@ -171,6 +173,7 @@ async def purge(shared: Shared, turns: Turns) -> None:
             for each in list(unforgotten) if host.loaded() else ():
                 await host.clear_cache(each.owner, each.first_message_id)
                 del unforgotten[each]
+            await forget_deleted(store, host)
             await store.purge(UNDO_SECONDS, now)
             await store.records.purge(time.time_ns() // 1_000_000)
         await asyncio.sleep(PURGE_SECONDS)
@@ -245,12 +248,15 @@ def create_app(
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
-        now_and_then = [asyncio.create_task(each) for each in (purge(parts.shared, parts.chat.turns), give_back())]
+        library = parts.chat.library
+        works = (purge(parts.shared, parts.chat.turns), give_back(), library.parse(), library.follow())
+        now_and_then = [asyncio.create_task(each) for each in works]
         try:
             yield
         finally:
             for task in now_and_then:
                 task.cancel()
+            await asyncio.gather(*now_and_then, return_exceptions=True)  # a child of the library ends with its task
             await _shut_down(parts)
 
     app = FastAPI(
@@ -293,6 +299,7 @@ def create_app(
         prompts,
         preview,
         attachments,
+        documents,
         tools,
         transfer,
         sharing,
@@ -397,6 +404,7 @@ def _parts(
         pages,
         kept_html,
         TurnRelay(shared.exchange, turns, feed, store),
+        LibraryWork(store, unconfined=settings.unconfined_documents, folder=settings.documents),
         feed,
         toolbox=toolbox,
     )

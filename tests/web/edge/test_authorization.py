@@ -109,6 +109,13 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
     **dict.fromkeys(("GET /plugins/{name}/pages/{path:path}", "POST /preview", "POST /language"), OPEN),
     "POST /attachments": OPEN,
+    "POST /documents": OPEN,
+    "GET /documents": Entry(query={"q": WORD}, others=FOUND),
+    "GET /documents/{document_id}": OWNED,
+    "GET /documents/{document_id}/state": OWNED,
+    "GET /documents/{document_id}/file": OWNED,
+    "POST /documents/{document_id}/retry": Entry(form={}, own=frozenset({404})),
+    "POST /documents/{document_id}/delete": Entry(ids={"document_id": "other_document"}, form={}),
     **dict.fromkeys(("POST /logout", "POST /estimate"), Entry("open", form={})),
     **dict.fromkeys(
         ("GET /", "GET /archive", "GET /export", "GET /prompts", "GET /settings", "GET /tools"), TO_ANYBODY
@@ -216,6 +223,8 @@ class Things:
             "file_id": lambda: {"file_id": self._file()},
             "other_file": lambda: {"other_file": self._file()},
             "batch_id": self._batch,
+            "document_id": lambda: {"document_id": self._document()},
+            "other_document": lambda: {"other_document": self._document()},
         }
 
     def everything(self) -> Things:
@@ -278,6 +287,18 @@ class Things:
         line = {"custom_id": SECRET, "method": "POST", "url": "/v1/completions", "body": {"prompt": SECRET}}
         files = {"file": (f"{SECRET}.jsonl", json.dumps(line))}
         return str(self._post("/v1/files", files=files, data={"purpose": "batch"}).json()["id"])
+
+    def _document(self) -> str:
+        name = f"{SECRET}-{new_id()}.txt"
+        document_id = str(self._post(f"/documents?name={name}", content=f"{WORD} {name}".encode()).json()["id"])
+        documents = self._world.server.shared.store.documents
+
+        def is_ready() -> bool:
+            (found,) = self._world.server.on_loop(lambda: documents.some(self.owner, [document_id]))
+            return bool(found.state == "ready")
+
+        self._world.server.wait(is_ready)
+        return document_id
 
     def _batch(self) -> dict[str, str]:
         asked = {"input_file_id": self["file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}

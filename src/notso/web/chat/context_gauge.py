@@ -18,8 +18,8 @@ from notso.web.engine.port import (
     dropped_parts,
 )
 from notso.web.store.protocol import Attachment, StoredMessage
-from notso.web.turns.attachments import with_attachments
 from notso.web.turns.chat_settings import ChatSettings
+from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
 from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
 
 PARTS = ("system", "tools", "summary", "thinking", "history", "results", "attachments", "draft")
@@ -68,12 +68,19 @@ def measure(
     draft: StoredMessage,
     settings: ChatSettings,
     options: RequestOptions,
+    documents: PromptDocuments = NO_DOCUMENTS,
 ) -> ContextGauge:
     """Measure a branch with a draft at its end. Raises ModelError."""
 
     offers = settings.compaction == "ask"
-    count = partial(engine.count_tokens, options=options)
-    messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+
+    def prompt(last: StoredMessage, documents: PromptDocuments = documents) -> tuple[Message, ...]:
+        keep_thinking = settings.keep_thinking
+        return prompt_messages([*line, last], settings.system_prompt, keep_thinking=keep_thinking, documents=documents)
+
+    messages = prompt(draft)
+    options = documents.options(messages, options)
+    count = partial(engine.count_tokens, options=replace(options, prefix=None))
     try:
         estimate = engine.estimate(messages, options)
     except ContextLengthError as error:
@@ -82,22 +89,24 @@ def measure(
         return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers, at_least=True)
     used = estimate.prompt_tokens
     # Each part is the difference between two counts, because the template adds tokens around every message.
-    without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
-    without_draft = (*messages[:-1], Message("user", ""))
+    nothing = replace(draft, content="", attachments=())
+    without_text, without_draft = prompt(replace(draft, content="")), prompt(nothing)
     alone = (Message("user", ""),)
-    system = messages[0] if messages and messages[0].role == "system" else None
+    plain_messages = prompt(nothing, NO_DOCUMENTS)
+    system = plain_messages[0] if plain_messages[0].role == "system" else None
     reasoning = 0
     if any(each.keep_reasoning for each in messages):
         reasoning = used - count([replace(each, keep_reasoning=False) for each in messages])
     no_draft = count(without_draft) if draft.content or draft.attachments else used
     no_text = count(without_text) if draft.attachments else no_draft
+    in_documents = no_draft - count(plain_messages) if documents is not NO_DOCUMENTS else 0
     bare = count(alone)
     with_system = count((system, *alone)) if system is not None else bare
     summary = 0
     if system is not None and SUMMARY_HEADING in system.content:
         plain = replace(system, content=settings.system_prompt)
         summary = with_system - (count((plain, *alone)) if settings.system_prompt.strip() else bare)
-    tool_tokens = bare - engine.count_tokens(alone, replace(options, tools=None)) if options.tools else 0
+    tool_tokens = bare - engine.count_tokens(alone, replace(options, tools=None, prefix=None)) if options.tools else 0
     words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
     results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
     parts = {
@@ -105,9 +114,9 @@ def measure(
         "tools": tool_tokens,
         "summary": summary,
         "thinking": reasoning,
-        "history": no_draft - with_system - reasoning - results,
+        "history": no_draft - with_system - reasoning - results - in_documents,
         "results": results,
-        "attachments": no_text - no_draft,
+        "attachments": no_text - no_draft + in_documents,
         "draft": used - no_text,
     }
     return ContextGauge(
@@ -136,12 +145,15 @@ def speculative_prefill(
     draft: StoredMessage,
     settings: ChatSettings,
     options: RequestOptions,
+    documents: PromptDocuments = NO_DOCUMENTS,
 ) -> None:
     """Prefill the prompt that sending the draft would produce."""
-    messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+    messages = prompt_messages(
+        [*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking, documents=documents
+    )
     # A draft that cannot be sent is not worth an error.
     with contextlib.suppress(ModelError):
-        engine.speculative_prefill(messages, settings.sampling, options)
+        engine.speculative_prefill(messages, settings.sampling, documents.options(messages, options))
 
 
 def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:

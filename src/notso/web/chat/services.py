@@ -9,6 +9,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from notso.web.chat.kept_html import KeptHtml
+from notso.web.chat.library import LibraryWork
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages
 from notso.web.edge.assets import Assets
@@ -44,6 +45,7 @@ class ChatServices:
     pages: Pages
     kept_html: KeptHtml
     relay: TurnRelay
+    library: LibraryWork
     feed: Feed = field(default_factory=Feed)
     turn_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_TURN_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))

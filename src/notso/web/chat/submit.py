@@ -18,10 +18,21 @@ from notso.web.chat.services import ChatServices, models_of
 from notso.web.engine.model_names import ModelChoice, chosen_model, model_id
 from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import Prepared, RunningRequest, asks, prepare
-from notso.web.store.protocol import Chat, NewMessage, NewTurn, SettingValue, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.store.protocol import (
+    Attachment,
+    Chat,
+    NewMessage,
+    NewTurn,
+    SettingValue,
+    StoredMessage,
+    TurnAccepted,
+    TurnRefused,
+)
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
+from notso.web.turns.documents import PromptDocuments, prompt_documents
+from notso.web.turns.every_part import MAX_PARTS, Part, document_parts
 from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.tool_rounds import next_request
@@ -131,14 +142,15 @@ async def ask(
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
     with keeping(text):
-        attachments = attachments_from(fields, limit)
+        attachments = await _in_library_order(services, owner, attachments_from(fields, limit))
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
             user_message = replace(_message(chat, "user", text), attachments=attachments)
             choice = await chosen_model(*models_of(services), view.settings.model)
             asked = view.with_question(user_message)
             request, _ = await _request(services, owner, asked, choice)
-            prepared = await _reserved(services, running, request, asked)
+            parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
+            prepared = None if parts else await _reserved(services, running, request, asked)
             answer = replace(_new_message(chat), model=_model_name(services, choice))
             turn = NewTurn(user_message, answer, _key(fields), instead_of, last)
             new = chat if is_new else None
@@ -151,12 +163,32 @@ async def ask(
                 lambda: services.shared.store.add_turn(owner, turn, new),
                 choice=choice,
                 prepared=prepared,
+                parts=parts,
             )
         if accepted.repeated and accepted.user_message.content != text:
             raise Problem(409, words["error_sent_before"])  # the response was lost, and the text edited since
     if accepted.user_message.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key belongs to a message of another chat
     return accepted, view
+
+
+async def _in_library_order(
+    services: ChatServices, owner: str, attachments: tuple[Attachment, ...]
+) -> tuple[Attachment, ...]:
+    """Return the documents among attachments in their library's order, so that chats share them, and then the files."""
+    asked = {each.document for each in attachments if each.document}
+    documents = await services.shared.store.documents.some(owner, sorted(asked))
+    for each in documents:
+        if each.state == "failed":
+            raise Problem(400, words["document_failed"].format(name=each.name, reason=each.reason))
+        if each.state != "ready":
+            raise Problem(409, words["document_unready"].format(name=each.name))
+    if len(documents) < len(asked):
+        raise Problem(400, words["document_unknown"])
+    return (
+        *(Attachment(each.name, "", each.id) for each in documents),
+        *(each for each in attachments if not each.document),
+    )
 
 
 @contextlib.contextmanager
@@ -355,6 +387,7 @@ async def _begin(
     prepared: Prepared | None = None,
     hurry: bool = False,
     own: Mapping[str, SettingValue] | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> Submitted:
     _check_admission(services)  # again: the state may have changed during measuring
     with services.turns.expecting(assistant_message.generation_id or ""):
@@ -373,6 +406,7 @@ async def _begin(
                 request,
                 offer,
                 view.settings.keep_thinking,
+                parts,
                 hurry and in_reasoning,
                 left_out=view.left_out,
             )
@@ -380,10 +414,26 @@ async def _begin(
     return accepted, view
 
 
-async def _messages(view: ChatView) -> tuple[Message, ...]:
+async def documents_in(
+    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, draft: StoredMessage | None = None
+) -> PromptDocuments:
+    """Return what documents add to the prompt of a branch, with `draft` at its end."""
+    store, line = services.shared.store, (*view.line, draft) if draft is not None else view.line
+    above: list[Attachment] = []
+    if view.above and view.line:
+        above = await store.attachments_above(owner, view.chat.id, view.line[0].id)
+    engine = services.shared.engine.model(choice.model).engine
+    return await prompt_documents(store, owner, view.chat.prompt_date, line, above, engine)
+
+
+async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message, ...]:
     settings = view.settings
     return await asyncio.to_thread(
-        prompt_messages, view.line, settings.system_prompt, keep_thinking=settings.keep_thinking
+        prompt_messages,
+        view.line,
+        settings.system_prompt,
+        keep_thinking=settings.keep_thinking,
+        documents=documents,
     )
 
 
@@ -392,40 +442,50 @@ async def _request(
 ) -> tuple[Request, ToolOffer | None]:
     chat, settings = view.chat, view.settings
     offer = await offer_in(services, owner, view)
-    request = Request(
-        await _messages(view),
-        settings.sampling,
-        RequestOptions(
-            thinking=chat.thinking,
-            tools=offer.definitions if offer is not None else None,
-            date=chat.prompt_date,
-            owner=owner,
-            conversation=view.first_id,
-            when_full=settings.when_full,
-            adapter=choice.adapter,
-        ),
-        choice.model,
+    documents = await documents_in(services, owner, view, choice)
+    messages = await _messages(view, documents)
+    options = RequestOptions(
+        thinking=chat.thinking,
+        tools=offer.definitions if offer is not None else None,
+        date=chat.prompt_date,
+        owner=owner,
+        conversation=view.first_id,
+        when_full=settings.when_full,
+        adapter=choice.adapter,
     )
-    return request, offer
+    return Request(messages, settings.sampling, documents.options(messages, options), choice.model), offer
+
+
+async def _every_part(services: ChatServices, owner: str, view: ChatView, request: Request) -> tuple[Part, ...]:
+    """Return the parts of the documents of the last question. Raises Problem if there are none, or too many."""
+    question = view.line[-1]
+    store = services.shared.store
+    documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
+    today = f"Today is {view.chat.prompt_date.isoformat()}."
+    behind = [each for each in (today, view.settings.system_prompt.strip(), question.content) if each]
+    engine = services.shared.engine.model(request.model).engine
+    parts = await document_parts(store, owner, documents, behind, request, engine)
+    if not 0 < len(parts) <= MAX_PARTS:
+        raise Problem(400, words["error_parts"].format(limit=MAX_PARTS))
+    return tuple(parts)
 
 
 async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
     """Return the request for a summary of the branch."""
-    return Request(
-        (*await _messages(view), Message("user", SUMMARY_REQUEST)),
-        SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
-        RequestOptions(
-            thinking=view.chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
-            tools=services.toolbox.definitions(view.settings.tool_names),
-            tool_choice="none",
-            date=view.chat.prompt_date,
-            owner=owner,
-            conversation=view.first_id,
-            when_full="drop_oldest",
-            adapter=choice.adapter,
-        ),
-        choice.model,
+    documents = await documents_in(services, owner, view, choice)
+    messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
+    options = RequestOptions(
+        thinking=view.chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
+        tools=services.toolbox.definitions(view.settings.tool_names),
+        tool_choice="none",
+        date=view.chat.prompt_date,
+        owner=owner,
+        conversation=view.first_id,
+        when_full="drop_oldest",
+        adapter=choice.adapter,
     )
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0)
+    return Request(messages, params, documents.options(messages, options), choice.model)
 
 
 async def _reserved(

@@ -13,6 +13,7 @@ from notso.web.engine.port import Message, Request, RequestOptions, Tool
 from notso.web.engine.running import RunningRequest, RunningRequests, asks
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.turns.chat_settings import ChatSettings
+from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
 from notso.web.turns.prompt import prompt_messages
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError
@@ -68,6 +69,7 @@ class Suggestions:
         tools: list[Tool] | None = None,
         conversation: str | None = None,
         choice: ModelChoice = DEFAULT_MODEL,
+        documents: PromptDocuments = NO_DOCUMENTS,
     ) -> list[str]:
         """Return questions to follow `line`; none while the engine is busy."""
         # The text is part of the key, as an answer that was edited or continued keeps its id.
@@ -77,10 +79,14 @@ class Suggestions:
         if not settings.suggestions or not self.idle:
             return []
         messages = await asyncio.to_thread(
-            prompt_messages, line, settings.system_prompt, keep_thinking=settings.keep_thinking
+            prompt_messages,
+            line,
+            settings.system_prompt,
+            keep_thinking=settings.keep_thinking,
+            documents=documents,
         )
         # The tools are part of the prompt only to match the chat's cached prefix; calling them is disabled.
-        text = await self._generate(owner, chat, messages, settings, tools, conversation, choice)
+        text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
         if text is None:
             return []
         self._made[key] = questions_in(text)
@@ -97,24 +103,22 @@ class Suggestions:
         tools: list[Tool] | None,
         conversation: str | None,
         choice: ModelChoice,
+        documents: PromptDocuments,
     ) -> str | None:
         self.cancel()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
-        request = Request(
-            (*messages, Message("user", REQUEST)),
-            params,
-            RequestOptions(
-                thinking=chat.thinking,  # the same prompt prefix as the chat's, so it is cached
-                tools=tools,
-                tool_choice="none",
-                date=chat.prompt_date,
-                priority="background",
-                owner=owner,
-                conversation=conversation,
-                adapter=choice.adapter,
-            ),
-            choice.model,
+        options = RequestOptions(
+            thinking=chat.thinking,  # the same prompt prefix as the chat's, so it is cached
+            tools=tools,
+            tool_choice="none",
+            date=chat.prompt_date,
+            priority="background",
+            owner=owner,
+            conversation=conversation,
+            adapter=choice.adapter,
         )
+        messages = (*messages, Message("user", REQUEST))
+        request = Request(messages, params, documents.options(messages, options), choice.model)
 
         def started(running: RunningRequest) -> None:
             self._running = running

@@ -15,6 +15,7 @@ from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.store.protocol import Chat, ChatStore
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.turns.documents import PromptDocuments, prompt_documents
 from notso.web.turns.prompt import conversation_of, prompt_messages
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turn import Turn
@@ -77,12 +78,18 @@ class Titles:
             is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
             if not settings.titles or not is_first or chat.title != title_of(line[0].content):
                 return  # named already, or past its first answer
+            engine = self._requests.host.model(turn.request.model).engine
+            documents = await prompt_documents(self._store, owner, chat.prompt_date, line, engine=engine)
             messages = await asyncio.to_thread(
-                prompt_messages, line, settings.system_prompt, keep_thinking=settings.keep_thinking
+                prompt_messages,
+                line,
+                settings.system_prompt,
+                keep_thinking=settings.keep_thinking,
+                documents=documents,
             )
             if not await self._suggestions.until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
-            text = await self._ask(owner, chat, messages, conversation_of(line), settings, turn.request)
+            text = await self._ask(owner, chat, messages, conversation_of(line), settings, turn.request, documents)
             title = title_in(text or "")
             now = await self._store.chat(owner, chat_id)
             if title and now is not None and now.title == chat.title:  # not renamed meanwhile
@@ -97,22 +104,21 @@ class Titles:
         conversation: str | None,
         settings: ChatSettings,
         asked: Request,
+        documents: PromptDocuments,
     ) -> str | None:
-        request = Request(
-            (*messages, Message("user", REQUEST)),
-            replace(settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0),
-            RequestOptions(
-                thinking=chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
-                tools=self._toolbox.definitions(settings.tool_names),
-                tool_choice="none",
-                date=chat.prompt_date,
-                priority="background",
-                owner=owner,
-                conversation=conversation,
-                adapter=asked.options.adapter,
-            ),
-            asked.model,
+        options = RequestOptions(
+            thinking=chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
+            tools=self._toolbox.definitions(settings.tool_names),
+            tool_choice="none",
+            date=chat.prompt_date,
+            priority="background",
+            owner=owner,
+            conversation=conversation,
+            adapter=asked.options.adapter,
         )
+        messages = (*messages, Message("user", REQUEST))
+        params = replace(settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0)
+        request = Request(messages, params, documents.options(messages, options), asked.model)
 
         begun: list[RunningRequest] = []
 

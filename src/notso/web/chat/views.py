@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +16,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
+from notso.web.store.documents import StoredDocument
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
 from notso.web.turns.turn_stats import TurnStats, stats_of
@@ -43,6 +44,7 @@ async def chat_page(
     problem: Problem | None = None,
     draft: str = "",
     temporary: bool = False,
+    documents: Sequence[StoredDocument] = (),
     toast: dict[str, str] | None = None,
 ) -> Response:
     """Render the page of a chat or of a new one, with `problem` and its draft."""
@@ -65,6 +67,7 @@ async def chat_page(
         raw_user_messages=settings.raw_user_messages,
         **await list_context(services, owner, chat),
         prompts=await services.shared.store.prompts(owner),
+        chosen_documents=documents,
         temporary=chat.temporary if chat is not None else temporary,
         path=path,
         earlier=view.earlier if view is not None else 0,

@@ -22,6 +22,7 @@ MAX_BODY_BYTES = 1024 * 1024
 LARGER_BODIES = {
     "/import": 16 * 1024 * 1024,
     "/attachments": 16 * 1024 * 1024,
+    "/documents": 16 * 1024 * 1024,
     "/v1/files": 16 * 1024 * 1024,
     **{f"/engine/v1/{name}": 16 * 1024 * 1024 for name in ("submit", "prepare", "call")},  # whole conversations
 }

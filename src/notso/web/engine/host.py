@@ -91,6 +91,12 @@ class EngineHost:
             if each.engine is not None:
                 await asyncio.to_thread(each.engine.clear_cache, owner, conversation)
 
+    async def forget_reading(self, scope: str, name: str) -> None:
+        """Delete a pinned reading in all engines, in memory and on disk."""
+        for each in self.loaded():
+            if each.engine is not None:
+                await asyncio.to_thread(each.engine.forget_reading, name, scope=scope)
+
     def model(self, key: str | None) -> ServedModel:
         """Return a model by key; None is the current default."""
         return self.default if key is None else self._models[key]

@@ -14,6 +14,7 @@ from notso.smollm3 import (
     EngineStats,
     Event,
     FinishReason,
+    FixedPrefix,
     Grammar,
     InvalidRequestError,
     Message,
@@ -47,6 +48,7 @@ __all__ = [
     "EngineStats",
     "Event",
     "FinishReason",
+    "FixedPrefix",
     "Generation",
     "Grammar",
     "InvalidRequestError",
@@ -166,6 +168,9 @@ class ChatEngine(Protocol):
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         """Delete a conversation's cache, in memory and on disk; all without arguments."""
+
+    def forget_reading(self, name: str, *, scope: str | None = None) -> None:
+        """Delete a pinned reading of a scope (see FixedPrefix), in memory and on disk."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call from an engine thread after a GPU failure.

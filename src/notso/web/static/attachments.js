@@ -1,7 +1,7 @@
 // Text files become hidden fields of the form: chosen, dropped, or pasted when they are long. Only a script can read them.
-// The server reads documents and text in other encodings; what it returns is attached in the same way.
+// The server reads documents and text in other encodings: they go to the library, and the form names them.
 {
-  const BYTES = 200_000, DOCUMENT_BYTES = 16 * 1024 * 1024, FILES = 8, PASTED_CHARACTERS = 2500;
+  const BYTES = 200_000, DOCUMENT_BYTES = 16 * 1024 * 1024, FILES = 8, PASTED_CHARACTERS = 2500, LOOK_MS = 300;
   const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|odt|epub|xls[xmb]?|ods|eml|msg)$/;
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
@@ -15,14 +15,14 @@
     if (!restored) return;
     const files = attached().map((chip) => {
       const [name, content] = [...chip.querySelectorAll("input")].map((input) => input.value);
-      return [name, content, chip.querySelector(".facts").textContent];
+      return [name, content, chip.querySelector(".facts").textContent, chip.querySelector("[data-part=document]") ? "document" : "text"];
     });
     try { files.length ? sessionStorage.setItem(kept, JSON.stringify(files)) : sessionStorage.removeItem(kept); }
     catch { /* no room: they stay on the page */ }
   };
   const renumber = () => {
-    attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input, which) => {
-      input.name = `file-${at + 1}-${which ? "text" : "name"}`;
+    attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input) => {
+      input.name = `file-${at + 1}-${input.dataset.part}`;
     }));
     form.dispatchEvent(new Event("change", { bubbles: true }));
   };
@@ -32,20 +32,26 @@
     words.textContent = `${name} ${words.dataset[reason] ?? reason}`;
     list.append(note);
   };
-  const attach = (name, content, facts = "") => {
+  const removable = (chip) => chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
+  const attach = (name, content, facts = "", part = "text") => {
     if (attached().length >= FILES) return refuse(name, "tooMany");
     const chip = copyOf("attachment");
     chip.querySelector(".name").textContent = name;
     chip.querySelector(".facts").textContent = facts;
     chip.querySelector(".facts").hidden = !facts;
     [name, content].forEach((value, at) => { chip.querySelectorAll("input")[at].value = value; });
-    chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
+    chip.querySelectorAll("input")[1].dataset.part = part;
+    removable(chip);
     list.append(chip);
     renumber();
   };
   form.addEventListener("change", keep); // added, taken away, or sent
   try { found = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { /* a browser that keeps nothing */ }
-  for (const [name, content, facts] of found) attach(name, content, facts);
+  const chosen = attached(); // by the page
+  for (const chip of chosen) removable(chip);
+  const ids = chosen.map((chip) => chip.querySelector("[data-part=document]").value);
+  for (const [name, content, facts, part] of found) if (!ids.includes(content)) attach(name, content, facts, part);
+  if (chosen.length) renumber();
   restored = true;
   const forget = () => { for (const note of list.querySelectorAll("p:not([data-reading])")) note.remove(); };
   const readByServer = async (file, extension) => {
@@ -54,13 +60,22 @@
     note.textContent = `${file.name} ${note.dataset.reading}`;
     list.append(note);
     try {
+      // A temporary chat leaves nothing behind: its documents are only text.
+      const isKept = !("temporary" in form.dataset);
       const headers = { "Content-Type": "application/octet-stream" };
-      const address = `${document.documentElement.dataset.root}/attachments?extension=${encodeURIComponent(extension.slice(0, 10))}`;
-      const answer = await fetch(address, { method: "POST", headers, body: file });
-      const found = await answer.json();
+      const { root } = document.documentElement.dataset;
+      const place = root + (isKept ? `/documents?name=${encodeURIComponent(file.name)}` : `/attachments?extension=${encodeURIComponent(extension.slice(0, 10))}`);
+      const answer = await fetch(place, { method: "POST", headers, body: file });
+      let found = await answer.json();
       if (!answer.ok) return refuse(file.name, found.problem ?? "offline");
-      attach(file.name, found.text, found.facts);
-      for (const warning of found.warnings) refuse(file.name, `(${warning})`);
+      while (found.state === "queued" || found.state === "parsing") {
+        await new Promise((again) => setTimeout(again, LOOK_MS));
+        found = await (await fetch(`${root}/documents/${found.id}/state`)).json();
+      }
+      if (found.state === "failed") return refuse(file.name, found.problem);
+      if (isKept) attach(found.name, found.id, found.facts, "document");
+      else attach(file.name, found.text, found.facts);
+      for (const warning of isKept ? [found.note].filter(Boolean) : found.warnings) refuse(file.name, `(${warning})`);
     } catch { refuse(file.name, "offline"); } finally { note.remove(); }
   };
   text.addEventListener("input", forget);

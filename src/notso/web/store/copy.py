@@ -14,6 +14,7 @@ from typing import Any
 from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, Statements, Value
+from notso.web.store.sql.documents import DOCUMENT_COLUMNS, index_again
 from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_TRUTHS, MESSAGE_COLUMNS, message_of
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -48,6 +49,12 @@ TABLES = (
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
     Table("imported_messages", ("chat_id", "source", "message_id"), ("chat_id", "source")),
     Table("shares", ("id", "owner", "chat_id", "message_id", "created_ms", "expires_ms"), ("id",)),
+    Table("libraries", ("id", "owner", "name", "salt", "created_ms"), ("id",)),
+    Table("documents", DOCUMENT_COLUMNS, ("id",)),
+    Table("document_parts", ("document_id", "part", "content"), ("document_id", "part")),
+    Table("document_texts", ("document_id", "text", "pages", "passages"), ("document_id",)),
+    Table("chat_documents", ("message_id", "document_id", "chat_id"), ("message_id", "document_id")),
+    Table("readings", ("scope", "name", "document_id"), ("scope", "name", "document_id")),
     Table("trash", ("id", "owner", "chat_id", "kind", "settings", "chosen_root", "thrown_ms"), ("id",)),
     Table("preferences", ("owner", "settings"), ("owner",)),
     Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),
@@ -170,6 +177,8 @@ def _index(db: Database, table: Table, row: Any) -> None:
         db.index_title(row["owner"], row["id"], row["title"])
     elif table.name == "messages":
         db.index_message(row["owner"], message_of(row))
+    elif table.name == "document_texts":
+        index_again(db, row["document_id"])
 
 
 def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from notso.extras import install_line
 from notso.web.store.protocol import ChatStore
@@ -16,6 +18,9 @@ from notso.web.values.settings import NO_POSTGRES, is_postgres
 
 if TYPE_CHECKING:
     from notso.web.store.postgres.store import PostgresStore
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,20 @@ def store_at(directory: Path, database_url: str | None) -> SQLiteStore | Postgre
             f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
         ) from error
     return PostgresStore(database_url)
+
+
+def in_store(directory: Path, database_url: str | None, work: Callable[[ChatStore], Coroutine[Any, Any, T]]) -> T:
+    """Run `work` with an open store, for commands, which have no event loop. Raises StorageError and SettingsError."""
+
+    async def run() -> T:
+        store = store_at(directory, database_url)
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
 
 
 def access_store_at(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:

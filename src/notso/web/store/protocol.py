@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notso.smollm3 import Message
+from notso.web.store.documents import DocumentStore
 from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
@@ -81,10 +82,11 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text file attached to a question."""
+    """A text file attached to a question, or a document of a library, whose text is not repeated here."""
 
     name: str
     text: str
+    document: str = ""  # id
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +368,7 @@ class ChatStore(Protocol):
     """
 
     records: ApiRecords
+    documents: DocumentStore
 
     @property
     def damage(self) -> Damage: ...

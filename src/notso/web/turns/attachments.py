@@ -16,15 +16,15 @@ MAX_ATTACHMENT_BYTES = 200_000
 
 
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
-    """Read `file-N-name` and `file-N-text` fields. Raise Problem if they exceed a limit."""
+    """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raise Problem if they exceed a limit."""
     found = []
     for place in range(1, MAX_ATTACHMENTS + 1):
-        text = fields.get(f"file-{place}-text", "")
-        if not text.strip() and f"file-{place}-name" not in fields:
+        text, document = fields.get(f"file-{place}-text", ""), fields.get(f"file-{place}-document", "")
+        if not text.strip() and not document and f"file-{place}-name" not in fields:
             continue  # a named file without text is kept: the model sees that it is empty
         name = visible_line(fields.get(f"file-{place}-name", ""), MAX_NAME_CHARACTERS)
-        found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n")))
-    if f"file-{MAX_ATTACHMENTS + 1}-text" in fields:
+        found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n"), document))
+    if any(f"file-{MAX_ATTACHMENTS + 1}-{part}" in fields for part in ("name", "text", "document")):
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     total = sum(len(each.text) for each in found)
     if total > max_characters:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from notso.web.engine.port import Message
 from notso.web.store.protocol import StoredMessage
-from notso.web.turns.attachments import with_attachments
+from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
 from notso.web.turns.tool_rounds import answer_messages
 
 SUMMARY_HEADING = "Summary of the conversation so far:"
@@ -18,14 +18,19 @@ SUMMARY_REQUEST = (
 
 
 def prompt_messages(
-    line: Sequence[StoredMessage], system_prompt: str = "", *, keep_thinking: bool = False
+    line: Sequence[StoredMessage],
+    system_prompt: str = "",
+    *,
+    keep_thinking: bool = False,
+    documents: PromptDocuments = NO_DOCUMENTS,
 ) -> tuple[Message, ...]:
-    """Return system prompt, newest summary and the messages after it."""
+    """Return system prompt, newest summary and the messages after it, with documents where they belong."""
     summary = next((at for at in reversed(range(len(line))) if _stands(line[at])), None)
     system = [system_prompt.strip()] if system_prompt.strip() else []
     if summary is not None:
         system.append(f"{SUMMARY_HEADING}\n{line[summary].content}")
         line = line[summary + 1 :]
+    last = next((each.id for each in reversed(line) if each.role == "user"), None)
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _left_out(message, after)):
@@ -33,10 +38,10 @@ def prompt_messages(
             # fail too. The last message is always kept.
             continue
         if message.role == "user":
-            messages.append(Message("user", with_attachments(message.content, message.attachments)))
+            messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))
         elif not message.active:
             messages += answer_messages(message, keep_thinking=keep_thinking)
-    return tuple(messages)
+    return documents.headed(messages)
 
 
 def text_size(line: Sequence[StoredMessage]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from notso.web.engine.port import Request
 from notso.web.store.protocol import StoredMessage
+from notso.web.turns.every_part import Part
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn_log import TurnLog
 
@@ -18,6 +19,7 @@ class Turn:
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # keep reasoning in the prompt after a tool call
+    parts: tuple[Part, ...] = ()  # asked in place of the request
     hurry: bool = False  # end interrupted reasoning at once
     left_out: int = 0  # messages that no prompt has room for
     log: TurnLog = field(default_factory=TurnLog)

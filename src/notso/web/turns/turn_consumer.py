@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import groupby, zip_longest
 from typing import TypeAlias, TypeVar, cast
@@ -16,6 +16,7 @@ from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
 from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.turns.every_part import Part, answer_of_parts
 from notso.web.turns.status_line import StatusLine
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
 from notso.web.turns.tool_rounds import next_request, parts_of
@@ -79,8 +80,12 @@ class TurnConsumer:
         self._wake = asyncio.Event()
         self._last_save = time.monotonic()
         self._listening: asyncio.Task[None] | None = None
+        self._asked_parts: list[RunningRequest] = []
         if self.calls.open:
             running.close()  # pending tool calls run before the engine is asked
+        elif turn.parts:
+            running.close()  # each part is a request of its own
+            self._listening = asyncio.create_task(self._listen_to_parts(turn.parts))
         else:
             if turn.hurry:
                 running.answer_now()
@@ -126,7 +131,8 @@ class TurnConsumer:
 
     def stop(self) -> None:
         """Stop generation, a tool, or a wait for permission."""
-        self.running.stop()
+        for running in (self.running, *self._asked_parts):
+            running.stop()
         self.calls.stop()
 
     async def run(self) -> None:
@@ -192,6 +198,20 @@ class TurnConsumer:
             self._failure = error
         finally:
             running.close()
+            self._ended = True
+            self._wake.set()
+
+    async def _listen_to_parts(self, parts: Sequence[Part]) -> None:
+        try:
+            answer = answer_of_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
+            async for event in answer:
+                self.take([event])
+        except NotsoError as error:
+            self._failure = error
+        except Exception as error:
+            logger.exception("the engine failed on a part")
+            self._failure = error
+        finally:
             self._ended = True
             self._wake.set()
 

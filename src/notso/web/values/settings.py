@@ -172,8 +172,16 @@ class Settings:
         name="mcp_allow_http",
         variable="NOTSO_MCP_ALLOW_HTTP",
     )
+    documents: Path | None = _setting(
+        None,
+        help="Folder of documents that all users can ask about; it is only read.",
+        metavar="FOLDER",
+        variable="NOTSO_DOCUMENTS",
+        is_folder=True,
+        after="mcp_allow_http",
+    )
     unconfined_documents: bool = _setting(
-        False, help="Read PDF files and spreadsheets on systems without Landlock or seccomp.", after="mcp_allow_http"
+        False, help="Read PDF files and spreadsheets on systems without Landlock or seccomp.", after="documents"
     )
     keep_volatile: bool = _setting(False, help="Keep clients' changing billing lines in prompts.", after="sign_in")
     strict_fields: bool = _setting(

@@ -103,6 +103,9 @@ async def call(request: Request, ends: Ends) -> Response:
             if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
                 await ends.services.shared.engine.clear_cache(**arguments)
                 return _told(None)
+            if name == "forget_reading":
+                await ends.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
+                return _told(None)
             work = partial(_result, engine, name, arguments)
             return await ends.services.shared.large_work.run(work, len(await request.body()), "")
         finally:

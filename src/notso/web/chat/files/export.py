@@ -53,7 +53,10 @@ def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
             name = words["you"] if message.role == "user" else words["assistant"]
         text = [f"## {name}"]
         file = words["attachment"]
-        text += [f"{file}: {each.name}\n\n{_fenced(each.text)}" for each in message.attachments]
+        text += [
+            f"{file}: {each.name}" + ("" if each.document else f"\n\n{_fenced(each.text)}")
+            for each in message.attachments
+        ]
         for part, use in zip_longest(parts_of(message), message.tool_uses):
             text += [part] if part else []
             text += [_tool_use(use)] if use is not None else []
@@ -93,7 +96,7 @@ def _message_json(message: StoredMessage) -> dict[str, Any]:
         "state": message.state,
         "note": message.note,
         "edited": message.edited,
-        "attachments": [asdict(each) for each in message.attachments],
+        "attachments": [{"name": each.name, "text": each.text} for each in message.attachments],
         "tool_uses": [asdict(each) for each in message.tool_uses],
         "dropped_messages": message.dropped_messages,
         "created_ms": message.created_ms,

@@ -19,7 +19,7 @@ from notso.web.chat.chat_view import (
     read_turn,
 )
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
+from notso.web.chat.submit import MAX_TITLE_CHARACTERS, documents_in, summarise
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
@@ -225,7 +225,8 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
     engine, choice = await loaded_engine(*models_of(services), settings.model)
     if engine is None:  # suggestions alone do not load a model
         return Response(status_code=204)
-    found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice)
+    documents = await documents_in(services, owner, view, choice)
+    found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice, documents)
     if not found:
         return Response(status_code=204)
     return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat, last_id=line[-1].id)

@@ -215,5 +215,5 @@ def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:
     return [
         (f"file-{number}-{part}", getattr(each, part))
         for number, each in enumerate(attachments, start=1)
-        for part in ("name", "text")
+        for part in ("name", "document" if each.document else "text")
     ]

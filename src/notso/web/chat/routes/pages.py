@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 from notso.web.chat.chat_view import (
@@ -19,6 +20,7 @@ from notso.web.chat.chat_view import (
     read_shown,
     read_shown_if_any,
 )
+from notso.web.chat.routes.documents import chosen_documents
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import ask, keeping, new_chat
 from notso.web.chat.templates import is_fragment, reasoning_html
@@ -51,6 +53,9 @@ from notso.web.values.wording import words
 
 router = APIRouter()
 
+Chosen = Annotated[Sequence[str], Query(max_length=100)]
+"""Ids of documents to attach."""
+
 
 @router.get("/static/{path:path}", dependencies=[PUBLIC])
 async def static_file(request: Request, services: Services, path: str) -> Response:
@@ -67,11 +72,20 @@ async def static_file(request: Request, services: Services, path: str) -> Respon
 
 @router.get("/", dependencies=[GUARDED])
 async def home(
-    request: Request, services: Services, owner: Owner, undo: str = "", start: str = "", temporary: str = ""
+    request: Request,
+    services: Services,
+    owner: Owner,
+    document: Chosen = (),
+    undo: str = "",
+    start: str = "",
+    temporary: str = "",
 ) -> Response:
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     draft = words[f"start_{start}_text"] if start in STARTS else ""
-    return await chat_page(request, services, owner, None, draft=draft, temporary=temporary == "on", toast=toast)
+    documents = await chosen_documents(services, owner, document)
+    return await chat_page(
+        request, services, owner, None, draft=draft, temporary=temporary == "on", documents=documents, toast=toast
+    )
 
 
 @router.post("/chats", dependencies=[GUARDED])
@@ -93,13 +107,21 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
 
 @router.get("/chats/{chat_id}", dependencies=[GUARDED])
 async def show_chat(
-    request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = "", all: str = ""
+    request: Request,
+    services: Services,
+    owner: Owner,
+    chat_id: str,
+    document: Chosen = (),
+    at: str = "",
+    undo: str = "",
+    all: str = "",
 ) -> Response:
     through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
     view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
     await _seen(services, owner, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    return await chat_page(request, services, owner, view, toast=toast)
+    documents = await chosen_documents(services, owner, document)
+    return await chat_page(request, services, owner, view, documents=documents, toast=toast)
 
 
 @router.get("/chats/{chat_id}/earlier", dependencies=[GUARDED])

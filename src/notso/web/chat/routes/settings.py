@@ -16,7 +16,7 @@ from notso.smollm3 import process_memory
 from notso.web.chat.chat_view import ChatView, read_branch_if_any
 from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import settings_of
+from notso.web.chat.submit import documents_in, settings_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown, sidebar_context
 from notso.web.edge.access import GUARDED
@@ -27,6 +27,7 @@ from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, changed, digests, settings_from, shown_defaults, shown_values
+from notso.web.turns.documents import NO_DOCUMENTS, prompt_documents
 from notso.web.turns.prompt import text_size
 from notso.web.values.errors import Problem
 from notso.web.values.wording import LANGUAGES, words
@@ -174,9 +175,14 @@ async def _estimate(
         when_full=settings.when_full,
         adapter=choice.adapter,
     )
+    documents = NO_DOCUMENTS
+    if view is not None:
+        documents = await documents_in(services, owner, view, choice, draft)
+    elif any(each.document for each in draft.attachments):
+        documents = await prompt_documents(services.shared.store, owner, date.today(), [draft], engine=engine)
     try:
         gauge = await services.shared.large_work.run(
-            lambda: measure(engine, line, draft, settings, options), text_size([*line, draft]), owner
+            lambda: measure(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
         )
     except ModelError:
         return Response(status_code=204)  # the engine is shutting down; the next keystroke retries
@@ -186,7 +192,7 @@ async def _estimate(
     says_something = bool(draft.content.strip() or draft.attachments)
     wants_prefill = settings.speculative_prefill and says_something and not any(message.active for message in line)
     if wants_prefill and await services.shared.requests.may_read(owner, gauge.used):
-        response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options)
+        response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options, documents)
     return response
 
 

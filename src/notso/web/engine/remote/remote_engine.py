@@ -157,6 +157,9 @@ class RemoteEngine:
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         self._call("clear_cache", owner, conversation)
 
+    def forget_reading(self, name: str, *, scope: str | None = None) -> None:
+        self._call("forget_reading", name, scope=scope)
+
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call once when the engine is unreachable, stopping, or has another model."""
         with self._lock:

@@ -265,6 +265,81 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX shares_of_chats ON shares (chat_id);
     """,
+    # 11: libraries. A document's file, text and words are rows, so that one transaction adds or deletes all of it.
+    """
+    CREATE TABLE libraries (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT COLLATE "C" NOT NULL UNIQUE,
+        owner TEXT COLLATE "C" NOT NULL,
+        name TEXT COLLATE "C" NOT NULL,
+        salt TEXT COLLATE "C" NOT NULL,
+        created_ms BIGINT NOT NULL,
+        UNIQUE (owner, name)
+    );
+    CREATE TABLE documents (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT COLLATE "C" NOT NULL UNIQUE,
+        library_id TEXT COLLATE "C" NOT NULL REFERENCES libraries (id) DEFERRABLE,
+        name TEXT COLLATE "C" NOT NULL,
+        sha256 TEXT COLLATE "C" NOT NULL,
+        size BIGINT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        reading_day TEXT COLLATE "C" NOT NULL,
+        state TEXT COLLATE "C" NOT NULL CHECK (state IN ('queued', 'parsing', 'ready', 'failed')),
+        reason TEXT COLLATE "C" NOT NULL DEFAULT '',
+        note TEXT COLLATE "C" NOT NULL DEFAULT '',
+        kind TEXT COLLATE "C" NOT NULL DEFAULT '',
+        pages BIGINT NOT NULL DEFAULT 0,
+        characters BIGINT NOT NULL DEFAULT 0,
+        passages BIGINT NOT NULL DEFAULT 0,
+        words BIGINT NOT NULL DEFAULT 0,
+        held_until_ms BIGINT NOT NULL DEFAULT 0,
+        UNIQUE (library_id, sha256)
+    );
+    CREATE INDEX unparsed_documents ON documents (created_ms) WHERE state IN ('queued', 'parsing');
+    CREATE TABLE document_parts (
+        document_id TEXT COLLATE "C" NOT NULL REFERENCES documents (id) DEFERRABLE,
+        part BIGINT NOT NULL,
+        content BYTEA NOT NULL,
+        PRIMARY KEY (document_id, part)
+    );
+    CREATE TABLE document_texts (
+        document_id TEXT COLLATE "C" PRIMARY KEY REFERENCES documents (id) DEFERRABLE,
+        text BYTEA NOT NULL,
+        pages TEXT COLLATE "C" NOT NULL,
+        passages TEXT COLLATE "C" NOT NULL
+    );
+    CREATE TABLE document_words (
+        library BIGINT NOT NULL,
+        word TEXT COLLATE "C" NOT NULL,
+        document BIGINT NOT NULL,
+        places BYTEA NOT NULL,
+        PRIMARY KEY (library, word, document)
+    );
+    CREATE INDEX words_of_documents ON document_words (document);
+    CREATE TABLE chat_documents (
+        message_id TEXT COLLATE "C" NOT NULL REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,
+        document_id TEXT COLLATE "C" NOT NULL REFERENCES documents (id) DEFERRABLE,
+        chat_id TEXT COLLATE "C" NOT NULL,
+        PRIMARY KEY (message_id, document_id)
+    );
+    CREATE INDEX chats_of_documents ON chat_documents (document_id);
+    CREATE TABLE readings (
+        scope TEXT COLLATE "C" NOT NULL,
+        name TEXT COLLATE "C" NOT NULL,
+        document_id TEXT COLLATE "C" NOT NULL REFERENCES documents (id) DEFERRABLE,
+        PRIMARY KEY (scope, name, document_id)
+    );
+    CREATE INDEX readings_of_documents ON readings (document_id);
+    CREATE TABLE stale_caches (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        conversation TEXT COLLATE "C" NOT NULL,
+        scope TEXT COLLATE "C" NOT NULL,
+        reading TEXT COLLATE "C" NOT NULL,
+        since_ms BIGINT NOT NULL
+    );
+    """,
 )
 
 REINDEXES = frozenset({9})

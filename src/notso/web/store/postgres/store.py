@@ -29,7 +29,6 @@ class PostgresStore(SQLStore):
     """A ChatStore in the database at `url`."""
 
     damage: Damage = ""
-    is_shared = True
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -44,6 +43,10 @@ class PostgresStore(SQLStore):
     @property
     def read_only(self) -> bool:
         return False
+
+    @property
+    def is_shared(self) -> bool:
+        return True
 
     def access(self) -> PostgresAccessStore:
         """Return a store of keys over the same connections."""

@@ -90,6 +90,13 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
         f"INSERT INTO messages ({', '.join(values)}, position) VALUES ({', '.join('?' * len(values))}, {position})",
         (*values.values(), message.chat_id, owner),
     )
+    for each in message.attachments:
+        if each.document:
+            db.execute(
+                "INSERT INTO chat_documents (message_id, document_id, chat_id)"
+                " SELECT ?, id, ? FROM documents WHERE id = ? ON CONFLICT DO NOTHING",
+                (message.id, message.chat_id, each.document),
+            )
     if message.source:
         db.execute(
             "INSERT INTO imported_messages (chat_id, source, message_id) VALUES (?, ?, ?)",

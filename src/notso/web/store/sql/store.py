@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from notso.smollm3 import Message, ToolCall
+from notso.web.store.documents import DocumentStore
 from notso.web.store.protocol import (
     Attachment,
     Branch,
@@ -35,6 +36,7 @@ from notso.web.store.protocol import (
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
+from notso.web.store.sql.documents import SQLDocuments
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
@@ -120,11 +122,16 @@ class SQLStore(ABC):
     def __init__(self) -> None:
         self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
         self.records: ApiRecords = SQLRecords(self.write, self.look)
+        self.documents: DocumentStore = SQLDocuments(self.write, self.look, is_shared=self.is_shared)
         self._in_trash: dict[str, float] = {}
 
     @property
     @abstractmethod
     def read_only(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def is_shared(self) -> bool: ...
 
     @abstractmethod
     async def open(self) -> None: ...

@@ -147,6 +147,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
         )
     pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
     pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0", "fullfsync=ON"]  # the last for macOS
+    pragmas += ["secure_delete=ON"]  # what is deleted does not stay in free pages
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     if existed and 0 < version < SCHEMA_VERSION:

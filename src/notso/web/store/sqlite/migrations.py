@@ -224,6 +224,81 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX shares_of_chats ON shares (chat_id);
     """,
+    # 13: libraries. A document's file, text and words are rows, so that one transaction adds or deletes all of it.
+    """
+    CREATE TABLE libraries (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        salt TEXT NOT NULL,
+        created_ms INTEGER NOT NULL,
+        UNIQUE (owner, name)
+    ) STRICT;
+    CREATE TABLE documents (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        library_id TEXT NOT NULL REFERENCES libraries (id),
+        name TEXT NOT NULL,
+        sha256 TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        created_ms INTEGER NOT NULL,
+        reading_day TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('queued', 'parsing', 'ready', 'failed')),
+        reason TEXT NOT NULL DEFAULT '',
+        note TEXT NOT NULL DEFAULT '',
+        kind TEXT NOT NULL DEFAULT '',
+        pages INTEGER NOT NULL DEFAULT 0,
+        characters INTEGER NOT NULL DEFAULT 0,
+        passages INTEGER NOT NULL DEFAULT 0,
+        words INTEGER NOT NULL DEFAULT 0,
+        held_until_ms INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (library_id, sha256)
+    ) STRICT;
+    CREATE INDEX unparsed_documents ON documents (created_ms) WHERE state IN ('queued', 'parsing');
+    CREATE TABLE document_parts (
+        document_id TEXT NOT NULL REFERENCES documents (id),
+        part INTEGER NOT NULL,
+        content BLOB NOT NULL,
+        PRIMARY KEY (document_id, part)
+    ) STRICT;
+    CREATE TABLE document_texts (
+        document_id TEXT PRIMARY KEY REFERENCES documents (id),
+        text BLOB NOT NULL,
+        pages TEXT NOT NULL,
+        passages TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE document_words (
+        library INTEGER NOT NULL,
+        word TEXT NOT NULL,
+        document INTEGER NOT NULL,
+        places BLOB NOT NULL,
+        PRIMARY KEY (library, word, document)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX words_of_documents ON document_words (document);
+    CREATE TABLE chat_documents (
+        message_id TEXT NOT NULL REFERENCES messages (id) ON DELETE CASCADE,
+        document_id TEXT NOT NULL REFERENCES documents (id),
+        chat_id TEXT NOT NULL,
+        PRIMARY KEY (message_id, document_id)
+    ) STRICT;
+    CREATE INDEX chats_of_documents ON chat_documents (document_id);
+    CREATE TABLE readings (
+        scope TEXT NOT NULL,
+        name TEXT NOT NULL,
+        document_id TEXT NOT NULL REFERENCES documents (id),
+        PRIMARY KEY (scope, name, document_id)
+    ) STRICT;
+    CREATE INDEX readings_of_documents ON readings (document_id);
+    CREATE TABLE stale_caches (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        conversation TEXT NOT NULL,
+        scope TEXT NOT NULL,
+        reading TEXT NOT NULL,
+        since_ms INTEGER NOT NULL
+    ) STRICT;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

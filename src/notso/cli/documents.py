@@ -1,0 +1,165 @@
+"""`notso documents`: the documents of the library, while no server uses its data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from notso.cli import options, terminal
+
+if TYPE_CHECKING:
+    from notso.web.store.documents import StoredDocument
+    from notso.web.store.protocol import ChatStore
+
+EXAMPLES = """\
+  notso documents add report.pdf notes/
+  notso documents list
+  notso documents search license costs
+  notso documents read report.pdf --page 3"""
+
+MOST_HITS = 10
+
+
+def documents(
+    action: Annotated[
+        Literal["list", "add", "read", "search", "rm"],
+        typer.Argument(metavar="add|list|read|search|rm", help="Action."),
+    ] = "list",
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ITEM",
+            help="Files and folders to add; names or ids to read or remove; words to search.",
+            show_default=False,
+        ),
+    ] = None,
+    page: Annotated[int | None, typer.Option("--page", metavar="N", min=1, help="Read only this page.")] = None,
+    unconfined: Annotated[
+        bool,
+        typer.Option(
+            "--unconfined-documents", help="Read PDF files and spreadsheets on systems without Landlock or seccomp."
+        ),
+    ] = False,
+    data_dir: options.DataDir = None,
+    database_url: options.DatabaseUrl = None,
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Add, list, read, search or remove documents.
+
+    Chats ask about them: open Documents in the browser. With a data directory, stop the server first; a PostgreSQL
+    database (DATABASE_URL) can be used at the same time. Exits with an error if a document cannot be read; it is kept.
+    """
+    if (action == "list") != (not items):
+        raise typer.BadParameter(f"{action} {'takes none' if items else 'needs at least one'}", param_hint="ITEM")
+    from notso.web.edge.access import LOCAL_OWNER
+    from notso.web.store.opening import in_store
+    from notso.web.values.settings import Settings
+
+    settings = Settings(data_dir=data_dir, database_url=database_url or None)
+    files = [path for item in items or [] for path in _files(Path(item))] if action == "add" else []
+
+    async def act(store: ChatStore) -> None:
+        if action == "add":
+            await _add(store, unconfined, files, as_json)
+        elif action == "search":
+            await _search(store, " ".join(items or []), as_json)
+        else:
+            known = await store.documents.documents(LOCAL_OWNER)
+            if action == "list":
+                _show(known, as_json)
+            for document in [_named(known, item) for item in items or []]:
+                if action == "rm":
+                    await store.documents.delete(LOCAL_OWNER, document.id)
+                else:
+                    await _read(store, document, page, as_json)
+
+    in_store(settings.directory, settings.database_url, act)
+
+
+async def _search(store: ChatStore, query: str, as_json: bool) -> None:
+    from notso.web.edge.access import LOCAL_OWNER
+
+    hits = await store.documents.search(LOCAL_OWNER, query, MOST_HITS)
+    if as_json:
+        terminal.say_json([asdict(each) for each in hits])
+        return
+    for each in hits:
+        shown = f", page {each.page}" if each.document.pages > 1 else ""
+        terminal.say(f"{each.document.name}{shown}:\n{each.text}\n")
+    if not hits:
+        count = len(await store.documents.documents(LOCAL_OWNER))
+        terminal.say(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
+
+
+async def _add(store: ChatStore, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
+    from notso.web.chat.library import DEFAULT_LIBRARY, LibraryWork
+    from notso.web.edge.access import LOCAL_OWNER
+    from notso.web.values.errors import StorageError
+
+    library = await store.documents.library(LOCAL_OWNER, DEFAULT_LIBRARY)
+    work = LibraryWork(store, unconfined=unconfined)
+    ids = []
+    for path, name in files:
+        ids.append((await store.documents.add(LOCAL_OWNER, library.id, name, path.read_bytes())).id)
+        await work.parse_queued()
+    added = await store.documents.some(LOCAL_OWNER, ids)
+    _show(added, as_json)
+    if failed := [each for each in added if each.state == "failed"]:
+        raise StorageError(f"{len(failed)} of {len(added)} documents cannot be read; they are kept")
+
+
+def _files(path: Path) -> list[tuple[Path, str]]:
+    """Return a file, or the documents in a folder, with their names. Raises OSError."""
+    from notso.web.chat.library import files_in, shown_name
+
+    path.stat()
+    within = path.absolute().parent
+    return [
+        (each, shown_name(str(each.absolute().relative_to(within))))
+        for each in (files_in(path) if path.is_dir() else [path])
+    ]
+
+
+async def _read(store: ChatStore, document: StoredDocument, page: int | None, as_json: bool) -> None:
+    from notso.web.edge.access import LOCAL_OWNER
+    from notso.web.values.errors import StorageError
+
+    text = await store.documents.text(LOCAL_OWNER, document.id)
+    if text is None:
+        raise StorageError(f"{document.name} cannot be read: it {document.reason or 'is not parsed yet'}")
+    if page is not None and page > len(text.pages):
+        raise StorageError(f"{document.name} has {len(text.pages):,} page{'s' * (len(text.pages) != 1)}")
+    ends = (*text.pages[1:], len(text.text))
+    shown = text.text if page is None else text.text[text.pages[page - 1] : ends[page - 1]].strip()
+    if as_json:
+        terminal.say_json(asdict(document) | {"text": shown})
+    else:
+        terminal.say(shown)
+
+
+def _named(known: Sequence[StoredDocument], item: str) -> StoredDocument:
+    from notso.web.values.errors import StorageError
+
+    found = [each for each in known if item in (each.id, each.name)]
+    if len(found) != 1:
+        problem = "there is no document" if not found else f"{len(found)} documents are"
+        raise StorageError(f"{problem} called {item}; notso documents list shows their ids")
+    return found[0]
+
+
+def _show(found: Sequence[StoredDocument], as_json: bool) -> None:
+    if as_json:
+        terminal.say_json([asdict(each) for each in found])
+        return
+    rows = [["name", "state", "pages", "characters", "id"]]
+    for each in found:
+        state = f"{each.state}: it {each.reason}" if each.state == "failed" else each.state
+        rows.append([each.name, state, f"{each.pages:,}", f"{each.characters:,}", each.id])
+    for line in terminal.columns(rows) if found else ["No documents; add some with `notso documents add FILE`."]:
+        terminal.say(line)

@@ -1,0 +1,101 @@
+"""Passages of a document's text: what a search finds and quotes."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+PASSAGE_TOKENS = 220
+# Of UTF-8, in every script: a letter of Latin takes one byte, of Cyrillic two, a Chinese character three.
+BYTES_PER_TOKEN = 4
+
+_UNIT = re.compile(r"[^\n.!?。！？]*(?:[.!?。！？]+(?=\s|$)|[。！？]+|[.!?]|\n+|$)\s*")
+_LONG_UNIT_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Characters `start` to `end` of the text, on page `page`, counted from 1."""
+
+    page: int
+    start: int
+    end: int
+
+
+def estimated_tokens(text: str) -> int:
+    """Estimate the number of tokens in a text without a tokenizer."""
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def page_at(pages: Sequence[int], place: int) -> int:
+    """Return the number of the page that contains a character, counted from 1."""
+    return max(1, bisect_right(pages, place))
+
+
+def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
+    """Cut a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page.
+
+    Those of a page are about equally long: BM25 would prefer a short rest to whole passages.
+    """
+    for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
+        units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]
+        rest = sum(tokens for _, tokens in units)
+        more = -(-rest // PASSAGE_TOKENS)
+        began, held = start, 0
+        for first, tokens in units:
+            if held and more > 1 and held + tokens / 2 > rest / more:
+                if passage := _stripped(text, number, began, first):
+                    yield passage
+                rest, more = rest - held, more - 1
+                began, held = first, 0
+            held += tokens
+        if passage := _stripped(text, number, began, end):
+            yield passage
+
+
+def _units(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield sentences and lines; long ones in parts that end behind a blank where there is one."""
+    at = start
+    while at < end:
+        found = _UNIT.match(text, at, end)
+        last = max(at + 1, found.end() if found else end)
+        while last - at > _LONG_UNIT_CHARACTERS:
+            limit = at + _LONG_UNIT_CHARACTERS
+            blank = text.rfind(" ", at + 1, limit)
+            cut = blank + 1 if blank > at else limit
+            yield at, cut
+            at = cut
+        yield at, last
+        at = last
+
+
+def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
+    part = text[start:end]
+    inner = part.strip()
+    if not inner:
+        return None
+    start += len(part) - len(part.lstrip())
+    return Passage(page, start, start + len(inner))
+
+
+def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
+    """Join passages to volumes of at most about `most_tokens`, each with its last page.
+
+    A volume ends with a page, unless the page alone is larger.
+    """
+    sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
+    of_pages: dict[int, int] = {}
+    for passage, size in zip(passages, sizes, strict=True):
+        of_pages[passage.page] = of_pages.get(passage.page, 0) + size
+    first, held = 0, 0
+    for at, (passage, size) in enumerate(zip(passages, sizes, strict=True)):
+        begins_page = at == 0 or passages[at - 1].page != passage.page
+        ahead = of_pages[passage.page] if begins_page else size
+        if held and held + min(ahead, most_tokens) > most_tokens:
+            yield Passage(passages[first].page, passages[first].start, passages[at - 1].end), passages[at - 1].page
+            first, held = at, 0
+        held += size
+    if held:
+        yield Passage(passages[first].page, passages[first].start, passages[-1].end), passages[-1].page

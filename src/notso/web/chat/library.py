@@ -1,0 +1,198 @@
+"""Background work for libraries: parsing queued documents, following a folder, and forgetting what was deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from notso.documents.kinds import EXTENSIONS
+from notso.documents.reading import DocumentReader
+from notso.documents.values import MAX_FILE_BYTES, UnreadableError
+from notso.web.engine.host import EngineHost
+from notso.web.store.documents import EVERYONE, MAX_DOCUMENTS_OF_OWNER, DocumentStore, StoredDocument
+from notso.web.store.protocol import ChatStore
+from notso.web.values.child_work import child_work
+from notso.web.values.errors import NotsoError, StorageFullError
+from notso.web.values.visible_text import visible_line
+
+logger = logging.getLogger("notso.web.library")
+
+DEFAULT_LIBRARY = "Documents"
+MAX_NAME_CHARACTERS = 200
+LOOK_SECONDS = 5.0  # for documents that another server queued, and for changes in the folder
+
+
+class LibraryWork:
+    """Parses documents one after another, each in its own child process."""
+
+    def __init__(self, store: ChatStore, *, unconfined: bool = False, folder: Path | None = None) -> None:
+        """`folder`: its files are a library that everyone reads. Without one, there is none."""
+        self._store = store
+        self._unconfined = unconfined
+        self._folder = FolderLibrary(store.documents, folder)
+        self._queued = asyncio.Event()
+
+    def wake(self) -> None:
+        """Parse what was queued just now."""
+        self._queued.set()
+
+    async def parse(self) -> None:
+        """Parse queued documents until cancelled."""
+        if self._store.read_only:
+            return
+        is_new, has_failed = not self._store.is_shared, False
+        while True:
+            self._queued.clear()
+            try:
+                if is_new:
+                    await self._store.documents.requeue()
+                await self.parse_queued()
+                is_new = has_failed = False
+            except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread; the next round tries again
+                if not has_failed:
+                    logger.warning("documents cannot be parsed at the moment: %s", error)
+                has_failed = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._queued.wait(), LOOK_SECONDS)
+
+    async def parse_queued(self) -> None:
+        """Parse what is queued now. Raises StorageError."""
+        while await self._parse_one():
+            pass
+
+    async def follow(self) -> None:
+        """Keep the library of the folder like the folder until cancelled."""
+        if self._store.read_only or (self._folder.root is None and self._store.is_shared):
+            return  # a library without a folder here may be another server's
+        has_failed = False
+        while True:
+            try:
+                if await self._folder.sync():
+                    self.wake()
+                has_failed = False
+            except (NotsoError, RuntimeError, OSError) as error:
+                if not has_failed:
+                    logger.warning("the folder of documents cannot be read at the moment: %s", error)
+                has_failed = True
+            if self._folder.root is None:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _parse_one(self) -> bool:
+        taken = await self._store.documents.claim(time.time_ns() // 1_000_000)
+        if taken is None:
+            return False
+        document, data = taken
+        try:
+            parsed = await child_work(
+                lambda: DocumentReader(data, document.name, self._unconfined), DocumentReader.read
+            )
+        except UnreadableError as error:
+            await self._store.documents.fail(document.id, str(error))
+        else:
+            await self._store.documents.finish(document.id, parsed)
+        return True
+
+
+async def forget_deleted(store: ChatStore, host: EngineHost) -> None:
+    """Remove from the engines' caches what deleted documents left there."""
+    stale = await store.documents.stale()
+    if stale and not host.loaded():
+        host.want(host.default)
+    if not stale or not host.loaded():
+        return
+    for each in stale:
+        if each.conversation:
+            await host.clear_cache(each.owner, each.conversation)
+        else:
+            await host.forget_reading(each.scope, each.reading)
+    await store.documents.forgot(stale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    state: tuple[int, int, int]
+    sha256: str
+
+
+class FolderLibrary:
+    """A library with the documents of a folder, by content: a file that was moved or touched is not read again."""
+
+    def __init__(self, store: DocumentStore, root: Path | None) -> None:
+        self.root = root
+        self._store = store
+        self._known: dict[str, _Known] = {}
+
+    async def sync(self) -> bool:
+        """Add and delete documents; return whether any was added. Raises OSError and StorageError."""
+        wanted = await asyncio.to_thread(self._contents, self.root) if self.root is not None else {}
+        there = {each.sha256: each for each in await self._store.documents(EVERYONE)}
+        for sha256, document in there.items():
+            if sha256 not in wanted:
+                await self._store.delete(EVERYONE, document.id)
+        missing = [name for sha256, name in wanted.items() if sha256 not in there]
+        if not missing or self.root is None:
+            return False
+        library = await self._store.library(EVERYONE, self.root.name or "/")
+        for name in missing:
+            data = await asyncio.to_thread((self.root / name).read_bytes)
+            try:
+                await self._store.add(EVERYONE, library.id, shown_name(name), data)
+            except StorageFullError as error:
+                logger.warning("%s is left out of the library: %s", name, error)
+        return True
+
+    def _contents(self, root: Path) -> dict[str, str]:
+        """Return the relative path of each content."""
+        root.stat()  # a folder that is not mounted is no empty folder
+        found: dict[str, str] = {}
+        known: dict[str, _Known] = {}
+        for path in files_in(root):
+            name = str(path.relative_to(root))
+            try:
+                status = path.stat()
+                state = (status.st_mtime_ns, status.st_size, status.st_ino)
+                held = self._known.get(name)
+                if held is None or held.state != state:
+                    held = _Known(state, hashlib.sha256(path.read_bytes()).hexdigest())
+            except OSError:  # deleted meanwhile, or not readable
+                continue
+            known[name] = held
+            found.setdefault(held.sha256, name)
+        self._known = known
+        return found
+
+
+def files_in(root: Path) -> Iterator[Path]:
+    """Yield the documents in a folder by their extension, in order, except hidden files and links."""
+    count = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if name.startswith(".") or path.suffix[1:].lower() not in EXTENSIONS or path.is_symlink():
+                continue
+            if not path.is_file() or not 0 < path.stat().st_size <= MAX_FILE_BYTES:
+                continue
+            count += 1
+            if count > MAX_DOCUMENTS_OF_OWNER:
+                logger.warning("the folder of documents has more than %d files", MAX_DOCUMENTS_OF_OWNER)
+                return
+            yield path
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a file, which may contain its folders, on one line."""
+    return visible_line(name, MAX_NAME_CHARACTERS) or "document"
+
+
+def is_open(document: StoredDocument) -> bool:
+    """Whether a document waits for its parser, or is being parsed."""
+    return document.state in ("queued", "parsing")

@@ -1,0 +1,169 @@
+"""The library: documents with their states, upload, search, and the text of a document by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import JSONResponse, RedirectResponse
+
+from notso.documents.passages import page_at
+from notso.web.chat.library import DEFAULT_LIBRARY, is_open, shown_name
+from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.templates import is_fragment
+from notso.web.chat.views import Owner, find_chat, sidebar_context
+from notso.web.edge.access import GUARDED
+from notso.web.edge.forms import read_form
+from notso.web.store.documents import StoredDocument
+from notso.web.turns.attachments import MAX_ATTACHMENTS
+from notso.web.values.errors import Problem, StorageError
+from notso.web.values.ids import is_id
+from notso.web.values.wording import number, words
+
+router = APIRouter()
+
+MAX_QUERY_CHARACTERS = 1000
+SHOWN_HITS = 20
+MAX_PAGE_CHARACTERS = 100_000
+
+
+@router.get("/documents", dependencies=[GUARDED])
+async def library_page(
+    request: Request,
+    services: Services,
+    owner: Owner,
+    q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
+    chat: str = "",
+) -> Response:
+    """Show all documents, or passages with words of `q`. Chosen ones are asked about in `chat`, or a new one."""
+    store = services.shared.store.documents
+    documents = await store.documents(owner)
+    context: dict[str, Any] = {
+        "documents": documents,
+        "own": {each.id for each in await store.libraries(owner) if each.owner == owner},
+        "polling": any(map(is_open, documents)),
+        "query": q,
+        "hits": await store.search(owner, q, SHOWN_HITS) if q.strip() else [],
+        "asking": (await find_chat(services, owner, chat)).id if chat else "",
+        "most": MAX_ATTACHMENTS,
+        "facts": {each.id: facts_of(each) for each in documents},
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_documents.html", **context)
+    return await services.pages.respond(request, "documents.html", **await sidebar_context(services, owner), **context)
+
+
+@router.post("/documents", dependencies=[GUARDED])
+async def upload(
+    request: Request, services: Services, owner: Owner, name: Annotated[str, Query(max_length=1000)] = ""
+) -> JSONResponse:
+    """Store the file in the body as a document, which is then parsed. The same content is stored once."""
+    data = await request.body()
+    if not data:
+        return JSONResponse({"problem": words["document_empty"]}, 422)
+    try:
+        library = await services.shared.store.documents.library(owner, DEFAULT_LIBRARY)
+        document = await services.shared.store.documents.add(
+            owner, library.id, shown_name(name.replace("\\", "/").rpartition("/")[2]), data
+        )
+    except StorageError as error:
+        return JSONResponse({"problem": str(error)}, 507)
+    services.library.wake()
+    return JSONResponse(_state(document), 201)
+
+
+@router.get("/documents/{document_id}/state", dependencies=[GUARDED])
+async def state(services: Services, owner: Owner, document_id: str) -> JSONResponse:
+    """Return the state of a document, and why it cannot be read."""
+    return JSONResponse(_state(await _find(services, owner, document_id)))
+
+
+@router.get("/documents/{document_id}", dependencies=[GUARDED])
+async def show_document(
+    request: Request, services: Services, owner: Owner, document_id: str, page: int = 1, at: int = -1
+) -> Response:
+    """Show the text of a page, or of the page with character `at`."""
+    document = await _find(services, owner, document_id)
+    text = await services.shared.store.documents.text(owner, document.id)
+    shown, pages = "", text.pages if text is not None else ()
+    if at >= 0 and pages:
+        page = page_at(pages, at)
+    page = min(max(1, page), max(1, len(pages)))
+    if text is not None:
+        end = text.pages[page] if page < len(pages) else len(text.text)
+        shown = text.text[text.pages[page - 1] : end].strip()
+    return await services.pages.respond(
+        request,
+        "document.html",
+        **await sidebar_context(services, owner),
+        document=document,
+        facts=facts_of(document),
+        page=page,
+        pages=len(pages),
+        text=shown[:MAX_PAGE_CHARACTERS],
+        is_cut=len(shown) > MAX_PAGE_CHARACTERS,
+    )
+
+
+@router.get("/documents/{document_id}/file", dependencies=[GUARDED])
+async def download(services: Services, owner: Owner, document_id: str) -> Response:
+    """Return the file as it was uploaded, to be saved rather than shown."""
+    document = await _find(services, owner, document_id)
+    name = quote(document.name.rpartition("/")[2], safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    content = await services.shared.store.documents.content(owner, document.id)
+    return Response(content, headers=headers, media_type="application/octet-stream")
+
+
+@router.post("/documents/{document_id}/retry", dependencies=[GUARDED])
+async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
+    """Parse a document again that could not be read."""
+    await read_form(request)
+    if not await services.shared.store.documents.retry(owner, document_id):
+        raise Problem(404, words["document_unknown"])
+    services.library.wake()
+    return RedirectResponse("/documents", 303)
+
+
+@router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
+async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
+    """Delete a document with everything derived from it."""
+    await read_form(request)
+    if not await services.shared.store.documents.delete(owner, document_id):
+        raise Problem(404, words["document_unknown"])
+    return RedirectResponse("/documents", 303)
+
+
+async def chosen_documents(services: ChatServices, owner: str, ids: Sequence[str]) -> list[StoredDocument]:
+    """Return documents that a page was asked to attach, at most as many as a question may have."""
+    found = await services.shared.store.documents.some(owner, [each for each in ids if is_id(each)][:MAX_ATTACHMENTS])
+    return [each for each in found if each.state == "ready"]
+
+
+def facts_of(document: StoredDocument) -> str:
+    """Return kind, pages and characters of a document that is ready."""
+    if document.state != "ready":
+        return ""
+    facts = {"kind": document.kind, "characters": number(document.characters), "pages": number(document.pages)}
+    return words["attach_facts" if document.pages == 1 else "attach_facts_pages"].format(**facts)
+
+
+def _state(document: StoredDocument) -> dict[str, str]:
+    reason = f"{document.reason}." if document.reason else ""
+    return {
+        "id": document.id,
+        "name": document.name,
+        "state": document.state,
+        "facts": facts_of(document),
+        "problem": reason,
+        "note": document.note,
+    }
+
+
+async def _find(services: ChatServices, owner: str, document_id: str) -> StoredDocument:
+    found = await services.shared.store.documents.some(owner, [document_id]) if is_id(document_id) else []
+    if not found:
+        raise Problem(404, words["document_unknown"])
+    return found[0]

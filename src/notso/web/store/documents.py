@@ -1,0 +1,148 @@
+"""Protocol for libraries: documents, their text, and search in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from notso.documents.passages import Passage
+from notso.documents.values import Document
+
+DocumentState = Literal["queued", "parsing", "ready", "failed"]
+
+EVERYONE = ""
+"""Owner of the libraries that everyone can read."""
+MAX_DOCUMENTS_OF_OWNER = 10_000
+MAX_DOCUMENT_BYTES_OF_OWNER = 2 << 30
+MAX_HITS = 50
+PARSING_SECONDS = 600.0
+"""A document whose process has not finished parsing after this long is parsed by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Named documents of an owner. Blocks of the KV cache that contain them start from `salt`."""
+
+    id: str
+    owner: str
+    name: str
+    salt: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document. `sha256` identifies its content within the library.
+
+    `reason` says why it `failed`. `note` is a remark on what was read. `reading_day` is the date in prompts that begin
+    with it, fixed so that what was computed of them stays valid.
+    """
+
+    id: str
+    library_id: str
+    name: str
+    sha256: str
+    size: int  # bytes
+    created_ms: int
+    reading_day: str
+    state: DocumentState = "queued"
+    reason: str = ""
+    note: str = ""
+    kind: str = ""
+    pages: int = 0
+    characters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentText:
+    """The text of a document and the offsets at which its pages begin."""
+
+    text: str
+    pages: tuple[int, ...]
+    passages: tuple[Passage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassageHit:
+    """A passage that a search found; `number` is its place among those of the document."""
+
+    document: StoredDocument
+    number: int
+    page: int
+    start: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class StaleCache:
+    """What engines must forget as a document was deleted: a conversation of `owner`, or a reading of `scope`."""
+
+    number: int
+    owner: str
+    conversation: str
+    scope: str
+    reading: str
+
+
+class DocumentStore(Protocol):
+    """Documents of libraries that an owner may read; others are treated as unknown. Methods raise StorageError.
+
+    An owner reads its own libraries and those of EVERYONE, and changes its own.
+    """
+
+    async def library(self, owner: str, name: str) -> Library:
+        """Return the owner's library of that name, which is created if it does not exist."""
+
+    async def libraries(self, owner: str) -> list[Library]:
+        """Return all readable libraries, oldest first."""
+
+    async def add(self, owner: str, library_id: str, name: str, content: bytes) -> StoredDocument:
+        """Store a document to be parsed, or return the one with the same content.
+
+        Raises StorageFullError past the owner's limits.
+        """
+
+    async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
+        """Return the documents of a library, or of all readable ones, oldest first."""
+
+    async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
+        """Return the readable ones of these documents, oldest first."""
+
+    async def content(self, owner: str, document_id: str) -> bytes:
+        """Return the file; nothing for an unknown document."""
+
+    async def text(self, owner: str, document_id: str) -> DocumentText | None:
+        """Return the text of a document that is ready."""
+
+    async def search(
+        self, owner: str, query: str, limit: int, *, document_ids: Sequence[str] | None = None
+    ) -> list[PassageHit]:
+        """Rank the passages that contain words of the query by BM25, the best first, in these documents or in all."""
+
+    async def retry(self, owner: str, document_id: str) -> bool:
+        """Queue a document that failed."""
+
+    async def delete(self, owner: str, document_id: str) -> bool:
+        """Delete a document with everything derived from it. What the engine must forget is kept for `stale`."""
+
+    async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
+        """Take the oldest queued document for parsing."""
+
+    async def requeue(self) -> None:
+        """Queue what was being parsed when this process, the only one, was killed."""
+
+    async def finish(self, document_id: str, document: Document) -> bool:
+        """Store what was parsed; False if the document was deleted meanwhile."""
+
+    async def fail(self, document_id: str, reason: str) -> None: ...
+
+    async def note_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
+        """Record which documents a pinned reading contains, so that it is forgotten with the first of them."""
+
+    async def stale(self) -> list[StaleCache]:
+        """Return what this process's engines have not forgotten yet."""
+
+    async def forgot(self, found: Sequence[StaleCache]) -> None:
+        """Record that the engines of this process have forgotten these."""

@@ -1,0 +1,343 @@
+"""DocumentStore in SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
+from datetime import date
+from typing import Any
+
+from notso.documents.passages import Passage
+from notso.documents.values import Document
+from notso.web.store.documents import (
+    EVERYONE,
+    MAX_DOCUMENT_BYTES_OF_OWNER,
+    MAX_DOCUMENTS_OF_OWNER,
+    MAX_HITS,
+    PARSING_SECONDS,
+    DocumentText,
+    Library,
+    PassageHit,
+    StaleCache,
+    StoredDocument,
+)
+from notso.web.store.records import PART_BYTES
+from notso.web.store.sql.database import Database
+from notso.web.store.sql.passage_index import Row, TextIndex, index_of, query_words, ranked
+from notso.web.store.sql.records import Run
+from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.ids import new_id
+
+STALE_DAYS = 30  # of a shared database: the disk cache of a server away for longer is left to its operator
+COMMIT_SPREAD = 1000  # numbers may be committed out of order
+ROWS_AT_ONCE = 200
+
+DOCUMENT_COLUMNS = tuple(each.name for each in fields(StoredDocument))
+_LIBRARY = ", ".join(each.name for each in fields(Library))
+_DOCUMENT = ", ".join(f"documents.{name}" for name in DOCUMENT_COLUMNS)
+_IN_ORDER = "ORDER BY documents.created_ms, documents.id"
+_READABLE = f"SELECT id FROM libraries WHERE owner IN (?, '{EVERYONE}')"
+_OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
+
+
+class SQLDocuments:
+    """The libraries in the database of a SQLStore."""
+
+    def __init__(self, write: Run, look: Run, *, is_shared: bool) -> None:
+        """`is_shared`: other processes use the database, and have caches of their own."""
+        self._write = write
+        self._look = look
+        self._is_shared = is_shared
+        self._forgotten: set[int] = set()
+
+    async def library(self, owner: str, name: str) -> Library:
+        def work(db: Database) -> Library:
+            made = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
+            sql = f"INSERT INTO libraries ({_LIBRARY}) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+            db.execute(sql, astuple(made))
+            row = db.execute(f"SELECT {_LIBRARY} FROM libraries WHERE owner = ? AND name = ?", (owner, name)).fetchone()
+            return Library(**row)
+
+        return await self._write(work, owner)
+
+    async def libraries(self, owner: str) -> list[Library]:
+        sql = f"SELECT {_LIBRARY} FROM libraries WHERE id IN ({_READABLE}) ORDER BY created_ms, id"
+        return await self._look(lambda db: [Library(**row) for row in db.execute(sql, (owner,))], owner)
+
+    async def add(self, owner: str, library_id: str, name: str, content: bytes) -> StoredDocument:
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
+        now = _now_ms()
+        day = date.today().isoformat()
+        made = StoredDocument(new_id(), library_id, name, digest, len(content), now, day)
+
+        def work(db: Database) -> StoredDocument:
+            held = db.execute(
+                f"SELECT count(*) AS n, coalesce(sum(size), 0) AS bytes FROM documents WHERE {_OWN}", (owner,)
+            ).fetchone()
+            known = db.execute(
+                f"SELECT {_DOCUMENT} FROM documents WHERE library_id = ? AND sha256 = ? AND {_OWN}",
+                (library_id, digest, owner),
+            ).fetchone()
+            if known is not None:
+                return StoredDocument(**known)
+            if held["n"] >= MAX_DOCUMENTS_OF_OWNER or held["bytes"] + made.size > MAX_DOCUMENT_BYTES_OF_OWNER:
+                raise StorageFullError(
+                    f"a user may keep {MAX_DOCUMENTS_OF_OWNER:,} documents and {MAX_DOCUMENT_BYTES_OF_OWNER:,} bytes in"
+                    " them; delete some"
+                )
+            names = ("id", "library_id", "name", "sha256", "size", "created_ms", "reading_day", "state")
+            added = db.execute(
+                f"INSERT INTO documents ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
+                " WHERE ? IN (SELECT id FROM libraries WHERE owner = ?)",
+                (*(getattr(made, each) for each in names), library_id, owner),
+            )
+            if not added.rowcount:
+                raise StorageError("there is no such library")
+            for part, start in enumerate(range(0, len(content), PART_BYTES)):
+                db.execute(
+                    "INSERT INTO document_parts (document_id, part, content) VALUES (?, ?, ?)",
+                    (made.id, part, content[start : start + PART_BYTES]),
+                )
+            return made
+
+        return await self._write(work, owner)
+
+    async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
+        where, more = ("", ()) if library_id is None else (" AND library_id = ?", (library_id,))
+        sql = f"SELECT {_DOCUMENT} FROM documents WHERE library_id IN ({_READABLE}){where} {_IN_ORDER}"
+        return await self._look(lambda db: _documents(db, sql, (owner, *more)), owner)
+
+    async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
+        return await self._look(lambda db: _some(db, owner, document_ids), owner) if document_ids else []
+
+    async def content(self, owner: str, document_id: str) -> bytes:
+        sql = (
+            "SELECT content FROM document_parts JOIN documents ON documents.id = document_id"
+            f" WHERE document_id = ? AND library_id IN ({_READABLE}) ORDER BY part"
+        )
+        rows = await self._look(lambda db: db.execute(sql, (document_id, owner)).fetchall(), owner)
+        return b"".join(bytes(row["content"]) for row in rows)
+
+    async def text(self, owner: str, document_id: str) -> DocumentText | None:
+        def work(db: Database) -> DocumentText | None:
+            return _text(db, document_id) if _some(db, owner, [document_id]) else None
+
+        return await self._look(work, owner)
+
+    async def search(
+        self, owner: str, query: str, limit: int, *, document_ids: Sequence[str] | None = None
+    ) -> list[PassageHit]:
+        words = query_words(query)
+        if not words or (document_ids is not None and not document_ids):
+            return []
+
+        def work(db: Database) -> list[PassageHit]:
+            with db.snapshot():
+                return _found(db, owner, words, min(limit, MAX_HITS), document_ids)
+
+        return await self._look(work, owner)
+
+    async def retry(self, owner: str, document_id: str) -> bool:
+        sql = f"UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed' AND {_OWN}"
+        return await self._write(lambda db: db.execute(sql, (document_id, owner)).rowcount > 0, owner)
+
+    async def delete(self, owner: str, document_id: str) -> bool:
+        return await self._write(lambda db: _delete(db, owner, document_id), owner)
+
+    async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
+        def work(db: Database) -> tuple[StoredDocument, bytes] | None:
+            found = db.execute(
+                f"SELECT {_DOCUMENT} FROM documents WHERE state = 'queued' OR (state = 'parsing' AND held_until_ms < ?)"
+                f" {_IN_ORDER} LIMIT 1{db.for_update}",
+                (now_ms,),
+            ).fetchone()
+            if found is None:
+                return None
+            until = now_ms + int(1000 * PARSING_SECONDS)
+            db.execute(
+                "UPDATE documents SET state = 'parsing', held_until_ms = ? WHERE id = ?",
+                (until, found["id"]),
+            )
+            rows = db.execute("SELECT content FROM document_parts WHERE document_id = ? ORDER BY part", (found["id"],))
+            return StoredDocument(**found), b"".join(bytes(row["content"]) for row in rows.fetchall())
+
+        return await self._write(work)
+
+    async def requeue(self) -> None:
+        sql = "UPDATE documents SET state = 'queued' WHERE state = 'parsing'"
+        await self._write(lambda db: db.execute(sql).rowcount)
+
+    async def finish(self, document_id: str, document: Document) -> bool:
+        def packed() -> tuple[TextIndex, bytes]:
+            return index_of(document.text, document.pages), zlib.compress(document.text.encode())
+
+        index, text = await asyncio.to_thread(packed)
+        facts = (document.kind, " ".join(document.warnings), len(document.pages), len(document.text))
+
+        def work(db: Database) -> bool:
+            found = db.execute(
+                "UPDATE documents SET state = 'ready', reason = '', kind = ?, note = ?, pages = ?, characters = ?"
+                " WHERE id = ? AND state = 'parsing'",
+                (*facts, document_id),
+            )
+            if not found.rowcount:
+                return False
+            db.execute(
+                "INSERT INTO document_texts (document_id, text, pages, passages) VALUES (?, ?, ?, ?)",
+                (document_id, text, json.dumps(document.pages), json.dumps([astuple(each) for each in index.passages])),
+            )
+            _add_words(db, document_id, index)
+            return True
+
+        return await self._write(work)
+
+    async def fail(self, document_id: str, reason: str) -> None:
+        sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
+        await self._write(lambda db: db.execute(sql, (reason, document_id)).rowcount)
+
+    async def note_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
+        sql = (
+            "INSERT INTO readings (scope, name, document_id) SELECT ?, ?, id FROM documents WHERE id = ?"
+            " ON CONFLICT DO NOTHING"
+        )
+
+        def work(db: Database) -> None:
+            for each in document_ids:
+                db.execute(sql, (scope, name, each))
+
+        await self._write(work)
+
+    async def stale(self) -> list[StaleCache]:
+        since = max(self._forgotten, default=0) - COMMIT_SPREAD
+        sql = "SELECT number, owner, conversation, scope, reading FROM stale_caches WHERE number > ? ORDER BY number"
+        rows = await self._look(lambda db: db.execute(sql, (since,)).fetchall())
+        return [StaleCache(**row) for row in rows if row["number"] not in self._forgotten]
+
+    async def forgot(self, found: Sequence[StaleCache]) -> None:
+        if not self._is_shared:
+            sql = "DELETE FROM stale_caches WHERE number <= ?"
+            await self._write(lambda db: db.execute(sql, (max(each.number for each in found),)).rowcount)
+            return
+        self._forgotten.update(each.number for each in found)
+        self._forgotten = {each for each in self._forgotten if each > max(self._forgotten) - 2 * COMMIT_SPREAD}
+        before = _now_ms() - STALE_DAYS * 86_400_000
+        await self._write(lambda db: db.execute("DELETE FROM stale_caches WHERE since_ms < ?", (before,)).rowcount)
+
+
+def index_again(db: Database, document_id: str) -> None:
+    """Write the words of a document that was copied from another database."""
+    held = _text(db, document_id)
+    if held is not None:
+        _add_words(db, document_id, index_of(held.text, held.pages))
+
+
+def _add_words(db: Database, document_id: str, index: TextIndex) -> None:
+    db.execute(
+        "UPDATE documents SET passages = ?, words = ? WHERE id = ?", (len(index.passages), index.words, document_id)
+    )
+    numbers = db.execute(
+        "SELECT documents.number AS document, libraries.number AS library FROM documents"
+        " JOIN libraries ON libraries.id = library_id WHERE documents.id = ?",
+        (document_id,),
+    ).fetchone()
+    rows = sorted(index.postings.items())
+    for at in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[at : at + ROWS_AT_ONCE]
+        marks = ", ".join(["(?, ?, ?, ?)"] * len(some))
+        values = [each for word, places in some for each in (numbers["library"], word, numbers["document"], places)]
+        db.execute(f"INSERT INTO document_words (library, word, document, places) VALUES {marks}", values)
+
+
+def _found(
+    db: Database, owner: str, words: Sequence[str], limit: int, document_ids: Sequence[str] | None
+) -> list[PassageHit]:
+    among, ids = "", tuple[str, ...]()
+    if document_ids is not None:
+        among, ids = f" AND documents.id IN ({_marks(document_ids)})", tuple(document_ids)
+    totals = db.execute(
+        "SELECT coalesce(sum(passages), 0) AS passages, coalesce(sum(words), 0) AS words FROM documents"
+        f" WHERE library_id IN ({_READABLE}){among}",
+        (owner, *ids),
+    ).fetchone()
+    rows = db.execute(
+        "SELECT word, documents.id AS document, sha256, places FROM document_words"
+        " JOIN documents ON documents.number = document_words.document"
+        f" WHERE library IN (SELECT number FROM libraries WHERE id IN ({_READABLE}))"
+        f" AND word IN ({_marks(words)}){among}",
+        (owner, *words, *ids),
+    )
+    found = (Row(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
+    best = ranked(found, int(totals["passages"]), int(totals["words"]))[:limit]
+    known = {each.id: each for each in _some(db, owner, [document for document, _, _ in best])}
+    texts = {each: _text(db, each) for each in known}
+    hits = []
+    for document, number, score in best:
+        text = texts[document]
+        if text is not None:
+            passage = text.passages[number]
+            part = text.text[passage.start : passage.end]
+            hits.append(PassageHit(known[document], number, passage.page, passage.start, part, score))
+    return hits
+
+
+def _delete(db: Database, owner: str, document_id: str) -> bool:
+    row = db.execute(
+        f"SELECT number FROM documents WHERE id = ? AND {_OWN}{db.for_update}", (document_id, owner)
+    ).fetchone()
+    if row is None:
+        return False
+    now = _now_ms()
+    db.execute(
+        "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
+        " SELECT DISTINCT messages.owner, messages.id, '', '', ? FROM chat_documents"
+        " JOIN messages ON messages.chat_id = chat_documents.chat_id AND parent_id IS NULL WHERE document_id = ?",
+        (now, document_id),
+    )
+    named = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
+    for each in named:
+        db.execute(
+            "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms) VALUES ('', '', ?, ?, ?)",
+            (each["scope"], each["name"], now),
+        )
+        db.execute("DELETE FROM readings WHERE scope = ? AND name = ?", (each["scope"], each["name"]))
+    for table in ("chat_documents", "document_texts", "document_parts"):
+        db.execute(f"DELETE FROM {table} WHERE document_id = ?", (document_id,))
+    db.execute("DELETE FROM document_words WHERE document = ?", (row["number"],))
+    db.execute("DELETE FROM documents WHERE id = ?", (document_id,))
+    return True
+
+
+def _some(db: Database, owner: str, document_ids: Iterable[str]) -> list[StoredDocument]:
+    ids = tuple(dict.fromkeys(document_ids))
+    if not ids:
+        return []
+    sql = f"SELECT {_DOCUMENT} FROM documents WHERE id IN ({_marks(ids)}) AND library_id IN ({_READABLE}) {_IN_ORDER}"
+    return _documents(db, sql, (*ids, owner))
+
+
+def _documents(db: Database, sql: str, parameters: tuple[str, ...]) -> list[StoredDocument]:
+    return [StoredDocument(**row) for row in db.execute(sql, parameters)]
+
+
+def _text(db: Database, document_id: str) -> DocumentText | None:
+    row = db.execute(
+        "SELECT text, pages, passages FROM document_texts WHERE document_id = ?", (document_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    passages = tuple(Passage(*each) for each in json.loads(row["passages"]))
+    return DocumentText(zlib.decompress(bytes(row["text"])).decode(), tuple(json.loads(row["pages"])), passages)
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

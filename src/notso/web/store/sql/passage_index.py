@@ -1,0 +1,103 @@
+"""Index of words in passages, and their ranking by BM25.
+
+The index is an ordinary table rather than FTS5 or tsvector: both databases then rank the same passages in the same
+order, the frequencies of words are those of what the reader may see, and rows are deleted to the last byte (FTS5 keeps
+deleted words until its segments merge, and can only erase them from SQLite 3.42 on).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from notso.documents.passages import Passage, passages_of
+from notso.web.store.sql.search_words import words_in
+
+# The usual K1, and a small share of the length: passages are about equally long, and a shorter one is the rest of a
+# page. With the usual 0.75 these displace the passages that answer.
+K1, B = 1.2, 0.3
+MAX_QUERY_WORDS = 64
+MOST = 0xFFFF  # of what a posting counts, and of the passages of a document that are indexed
+
+
+@dataclass(frozen=True, slots=True)
+class TextIndex:
+    """The passages of a text, the number of words in them, and the packed postings of each word."""
+
+    passages: tuple[Passage, ...]
+    words: int
+    postings: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """A word's `count` in a passage of `length` words."""
+
+    passage: int
+    count: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The postings of a word in one document; `order` decides between equal scores."""
+
+    word: str
+    document: str
+    order: str
+    places: bytes
+
+
+def index_of(text: str, pages: Sequence[int]) -> TextIndex:
+    """Index a text. Takes time proportional to its length."""
+    passages = tuple(passages_of(text, pages))
+    places: dict[str, list[int]] = {}
+    total = 0
+    for number, passage in enumerate(passages[: MOST + 1]):
+        counts = Counter(index_words(text[passage.start : passage.end]))
+        length = counts.total()
+        total += length
+        for word, count in counts.items():
+            places.setdefault(word, []).extend((number, min(count, MOST), min(length, MOST)))
+    return TextIndex(passages, total, {word: struct.pack(f"<{len(each)}H", *each) for word, each in places.items()})
+
+
+def query_words(query: str) -> list[str]:
+    """Return the distinct words of a query, sorted."""
+    return sorted(dict.fromkeys(list(index_words(query))[: 4 * MAX_QUERY_WORDS]))[:MAX_QUERY_WORDS]
+
+
+def index_words(text: str) -> Iterator[str]:
+    """Yield the words of a text without the s of a plural."""
+    for word in words_in(text):
+        yield word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] != "s" and word.isascii() else word
+
+
+def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, int, float]]:
+    """Return (document, passage, score) of all passages in `rows`, the best first.
+
+    `passages` and `words` are the totals of the documents searched.
+    """
+    average = max(1.0, words / max(1, passages))
+    scores: dict[tuple[str, str, int], float] = {}
+    of_words: dict[str, list[Row]] = {}
+    for row in rows:
+        of_words.setdefault(row.word, []).append(row)
+    for word in sorted(of_words):  # sums of floats depend on their order
+        found = [(row, posting) for row in of_words[word] for posting in postings(row.places)]
+        rarity = math.log(1 + (passages - len(found) + 0.5) / (len(found) + 0.5))
+        for row, posting in found:
+            weight = posting.count * (K1 + 1) / (posting.count + K1 * (1 - B + B * posting.length / average))
+            key = (row.order, row.document, posting.passage)
+            scores[key] = scores.get(key, 0.0) + rarity * weight
+    best = sorted(scores.items(), key=lambda each: (-each[1], each[0][0], each[0][2]))
+    return [(document, number, score) for (_, document, number), score in best]
+
+
+def postings(places: bytes) -> Iterator[Posting]:
+    """Yield the postings in a stored row."""
+    for each in struct.iter_unpack("<3H", places):
+        yield Posting(*each)

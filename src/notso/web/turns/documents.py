@@ -1,0 +1,198 @@
+"""Documents in prompts: whole at the head where they fit the context, passages in the last question where not.
+
+A head is the same in every chat that begins with these documents: it comes before everything that differs between
+chats, and its date is the day of the first document. The engine therefore reads it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+from notso.documents.passages import estimated_tokens
+from notso.web.engine.port import ChatEngine, FixedPrefix, Message, RequestOptions
+from notso.web.store.documents import DocumentStore, DocumentText, PassageHit, StoredDocument
+from notso.web.store.protocol import Attachment, ChatStore, StoredMessage
+from notso.web.turns.attachments import with_attachments
+
+MAX_PASSAGE_TOKENS = 3_000
+MAX_PASSAGES = 12
+SHARE_FOR_PASSAGES = 0.35  # of the context
+LEAST_FREE_TOKENS = 2_048
+"""Part of the context that whole documents leave to the conversation, unless a quarter of it is more."""
+USUAL_CONTEXT_TOKENS = 8_192
+NOTHING_FOUND = "Nothing in {documents} mentions the words of this question."
+PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDocuments:
+    """What the documents of a branch add to its prompt.
+
+    `head` precedes the first question, and `scope`, `reading` and `day` identify it for the engine. `behind` follows
+    it. `texts` are those of documents attached to later questions, by id. `passages` precedes the last question.
+    """
+
+    head: str = ""
+    scope: str = ""
+    reading: str = ""
+    day: date | None = None
+    behind: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
+    passages: str = ""
+
+    def user_text(self, message: StoredMessage, *, is_last: bool) -> str:
+        """Return a question below its files, as the prompt contains it."""
+        files = (
+            replace(each, text=self.texts[each.document]) if each.document in self.texts else each
+            for each in message.attachments
+        )
+        shown = tuple(each for each in files if not each.document or each.document in self.texts)
+        text = with_attachments(message.content, shown)
+        return f"{self.passages}\n\n{text}" if is_last and self.passages else text
+
+    def headed(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Put the head in front of the first question, and the system prompt behind it."""
+        if not self.head:
+            return tuple(messages)
+        system = [each.content for each in messages if each.role == "system"]
+        others = [each for each in messages if each.role != "system"]
+        at = next((at for at, each in enumerate(others) if each.role == "user"), None)
+        first = others.pop(at).content if at is not None else ""
+        content = self.head + "\n\n".join(filter(None, (self.behind, *system, first)))
+        others.insert(at or 0, Message("user", content))
+        return tuple(others)
+
+    def options(self, messages: Sequence[Message], options: RequestOptions) -> RequestOptions:
+        """Return options that name the fixed prefix of these messages."""
+        at = next((at for at, each in enumerate(messages) if self.head and each.content.startswith(self.head)), None)
+        if at is None:
+            return options
+        prefix = FixedPrefix(at, len(self.head), self.scope, self.reading)
+        return replace(options, date=self.day, prefix=prefix)
+
+
+NO_DOCUMENTS = PromptDocuments()
+
+
+async def prompt_documents(
+    store: ChatStore,
+    owner: str,
+    chat_day: date,
+    line: Sequence[StoredMessage],
+    above: Sequence[Attachment] = (),
+    engine: ChatEngine | None = None,
+) -> PromptDocuments:
+    """Return what the documents of a branch add to its prompt.
+
+    `above` are attachments of messages that precede `line`. The engine, if there is one, counts tokens.
+    """
+    later = list(line)
+    head_ids = [each.document for each in above if each.document]
+    if not head_ids:
+        first = next((at for at, each in enumerate(line) if each.role == "user"), None)
+        if first is not None:
+            head_ids = [each.document for each in line[first].attachments if each.document]
+            later = list(line[first + 1 :])
+    later_ids = [each.document for message in later for each in message.attachments if each.document]
+    if not head_ids and not later_ids:
+        return NO_DOCUMENTS
+    ids = list(dict.fromkeys([*head_ids, *later_ids]))
+    known = {each.id: each for each in await store.documents.some(owner, ids) if each.state == "ready"}
+    documents = [known[each] for each in ids if each in known]
+    if not documents:
+        return NO_DOCUMENTS
+    context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
+    room = context - max(LEAST_FREE_TOKENS, context // 4)
+    texts = await _texts_that_fit(store.documents, owner, documents, room, engine)
+    if texts is None:
+        question = next((each.content for each in reversed(line) if each.role == "user"), "")
+        most = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
+        return PromptDocuments(passages=await _passages(store.documents, owner, question, documents, most, engine))
+    head = [each for each in documents if each.id in head_ids]
+    if not head:
+        return PromptDocuments(texts=texts)
+    salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
+    scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
+    reading = hashlib.sha256(" ".join(each.id for each in head).encode()).hexdigest()[:32]
+    await store.documents.note_reading(scope, reading, [each.id for each in head])
+    return PromptDocuments(
+        head="".join(f"{with_attachments('', (Attachment(each.name, texts[each.id]),))}\n\n" for each in head),
+        scope=scope,
+        reading=reading,
+        day=date.fromisoformat(head[0].reading_day),
+        behind=f"Today is {chat_day.isoformat()}.",
+        texts={each: text for each, text in texts.items() if each not in head_ids},
+    )
+
+
+async def _texts_that_fit(
+    store: DocumentStore, owner: str, documents: Iterable[StoredDocument], room: int, engine: ChatEngine | None
+) -> dict[str, str] | None:
+    texts: dict[str, str] = {}
+    for each in documents:
+        if each.characters > room * 16:  # beyond any tokenizer: spare the reading
+            return None
+        found = await store.text(owner, each.id)
+        texts[each.id] = found.text if found is not None else ""
+        if estimated_tokens(texts[each.id]) > 2 * room:
+            return None
+        room -= await asyncio.to_thread(count_tokens, engine, texts[each.id])
+        if room < 0:
+            return None
+    return texts
+
+
+def count_tokens(engine: ChatEngine | None, text: str) -> int:
+    """Return the number of tokens in a text, estimated while no model is loaded. Blocks."""
+    return len(engine.tokenize(text)) if engine is not None else estimated_tokens(text)
+
+
+async def _passages(
+    store: DocumentStore,
+    owner: str,
+    question: str,
+    documents: Sequence[StoredDocument],
+    most_tokens: int,
+    engine: ChatEngine | None,
+) -> str:
+    hits = await store.search(owner, question, MAX_PASSAGES, document_ids=[each.id for each in documents])
+    named = "the document" if len(documents) == 1 else f"{len(documents)} documents"
+    if not hits:
+        return NOTHING_FOUND.format(documents=named)
+    texts: dict[str, DocumentText] = {}
+    for each in documents:
+        if any(hit.document.id == each.id for hit in hits) and (text := await store.text(owner, each.id)) is not None:
+            texts[each.id] = text
+    chosen = await asyncio.to_thread(_with_neighbors, hits, texts, most_tokens, engine)
+    parts = []
+    for each in documents:
+        for _, number in sorted(place for place in chosen if place[0] == each.id):
+            text = texts[each.id]
+            passage = text.passages[number]
+            page = f", page {passage.page}" if each.pages > 1 else ""
+            parts.append(f"[{each.name}{page}]\n{text.text[passage.start : passage.end]}")
+    return "\n\n".join([PASSAGES_FOLLOW.format(documents=named), *parts])
+
+
+def _with_neighbors(
+    hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
+) -> set[tuple[str, int]]:
+    """Return the hits, and then the passages beside them, as far as there is room, as documents and numbers."""
+    found = [(hit.document.id, hit.number) for hit in hits]
+    beside = [(each, number + step) for each, number in found for step in (1, -1)]
+    chosen: set[tuple[str, int]] = set()
+    room = most_tokens
+    for each, number in [*found, *beside]:
+        text = texts.get(each)
+        if text is None or not 0 <= number < len(text.passages) or (each, number) in chosen:
+            continue
+        passage = text.passages[number]
+        room -= count_tokens(engine, text.text[passage.start : passage.end])
+        if room < 0:
+            break
+        chosen.add((each, number))
+    return chosen

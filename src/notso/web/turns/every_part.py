@@ -1,0 +1,177 @@
+"""One question to every part of documents: the parts are asked in turn, and their answers joined in order.
+
+Search shows the model a few passages, so that it cannot count or list. Every part is read whole here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from notso.documents.passages import estimated_tokens, volumes_of
+from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, Request
+from notso.web.engine.running import RunningRequest, RunningRequests, asks
+from notso.web.store.documents import StoredDocument
+from notso.web.store.protocol import Attachment, ChatStore
+from notso.web.turns.attachments import with_attachments
+from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens
+from notso.web.values.wording import words
+
+AT_ONCE = 4
+MAX_PARTS = 500
+MAX_PART_TOKENS = 12_000
+MAX_ANSWER_TOKENS = 512
+SHARE_OF_CONTEXT = 0.6  # leaves room for pages of more tokens than the others, the question and the answer
+SAMPLE_CHARACTERS = 200_000
+ONLY_THIS_PART = "This is part {number} of {parts}. Answer from this part alone, and briefly."
+_NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a document, and the request that asks it."""
+
+    title: str
+    request: Request
+
+
+async def document_parts(
+    store: ChatStore,
+    owner: str,
+    documents: Sequence[StoredDocument],
+    behind: Sequence[str],
+    base: Request,
+    engine: ChatEngine | None,
+) -> list[Part]:
+    """Return what to ask about each part of the documents.
+
+    `behind` are the texts between a part and the end of the prompt; `base` has parameters and options of the chat.
+    Each part is a reading of its own, found again by the next question.
+    """
+    context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
+    most = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
+    salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
+    limit = min(base.params.max_tokens or MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS)
+    found: list[tuple[StoredDocument, str, str]] = []
+    for document in documents:
+        text = await store.documents.text(owner, document.id)
+        if text is None:
+            continue
+        # What the estimate counts as a token differs with the language and the vocabulary.
+        sample = text.text[:SAMPLE_CHARACTERS]
+        tokens = await asyncio.to_thread(count_tokens, engine, sample)
+        estimate = int(most * min(1.0, estimated_tokens(sample) / max(1, tokens)))
+        for volume, last in volumes_of(text.text, text.passages, estimate):
+            name = document.name
+            if document.pages > 1:
+                name += f", {words['part_pages'].format(first=volume.page, last=last)}"
+            found.append((document, name, text.text[volume.start : volume.end]))
+    parts = []
+    for number, (document, name, shown) in enumerate(found, start=1):
+        head = f"{with_attachments('', (Attachment(name, shown),))}\n\n"
+        scope, reading = salts.get(document.library_id, ""), hashlib.sha256(head.encode()).hexdigest()[:32]
+        await store.documents.note_reading(scope, reading, [document.id])
+        only = ONLY_THIS_PART.format(number=number, parts=len(found))
+        options = replace(
+            base.options,
+            thinking=False,
+            tools=None,
+            date=date.fromisoformat(document.reading_day),
+            prefix=FixedPrefix(0, len(head), scope, reading),
+        )
+        messages = (Message("user", head + "\n\n".join([*behind[:-1], only, behind[-1]])),)
+        parts.append(Part(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
+    return parts
+
+
+async def answer_of_parts(
+    requests: RunningRequests,
+    parts: Sequence[Part],
+    opened: Callable[[RunningRequest], None],
+    is_stopped: Callable[[], bool],
+) -> AsyncIterator[Event]:
+    """Ask the parts, AT_ONCE at a time, and yield the events of the joined answer.
+
+    Where each answer begins with a number, their sum follows. `opened` receives each request, for stopping it.
+    Raises what a request raises.
+    """
+    room = asyncio.Semaphore(AT_ONCE)
+    arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()
+
+    async def ask(number: int, request: Request) -> None:
+        async with room:
+            if is_stopped():
+                arrived.put_nowait((number, [Event("end", finish_reason="cancelled")]))
+                return
+            running = requests.open(request.options.owner, counts=False)
+            opened(running)
+            try:
+                await running.begin(asks(request), model=request.model)
+                async for _, events in running.events():
+                    arrived.put_nowait((number, events))
+            finally:
+                running.close()
+
+    tasks = [asyncio.create_task(ask(number, each.request)) for number, each in enumerate(parts)]
+    try:
+        async for event in _joined(parts, tasks, arrived):
+            yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _joined(
+    parts: Sequence[Part], tasks: Sequence[asyncio.Task[None]], arrived: asyncio.Queue[tuple[int, list[Event]]]
+) -> AsyncIterator[Event]:
+    texts, progress = [""] * len(parts), dict[int, Progress]()
+    ended: dict[int, Event] = {}
+    shown = 0
+    while shown < len(parts):
+        getting = asyncio.ensure_future(arrived.get())
+        try:
+            await asyncio.wait((getting, *(each for each in tasks if not each.done())), return_when="FIRST_COMPLETED")
+            for task in tasks:
+                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                    raise error
+            if not getting.done():
+                if all(task.done() for task in tasks) and arrived.empty():
+                    return  # the engine was shut down
+                continue
+            number, events = getting.result()
+        finally:
+            getting.cancel()
+        for event in events:
+            if event.kind == "text":
+                texts[number] += event.text
+            elif event.kind == "progress" and event.progress is not None:
+                progress[number] = event.progress
+                yield Event("progress", progress=_sum(progress.values(), len(parts)))
+            elif event.kind in ("usage", "error"):
+                yield event
+            elif event.kind == "end":
+                ended[number] = event
+        while shown in ended:
+            if ended[shown].finish_reason == "cancelled":
+                yield ended[shown]
+                return
+            yield Event("text", text=f"**{parts[shown].title}**\n\n{texts[shown].strip()}\n\n")
+            shown += 1
+    numbers = [_NUMBER.match(text) for text in texts]
+    if len(parts) > 1 and all(numbers):
+        total = sum(int(each[1].replace(",", "")) for each in numbers if each is not None)
+        yield Event("text", text=f"**{words['parts_total'].format(total=total)}**\n")
+    yield Event("end", finish_reason="stop")
+
+
+def _sum(each: Iterable[Progress], parts: int) -> Progress:
+    known = list(each)
+    done, total, cached = (
+        sum(getattr(one, name) for one in known) for name in ("done_tokens", "total_tokens", "cached_tokens")
+    )
+    return Progress(done, total * parts // len(known), cached, max(one.tokens_per_s for one in known))

@@ -1,0 +1,97 @@
+"""The library by hand: documents are added, found, asked about and deleted; what cannot be read says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from browser.conversation import begin, finished, questions
+from browser.demo_engine import DemoEngine
+from documents.made import text_pdf
+from playwright.sync_api import Page, expect
+
+Serve = Callable[..., Any]
+Open = Callable[..., Page]
+Picture = Callable[..., None]
+
+
+def files(folder: Path, **contents: bytes) -> list[Path]:
+    paths = []
+    for name, content in contents.items():
+        paths.append(folder / name.replace("_", "."))
+        paths[-1].write_bytes(content)
+    return paths
+
+
+def test_a_library_is_filled_searched_and_asked(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
+) -> None:
+    served = serve(demo.load)
+    page = open_page(served.url)
+    page.get_by_role("link", name="Documents", exact=True).click()
+    expect(page.locator("#documents")).to_contain_text("No documents yet.")
+    picture(page, "empty")
+    birds = text_pdf(["The heron eats fish."], ["Storks nest on chimneys."])
+    page.locator("#upload").set_input_files(files(tmp_path, birds_pdf=birds, scan_pdf=b"%PDF-1.7", notes_md=b"Cranes."))
+    row = page.locator("#documents li")
+    expect(row).to_have_count(3)
+    expect(page.locator("#documents li[data-state=ready]")).to_have_count(2)
+    expect(row.filter(has_text="birds.pdf")).to_contain_text("PDF, 2 pages")
+    expect(row.filter(has_text="scan.pdf")).to_contain_text("is damaged: it is no complete PDF.")
+    expect(page.locator("#documents")).to_have_attribute("hx-trigger", "refresh")
+    picture(page, "list")
+    page.locator("#document-words").fill("storks")
+    page.keyboard.press("Enter")
+    expect(page.locator("#content article")).to_contain_text("Storks nest on chimneys.")
+    picture(page, "found")
+    page.get_by_role("link", name="birds.pdf").click()
+    expect(page.locator("#text")).to_have_text("Storks nest on chimneys.")
+    picture(page, "text")
+    page.get_by_role("link", name="Previous page").click()
+    expect(page.locator("#text")).to_have_text("The heron eats fish.")
+    page.get_by_role("link", name="Documents", exact=True).first.click()
+    row.filter(has_text="birds.pdf").locator("input[type=checkbox]").check()
+    page.get_by_role("button", name="Ask about the selected documents").click()
+    expect(page.locator("#attachments .attached .name")).to_have_text(["birds.pdf"])
+    picture(page, "chosen")
+    begin(page, "What does it eat?")
+    finished(page)
+    assert demo.prompts[0].count("--- birds.pdf ---\nThe heron eats fish.\n\nStorks nest on chimneys.\n--- end") == 1
+    expect(questions(page)).to_contain_text("What does it eat?")
+    expect(page.locator("article.user a[href^='/documents/']")).to_contain_text("birds.pdf")
+    expect(page.locator("#attachments")).to_be_empty()
+    page.get_by_role("link", name="Documents", exact=True).click()
+    row.filter(has_text="scan.pdf").get_by_role("button", name="Delete scan.pdf").click()
+    expect(row).to_have_count(2)
+
+
+def test_a_chosen_document_can_be_taken_off_again(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    page = open_page(serve(demo.load).url + "documents")
+    page.locator("#upload").set_input_files(files(tmp_path, a_md=b"Herons.", b_md=b"Storks."))
+    expect(page.locator("#documents li[data-state=ready]")).to_have_count(2)
+    for box in page.locator("#documents input[type=checkbox]").all():
+        box.check()
+    page.get_by_role("button", name="Ask about the selected documents").click()
+    chips = page.locator("#attachments .attached")
+    expect(chips).to_have_count(2)
+    chips.first.get_by_role("button", name="Remove").click()
+    expect(chips).to_have_count(1)
+    begin(page, "Who?")
+    finished(page)
+    assert "--- b.md ---\nStorks.\n" in demo.prompts[0] and "Herons" not in demo.prompts[0]
+
+
+def test_a_document_of_a_temporary_chat_is_not_kept(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    page = open_page(serve(demo.load).url + "?temporary=on")
+    page.locator("#files").set_input_files(files(tmp_path, birds_pdf=text_pdf(["The heron eats fish."])))
+    expect(page.locator("#attachments .attached")).to_have_count(1)
+    begin(page, "Who?")
+    finished(page)
+    assert "The heron eats fish." in demo.prompts[0]
+    page.get_by_role("link", name="Documents", exact=True).click()
+    expect(page.locator("#documents")).to_contain_text("No documents yet.")

@@ -1,0 +1,63 @@
+"""`notso documents`: adding, listing, reading, searching and removing, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents.made import text_pdf
+
+from notso.cli import exit_codes
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def documents(notso: Run, tmp_path: Path) -> Run:
+    return lambda *arguments: notso("documents", *arguments, "--data-dir", str(tmp_path / "data"))
+
+
+def test_documents_are_added_found_read_and_removed(documents: Run, tmp_path: Path) -> None:
+    assert "No documents" in documents().out
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "birds.pdf").write_bytes(text_pdf(["Herons eat fish."], ["Storks nest on chimneys."]))
+    (folder / "movie.mp4").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("Cranes dance.")
+    added = documents("add", str(folder), str(tmp_path / "notes.txt"))
+    assert added.code == exit_codes.DONE and "movie" not in added.out, added.err
+    assert [line.split()[:3] for line in added.out.splitlines()[1:]] == [
+        ["folder/birds.pdf", "ready", "2"],
+        ["notes.txt", "ready", "1"],
+    ]
+    assert documents("list").out == added.out
+    listed = json.loads(documents("list", "--json").out)
+    assert [each["kind"] for each in listed] == ["PDF", "text"]
+    assert documents("search", "storks").out == "folder/birds.pdf, page 2:\nStorks nest on chimneys.\n\n"
+    assert documents("search", "walrus").out == "Nothing in 2 documents mentions these words.\n"
+    assert documents("read", "folder/birds.pdf", "--page", "2").out == "Storks nest on chimneys.\n"
+    assert documents("read", listed[1]["id"]).out == "Cranes dance.\n"
+    assert documents("rm", "folder/birds.pdf").code == exit_codes.DONE
+    assert "birds" not in documents("list").out and "notes.txt" in documents("list").out
+
+
+def test_what_cannot_be_done_is_one_line(documents: Run, tmp_path: Path) -> None:
+    (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7")
+    failed = documents("add", str(tmp_path / "scan.pdf"))
+    assert failed.code != exit_codes.DONE and "1 of 1 documents cannot be read; they are kept" in failed.err
+    assert "failed: it is damaged" in failed.out
+    for arguments, sentence in (
+        (("read", "scan.pdf"), "scan.pdf cannot be read: it is damaged"),
+        (("rm", "nothing.pdf"), "there is no document called nothing.pdf"),
+        (("add", str(tmp_path / "nothing.pdf")), "nothing.pdf"),
+        (("add",), "add needs at least one"),
+        (("list", "x"), "list takes none"),
+    ):
+        found = documents(*arguments)
+        assert found.code != exit_codes.DONE and sentence in found.err and len(found.err.splitlines()) == 1, arguments
+    (tmp_path / "a.txt").write_text("a")
+    documents("add", str(tmp_path / "a.txt"))
+    assert "a.txt has 1 page" in documents("read", "a.txt", "--page", "2").err

@@ -1,0 +1,52 @@
+"""Passages: where a text is cut, and that nothing of it is lost."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from notso.documents.passages import PASSAGE_TOKENS, estimated_tokens, page_at, passages_of
+
+SENTENCE = "The heron stands in the reeds of the old river, and waits. "
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_passages_hold_the_whole_text_and_never_cross_a_page(seed: int) -> None:
+    rng = random.Random(seed)
+    pieces = (
+        SENTENCE,
+        "\n",
+        "\n\n",
+        " ",
+        "日本語を勉強しています。",
+        "x" * 700,
+        "Why? ",
+        "- a list\n",
+        "…",
+        "e.g. 3.14 ",
+    )
+    pages = ["".join(rng.choices(pieces, k=rng.randrange(60))) for _ in range(rng.randrange(1, 6))]
+    starts = [sum(map(len, pages[:number])) for number in range(len(pages))]
+    text = "".join(pages)
+    found = list(passages_of(text, starts))
+    for passage in found:
+        assert passage.page == page_at(starts, passage.start) == page_at(starts, passage.end - 1)
+        assert estimated_tokens(text[passage.start : passage.end]) < 2 * PASSAGE_TOKENS
+    between = [text[first.end : second.start] for first, second in itertools.pairwise(found)]
+    ends = [text[: found[0].start], text[found[-1].end :]] if found else [text]
+    assert not "".join([*between, *ends]).strip()
+
+
+def test_passages_end_with_sentences_and_are_about_equally_long() -> None:
+    text = SENTENCE * 40
+    found = [text[each.start : each.end] for each in passages_of(text, (0,))]
+    sizes = [estimated_tokens(each) for each in found]
+    assert len(found) == 3 and max(sizes) <= PASSAGE_TOKENS and min(sizes) > 0.8 * PASSAGE_TOKENS
+    assert all(each.endswith("waits.") and each.startswith("The heron") for each in found)
+
+
+def test_empty_pages_have_no_passage() -> None:
+    assert [each.page for each in passages_of("\n\n  \n\na\n\n", (0, 2, 6))] == [3]
+    assert list(passages_of("", (0,))) == []

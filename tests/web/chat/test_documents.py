@@ -1,0 +1,385 @@
+"""Documents of a library in chats: upload, states, prompts whole and by passages, and deletion."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents.made import docx, paragraph, text_pdf
+from scripted_engine import ScriptedEngine, say
+from smollm3.engine.test_reread import settle
+
+from notso.smollm3 import Engine, RequestOptions
+from notso.smollm3.hub.registry import demo_path
+from notso.web.chat import library as library_module
+from notso.web.chat.library import FolderLibrary, forget_deleted
+from notso.web.engine.port import FixedPrefix, Message
+from notso.web.sign_in.key_book import KeyBook
+from notso.web.store.documents import EVERYONE
+from notso.web.store.sqlite.access import SQLiteAccessStore
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.turns.documents import MAX_PASSAGE_TOKENS
+from notso.web.values.ids import new_id
+from notso.web.values.sign_in import SignInSettings
+
+GOAL = 130  # tokens read again
+HERONS = "The heron stands in the reeds. It eats fish and frogs."
+
+
+def answering() -> ScriptedEngine:
+    return ScriptedEngine(lambda messages, thinking: say("an answer"))
+
+
+def upload(server: Any, name: str, data: bytes, wanted: str = "ready") -> dict[str, str]:
+    """Upload a document and wait until it was parsed."""
+    answer = server.client.post("/documents", params={"name": name}, content=data)
+    assert answer.status_code == 201, answer.text
+    document_id = answer.json()["id"]
+
+    def state() -> dict[str, str]:
+        found: dict[str, str] = server.client.get(f"/documents/{document_id}/state").json()
+        return found
+
+    server.wait(lambda: state()["state"] in ("ready", "failed"))
+    assert state()["state"] == wanted, state()
+    return state()
+
+
+def ask(server: Any, text: str, *documents: str, chat: str = "", **more: str) -> Any:
+    fields = {"text": text, "key": new_id(), **more}
+    for number, each in enumerate(documents, start=1):
+        fields |= {f"file-{number}-name": "x", f"file-{number}-document": each}
+    answer = server.client.post(f"/chats/{chat}/messages" if chat else "/chats", data=fields)
+    if answer.status_code != 303:
+        return answer
+    asked = server.last(answer.headers["location"].removeprefix("/chats/"))
+    server.finished(asked)
+    return asked
+
+
+def test_a_document_is_uploaded_parsed_shown_and_deleted(start: Callable[..., Any]) -> None:
+    server = start(answering()).ready()
+    pdf = text_pdf(["first page of herons"], ["second page of storks"])
+    found = upload(server, "../etc/Birds.pdf", pdf)
+    assert (found["name"], found["facts"], found["problem"]) == ("Birds.pdf", "PDF, 2 pages, 43 characters", "")
+    assert upload(server, "again.pdf", pdf)["id"] == found["id"]
+    upload(server, "scan.pdf", b"%PDF-1.7", wanted="failed")
+    page = server.client.get("/documents").text
+    assert "Birds.pdf" in page and "is damaged: it is no complete PDF." in page and 'hx-trigger="refresh"' in page
+    shown = server.client.get(f"/documents/{found['id']}?page=2").text
+    assert "second page of storks" in shown and "first page of herons" not in shown
+    assert "second page" in server.client.get(f"/documents/{found['id']}?at=30").text
+    hits = server.client.get("/documents?q=STORKS").text
+    assert "second page of storks" in hits and "page 2" in hits
+    nothing = server.client.get("/documents?q=walrus").text
+    assert "Nothing in 2 documents mentions these words." in nothing
+    file = server.client.get(f"/documents/{found['id']}/file")
+    assert file.content == pdf and file.headers["content-disposition"].startswith("attachment")
+    assert file.headers["content-type"] == "application/octet-stream"
+    failed = next(each for each in page.split("document-") if "is damaged" in each)[:36]
+    assert server.client.post(f"/documents/{failed}/retry", data={}).status_code == 303
+    server.wait(lambda: server.client.get(f"/documents/{failed}/state").json()["state"] == "failed")
+    for each in (failed, found["id"]):
+        assert server.client.post(f"/documents/{each}/delete", data={}).status_code == 303
+        assert server.client.get(f"/documents/{each}").status_code == 404
+        assert server.client.post(f"/documents/{each}/delete", data={}).status_code == 404
+    assert "No documents yet." in server.client.get("/documents").text
+
+
+def test_an_upload_that_cannot_be_kept_says_why(start: Callable[..., Any]) -> None:
+    client = start(answering()).ready().client
+    assert client.post("/documents?name=a.txt").json() == {"problem": "This file is empty."}
+    assert client.post("/documents?name=a.txt", content=bytes((16 << 20) + 1)).status_code == 413
+    assert client.get(f"/documents/{new_id()}").status_code == 404
+    assert client.get("/documents/nothing").status_code == 404
+    name = client.post("/documents", params={"name": "a\u202eb/\u0000"}, content=b"x").json()["name"]
+    assert name == "document"
+
+
+def test_documents_stand_in_front_of_the_first_question(start: Callable[..., Any]) -> None:
+    engine = answering()
+    server = start(engine).ready()
+    first = upload(server, "a.txt", HERONS.encode())
+    second = upload(server, "b.txt", b"Storks nest on chimneys.")
+    server.client.post("/settings", data={"system_prompt": "Be brief."})
+    asked = ask(server, "Who eats fish?", second["id"], first["id"])
+    head = f"--- a.txt ---\n{HERONS}\n--- end of a.txt ---\n\n"
+    head += "--- b.txt ---\nStorks nest on chimneys.\n--- end of b.txt ---\n\n"
+    today = date.today().isoformat()
+    request = engine.requests[-1]
+    assert request.messages == (Message("user", f"{head}Today is {today}.\n\nBe brief.\n\nWho eats fish?"),)
+    prefix = request.options.prefix
+    assert prefix is not None and (prefix.message, prefix.characters) == (0, len(head))
+    ask(server, "And frogs?", chat=asked.chat_id)
+    again = engine.requests[-1]
+    assert again.messages[0] == request.messages[0] and again.messages[-1] == Message("user", "And frogs?")
+    assert again.options.prefix == prefix and again.options.date == request.options.date
+    ask(server, "Who nests?", first["id"], second["id"])
+    assert engine.requests[-1].options.prefix == prefix, "the same reading in another chat"
+    ask(server, "Who?", first["id"])
+    other = engine.requests[-1].options.prefix
+    assert isinstance(other, FixedPrefix) and other.scope == prefix.scope and other.reading != prefix.reading
+    assert other.characters < prefix.characters and head.startswith(engine.requests[-1].messages[0].content[:50])
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert f'href="/documents/{first["id"]}"' in page
+
+
+def test_a_document_attached_later_is_part_of_its_question(start: Callable[..., Any]) -> None:
+    engine = answering()
+    server = start(engine).ready()
+    found = upload(server, "a.txt", HERONS.encode())
+    asked = ask(server, "Hello")
+    ask(server, "Who eats fish?", found["id"], chat=asked.chat_id)
+    request = engine.requests[-1]
+    assert request.options.prefix is None
+    assert request.messages[-1].content == f"--- a.txt ---\n{HERONS}\n--- end of a.txt ---\n\nWho eats fish?"
+
+
+def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable[..., Any]) -> None:
+    engine = answering()
+    server = start(engine).ready()
+    pages = [[f"Page {number} tells of bird number {number}. {'Reeds and water. ' * 60}"] for number in range(1, 40)]
+    pages[20][0] += " The secret of the walrus is cheese."
+    found = upload(server, "book.pdf", text_pdf(*pages))
+    asked = ask(server, "What is the secret of the walrus?", found["id"])
+    content = engine.requests[-1].messages[-1].content
+    assert engine.requests[-1].options.prefix is None
+    assert "[book.pdf, page 21]" in content and "walrus is cheese" in content
+    assert content.endswith("What is the secret of the walrus?") and len(content) < 5 * MAX_PASSAGE_TOKENS
+    places = [int(part.split("]")[0]) for part in content.split("book.pdf, page ")[1:]]
+    assert places == sorted(places)
+    ask(server, "Xylophone?", chat=asked.chat_id)
+    messages = engine.requests[-1].messages
+    assert messages[0].content == "What is the secret of the walrus?", "passages are in the last question only"
+    assert messages[-1].content == "Nothing in the document mentions the words of this question.\n\nXylophone?"
+
+
+def test_a_question_about_what_is_no_document_is_refused(start: Callable[..., Any]) -> None:
+    engine = answering()
+    server = start(engine).ready()
+    failed = upload(server, "scan.pdf", b"%PDF-1.7", wanted="failed")
+    refused = ask(server, "My draft", failed["id"])
+    assert refused.status_code == 400 and "is damaged" in refused.text and "My draft" in refused.text
+    for unknown in (new_id(), "nothing"):
+        answer = ask(server, "My draft", unknown)
+        assert answer.status_code == 400 and "does not exist" in answer.text
+    assert not engine.requests
+    found = upload(server, "a.txt", HERONS.encode())
+    asked = ask(server, "Who?", found["id"])
+    server.client.post(f"/documents/{found['id']}/delete", data={})
+    ask(server, "And now?", chat=asked.chat_id)
+    assert engine.requests[-1].options.prefix is None and "heron" not in str(engine.requests[-1].messages)
+
+
+def test_the_page_attaches_chosen_documents_without_scripts(start: Callable[..., Any]) -> None:
+    server = start(answering()).ready()
+    found = upload(server, "a.txt", HERONS.encode())
+    asked = ask(server, "Hello")
+    for address in ("/", f"/chats/{asked.chat_id}"):
+        page = server.client.get(address, params={"document": [found["id"], new_id(), "nothing"]}).text
+        assert page.count(f'name="file-1-document" value="{found["id"]}"') == 1 and "file-2-document" not in page
+    assert f'action="/chats/{asked.chat_id}"' in server.client.get(f"/documents?chat={asked.chat_id}").text
+    assert server.client.get(f"/documents?chat={new_id()}").status_code == 404
+
+
+def test_deleting_a_document_clears_the_caches_that_hold_it(start: Callable[..., Any]) -> None:
+    engine = answering()
+    server = start(engine).ready()
+    found = upload(server, "a.txt", HERONS.encode())
+    asked = ask(server, "Who?", found["id"])
+    prefix = engine.requests[-1].options.prefix
+    first = server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))[0]
+    server.client.post(f"/documents/{found['id']}/delete", data={})
+    for _ in range(2):
+        server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
+    assert engine.cleared == [("local", first.id)] and engine.forgotten == [(prefix.scope, prefix.reading)]
+
+
+def test_branches_and_edits_keep_their_documents_and_imports_get_none(start: Callable[..., Any]) -> None:
+    engine = answering()
+    server = start(engine).ready()
+    found = upload(server, "a.txt", HERONS.encode())
+    asked = ask(server, "Who?", found["id"])
+    question = server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))[0]
+    here = f"/chats/{asked.chat_id}/messages/{question.id}"
+    server.client.post(f"{here}/edit", data={"text": "Where?", "key": new_id()})
+    server.finished(server.last(asked.chat_id))
+    assert engine.requests[-1].options.prefix == engine.requests[-2].options.prefix is not None
+    branched = server.client.post(f"{here}/branch", data={}).headers["location"].removeprefix("/chats/")
+    ask(server, "And how?", chat=branched)
+    assert HERONS in engine.requests[-1].messages[0].content
+    for kind in ("md", "html"):
+        exported = server.client.get(f"/chats/{asked.chat_id}/export/{kind}").text
+        assert (
+            "a.txt" in exported and HERONS not in exported and "/documents/" not in exported and "```" not in exported
+        )
+    exported = server.client.get(f"/chats/{asked.chat_id}/export/json").content
+    chat = server.client.post("/import", content=exported, headers={"Content-Type": "application/json"})
+    assert chat.status_code in (200, 303)
+
+
+# ---------------------------------------------------------------- a folder
+
+
+def test_a_folder_is_followed_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = tmp_path / "folder", list[str]()
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("herons")
+    (folder / "sub" / "b.md").write_text("storks")
+    (folder / "copy of a.txt").write_text("herons")
+    for ignored in (".hidden.txt", "movie.mp4", "empty.txt"):
+        (folder / ignored).write_text("" if ignored == "empty.txt" else "x")
+    (folder / "link.txt").symlink_to("/etc/passwd")
+    hash_of = library_module.hashlib.sha256
+    monkeypatch.setattr(library_module.hashlib, "sha256", lambda data: read.append(data) or hash_of(data))
+
+    async def work() -> None:
+        store = SQLiteStore(tmp_path / "data")
+        await store.open()
+        library = FolderLibrary(store.documents, folder)
+
+        async def names() -> list[str]:
+            return sorted(each.name for each in await store.documents.documents("anyone"))
+
+        assert await library.sync() and await names() == ["a.txt", "sub/b.md"]
+        read.clear()
+        assert not await library.sync() and not read, "nothing is read again"
+        before = {each.sha256: each.id for each in await store.documents.documents("anyone")}
+        (folder / "sub" / "b.md").rename(folder / "moved.md")
+        (folder / "a.txt").unlink()
+        assert not await library.sync()
+        assert {each.sha256: each.id for each in await store.documents.documents("anyone")} == before
+        (folder / "moved.md").write_text("storks and cranes")
+        (folder / "copy of a.txt").unlink()
+        assert await library.sync() and await names() == ["moved.md"]
+        folder.rename(tmp_path / "away")
+        with pytest.raises(OSError):
+            await library.sync()
+        assert await names() == ["moved.md"], "a folder that is not mounted is not empty"
+        assert not await FolderLibrary(store.documents, None).sync() and await names() == []
+        assert await store.documents.documents(EVERYONE) == []
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_everyone_asks_about_the_folder_and_nobody_changes_it(start: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "birds.docx").write_bytes(docx(paragraph(HERONS)))
+    engine = answering()
+    server = start(engine, documents=tmp_path / "folder").ready()
+    found: list[Any] = []
+
+    def is_ready() -> bool:
+        found[:] = server.on_loop(lambda: server.shared.store.documents.documents("local"))
+        return bool(found) and found[0].state == "ready"
+
+    server.wait(is_ready)
+    page = server.client.get("/documents").text
+    assert "birds.docx" in page and "/delete" not in page.split('id="documents"')[1].split("</ul>")[0]
+    assert server.client.post(f"/documents/{found[0].id}/delete", data={}).status_code == 404
+    ask(server, "Who?", found[0].id)
+    assert HERONS in engine.requests[-1].messages[0].content
+
+
+# ---------------------------------------------------------------- the real engine
+
+
+def test_what_was_read_in_one_chat_stays_read_in_others(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(context_tokens=4096, kv="k8v8")
+    server = start(lambda: engine).ready()
+    words = "The heron number {} stands in the reeds and waits for a fish. "
+    found = upload(server, "birds.txt", "".join(words.format(number) for number in range(60)).encode())
+    server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off", "titles": "off"})
+
+    def read(text: str, **more: str) -> int:
+        numbers = server.stored(ask(server, text, found["id"], **more)).numbers
+        return int(numbers.prompt_tokens - numbers.cached_tokens)
+
+    assert read("What is this?") > 600
+    assert read("Who wrote it?") <= GOAL
+    server.client.post("/settings", data={"system_prompt": "Be brief."})
+    assert read("Who has it?") <= GOAL, "instructions"
+    real = date.today()
+
+    class Tomorrow(date):
+        @classmethod
+        def today(cls) -> date:
+            return date.fromordinal(real.toordinal() + 1)
+
+    monkeypatch.setattr("notso.web.chat.submit.date", Tomorrow)
+    assert read("Who wrote that?") <= GOAL, "the next day"
+    assert read("Who thinks?", thinking="on") > 600
+    assert read("Who thought?", thinking="on") <= GOAL, "the other mode, the second time"
+    assert server.client.post(f"/documents/{found['id']}/delete", data={}).status_code == 303
+    server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
+    messages = [Message("user", f"--- birds.txt ---\n{words.format(0)}")]
+    assert engine.estimate(messages, RequestOptions(thinking=False, owner="local")).cached_tokens == 0
+
+
+def test_a_small_context_has_room_for_passages_and_parts(start: Callable[..., Any]) -> None:
+    """Whatever the vocabulary takes for a word: the demo model's has more tokens than are estimated."""
+    engine = Engine.load(context_tokens=2048, kv="k8v8")
+    server = start(lambda: engine).ready()
+    pages = [[f"Page {number} of the heron's xylophone zymurgy quixotic jukebox. " * 20] for number in range(1, 12)]
+    found = upload(server, "book.pdf", text_pdf(*pages))
+    server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off", "titles": "off"})
+    asked = server.stored(ask(server, "Which page of the heron?", found["id"]))
+    assert asked.state == "done" and 500 < asked.numbers.prompt_tokens < 1600
+    every = server.stored(ask(server, "Which page?", found["id"], every="on"))
+    assert every.state == "done" and every.content.count("**book.pdf, page") >= 3, every.note
+    assert every.numbers.cached_tokens < 0.2 * every.numbers.prompt_tokens > 600
+    again = server.stored(ask(server, "Which page is it?", found["id"], every="on"))
+    assert again.numbers.cached_tokens > 0.5 * again.numbers.prompt_tokens
+
+
+def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable[..., Any], tmp_path: Path) -> None:
+    folder, data = tmp_path / "folder", tmp_path / "data"
+    folder.mkdir()
+    words = "".join(f"The heron number {number} stands in the reeds and waits for a fish. " for number in range(60))
+    (folder / "birds.txt").write_text(words)
+    book = KeyBook(lambda: SQLiteAccessStore(data))
+    keys = [book.add(name)[0] for name in ("ann", "bob")]
+    model = tmp_path / "model.gguf"
+    model.write_bytes(demo_path().read_bytes())
+
+    def serve(path: Path) -> tuple[Any, Engine]:
+        engine = Engine.load(path, context_tokens=4096, kv="k8v8", cache_dir=tmp_path / "kv")
+        assert engine._identity is not None
+        engine._identity.wait(60)
+        settings = {"documents": folder, "sign_in": SignInSettings(require_key=True)}
+        return start(lambda: engine, **settings).ready(), engine
+
+    def read(server: Any, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        documents = server.shared.store.documents
+        server.wait(
+            lambda: any(each.state == "ready" for each in server.on_loop(lambda: documents.documents(EVERYONE)))
+        )
+        (found,) = server.on_loop(lambda: documents.documents(EVERYONE))
+        fields = {"text": f"Who? {new_id()}", "key": new_id(), "file-1-name": "x", "file-1-document": found[0].id}
+        server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off"}, headers=headers)
+        chat_id = server.client.post("/chats", data=fields, headers=headers).headers["location"].rpartition("/")[2]
+        owner = f"key:{next(each.id for each in book.all() if each.name == ('ann' if key == keys[0] else 'bob'))}"
+
+        def last() -> Any:
+            return server.on_loop(lambda: server.shared.store.messages(owner, chat_id))[-1]
+
+        server.wait(lambda: not last().active)
+        return int(last().numbers.prompt_tokens - last().numbers.cached_tokens)
+
+    server, engine = serve(model)
+    assert read(server, keys[0]) > 600
+    assert read(server, keys[1]) <= GOAL, "another member"
+    settle(engine)
+    server.close()
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(model.read_bytes())
+    server, engine = serve(copy)
+    assert read(server, keys[1]) <= GOAL, "a copied model file after a restart"

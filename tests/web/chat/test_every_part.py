@@ -1,0 +1,128 @@
+"""One question to every part of a document: nothing is left out, doubled or cut, and it can be stopped."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+from documents.made import text_pdf
+from scripted_engine import ScriptedEngine, say
+from web.chat.test_documents import ask, upload
+
+from notso.documents.passages import estimated_tokens, passages_of, volumes_of
+from notso.web.chat import submit
+from notso.web.engine.port import Event, Message
+
+RECORD = re.compile(r"record number (\d+)\b")
+RECORDS = 102
+
+
+def counting(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+    """Answer from the prompt alone: how many records it holds, and which."""
+    found = RECORD.findall(messages[-1].content)
+    return say(f"{len(found)} records: {', '.join(found)}")
+
+
+def book(pages: int, records: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    texts = [f"Page {number}. " + "The heron waits in the reeds of the river. " * 28 for number in range(1, pages + 1)]
+    for number in range(1, records + 1):
+        at = rng.randrange(pages)
+        place = rng.randrange(len(texts[at]) - 1)
+        place = texts[at].index(" ", place - 1) if " " in texts[at][place - 1 :] else place
+        texts[at] = f"{texts[at][:place]} Here is record number {number}. {texts[at][place:]}"
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_volumes_hold_every_passage_once(seed: int) -> None:
+    rng = random.Random(seed)
+    pages = ["The stork waits. " * rng.randrange(400) for _ in range(rng.randrange(1, 30))]
+    starts = [sum(map(len, pages[:number])) for number in range(len(pages))]
+    text, most = "".join(pages), rng.choice([300, 1000, 5000])
+    passages = list(passages_of(text, starts))
+    volumes = list(volumes_of(text, passages, most))
+    held = [each for volume, _ in volumes for each in passages if volume.start <= each.start < each.end <= volume.end]
+    assert held == passages
+    for (volume, last), (after, _) in zip(volumes, [*volumes[1:], (None, 0)], strict=True):
+        inside = [each for each in passages if volume.start <= each.start < volume.end]
+        assert (volume.page, last) == (inside[0].page, inside[-1].page)
+        assert sum(estimated_tokens(text[each.start : each.end]) for each in inside) <= most
+        assert after is None or after.page >= last
+
+
+def test_records_of_a_book_are_counted_exactly(start: Callable[..., Any]) -> None:
+    engine = ScriptedEngine(counting)
+    server = start(engine).ready()
+    found = upload(server, "book.txt.pdf", text_pdf(*([page] for page in book(500, RECORDS, 1))))
+    assert "500 pages" in found["facts"]
+    asked = ask(server, "How many records are there?", found["id"], every="on")
+    answer = server.stored(asked)
+    assert answer.state == "done" and f"**Sum: {RECORDS}**" in answer.content
+    listed = [
+        int(each)
+        for line in answer.content.splitlines()
+        if " records: " in line
+        for each in re.findall(r"\d+", line)[1:]
+    ]
+    assert sorted(listed) == list(range(1, RECORDS + 1))
+    assert len(engine.requests) > 20 and answer.numbers.prompt_tokens >= 0
+    titles = re.findall(r"\*\*book\.txt\.pdf, pages (\d+) to (\d+)\*\*", answer.content)
+    assert titles[0][0] == "1" and titles[-1][1] == "500" and len(titles) == len(engine.requests)
+    assert all(int(before[1]) + 1 == int(after[0]) for before, after in itertools.pairwise(titles))
+    readings = {each.options.prefix.reading for each in engine.requests}
+    assert len(readings) == len(engine.requests)
+    ask(server, "And again?", found["id"], every="on")
+    assert {each.options.prefix.reading for each in engine.requests} == readings, "each part is read once"
+    assert not any(each.options.thinking for each in engine.requests)
+
+
+def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> None:
+    asked_parts, go_on = threading.Event(), threading.Event()
+
+    def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+        if "This is part 1 of" in messages[-1].content:
+            return counting(messages, thinking)
+        asked_parts.set()
+        assert go_on.wait(60)
+        return counting(messages, thinking)
+
+    engine = ScriptedEngine(script, slots=2)
+    server = start(engine).ready()
+    found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
+    fields = {"text": "How many?", "key": submit.new_id(), "every": "on"}
+    fields |= {"file-1-name": "x", "file-1-document": found["id"]}
+    chat_id = server.client.post("/chats", data=fields).headers["location"].rpartition("/")[2]
+    asked = server.last(chat_id)
+    assert asked_parts.wait(60)
+    server.client.post(f"/generations/{asked.generation_id}/stop", data={})
+    go_on.set()
+    answer = server.finished(asked)
+    assert answer.state == "stopped" and "Sum" not in answer.content
+    assert len(engine.requests) <= 5, "no more parts were asked"
+
+
+def test_every_part_needs_documents_and_not_too_many(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(counting)
+    server = start(engine).ready()
+    refused = ask(server, "How many?", every="on")
+    assert refused.status_code == 400 and "parts of documents" in refused.text
+    found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
+    assert "Ask every part" in server.client.get(f"/documents/{found['id']}").text
+    monkeypatch.setattr(submit, "MAX_PARTS", 2)
+    assert ask(server, "How many?", found["id"], every="on").status_code == 400
+    assert not engine.requests
+
+
+def test_answers_without_numbers_have_no_sum(start: Callable[..., Any]) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("None that I see."))).ready()
+    found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
+    content = server.stored(ask(server, "Which?", found["id"], every="on")).content
+    assert content.count("None that I see.") == content.count("**book.pdf") > 2 and "Sum" not in content

@@ -1,0 +1,391 @@
+"""Libraries in both databases: documents, their text, search, and deletion to the last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.store.conftest import Kept
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store
+
+from notso.documents.values import Document
+from notso.web.store import documents as limits
+from notso.web.store.copy import copy_everything
+from notso.web.store.documents import EVERYONE, PARSING_SECONDS, PassageHit, StoredDocument
+from notso.web.store.protocol import Attachment, ChatStore
+from notso.web.store.sql import documents as sql_documents
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.values.errors import StorageError, StorageFullError
+
+PAGES = ("The heron stands in the reeds.", "Storks nest on chimneys.", "A crane dances in spring.")
+
+
+def parsed(*pages: str) -> Document:
+    starts, at = [], 0
+    for page in pages:
+        starts.append(at)
+        at += len(page) + 2
+    return Document("text", "", "\n\n".join(pages), tuple(starts), ("a remark",))
+
+
+async def added(store: ChatStore, *pages: str, name: str = "birds.txt", owner: str = OWNER) -> StoredDocument:
+    """Add a document and parse it."""
+    library = await store.documents.library(owner, "Documents")
+    new = await store.documents.add(owner, library.id, name, "\f".join(pages).encode())
+    taken = await store.documents.claim(1)
+    assert taken is not None and taken[0].id == new.id and taken[1] == "\f".join(pages).encode()
+    assert await store.documents.finish(new.id, parsed(*pages))
+    return (await store.documents.some(owner, [new.id]))[0]
+
+
+def test_a_document_is_queued_parsed_and_read(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        library = await store.documents.library(OWNER, "Documents")
+        assert library == await store.documents.library(OWNER, "Documents") and len(library.salt) == 32
+        content = secrets.token_bytes(600_000)
+        new = await store.documents.add(OWNER, library.id, "a.pdf", content)
+        assert (new.state, new.size, new.library_id) == ("queued", 600_000, library.id)
+        again = await store.documents.add(OWNER, library.id, "copy.pdf", content)
+        assert again == new and await store.documents.content(OWNER, new.id) == content
+        assert await store.documents.text(OWNER, new.id) is None
+        assert await store.documents.claim(1_000) == (new, content)
+        assert await store.documents.claim(1_000) is None, "nobody else parses it"
+        assert await store.documents.claim(1_001 + int(1000 * PARSING_SECONDS)) is not None, "its process is gone"
+        await store.documents.fail(new.id, "is encrypted")
+        assert not await store.documents.finish(new.id, parsed(*PAGES))
+        (failed,) = await store.documents.documents(OWNER)
+        assert (failed.state, failed.reason) == ("failed", "is encrypted")
+        assert await store.documents.retry(OWNER, new.id) and not await store.documents.retry(OWNER, new.id)
+        assert await store.documents.claim(1) is not None
+        assert await store.documents.finish(new.id, parsed(*PAGES))
+        (ready,) = await store.documents.some(OWNER, [new.id, "unknown"])
+        assert (ready.state, ready.pages, ready.note, ready.reason) == ("ready", 3, "a remark", "")
+        text = await store.documents.text(OWNER, new.id)
+        assert text is not None and text.text == "\n\n".join(PAGES)
+        assert [text.text[each.start : each.end] for each in text.passages] == list(PAGES)
+        assert [each.page for each in text.passages] == [1, 2, 3]
+
+    kept.run(work)
+
+    async def later(store: ChatStore) -> None:
+        (ready,) = await store.documents.documents(OWNER)
+        assert ready.characters == len("\n\n".join(PAGES))
+        assert [hit.page for hit in await store.documents.search(OWNER, "stork", 5)] == [2]
+
+    kept.run(later)
+
+
+def test_what_was_being_parsed_when_the_process_died_is_queued_again(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        library = await store.documents.library(OWNER, "Documents")
+        await store.documents.add(OWNER, library.id, "a.txt", b"a")
+        assert await store.documents.claim(1) is not None and await store.documents.claim(1) is None
+        await store.documents.requeue()
+        assert await store.documents.claim(1) is not None
+
+    kept.run(work)
+
+
+def test_others_see_nothing_and_everyone_reads_what_is_for_everyone(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        mine = await added(store, *PAGES)
+        common = await added(store, "A heron for everyone.", owner=EVERYONE, name="common.txt")
+        theirs = store.documents
+        assert [each.id for each in await theirs.documents("eve")] == [common.id]
+        assert await theirs.some("eve", [mine.id]) == [] and await theirs.content("eve", mine.id) == b""
+        assert await theirs.text("eve", mine.id) is None and await theirs.documents("eve", mine.library_id) == []
+        assert [hit.document.id for hit in await theirs.search("eve", "heron", 9)] == [common.id]
+        assert await theirs.search("eve", "heron", 9, document_ids=[mine.id]) == []
+        for owner in ("eve", OWNER):
+            assert not await theirs.delete(owner, common.id) and not await theirs.retry(owner, common.id)
+        assert not await theirs.delete("eve", mine.id)
+        for library in (mine.library_id, common.library_id):
+            with pytest.raises(StorageError, match="no such library"):
+                await theirs.add("eve", library, "mine.txt", b"mine")
+        assert len(await theirs.documents(OWNER)) == 2 and len(await theirs.libraries(OWNER)) == 2
+
+    kept.run(work)
+
+
+def test_an_owner_keeps_so_many_documents(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: ChatStore) -> None:
+        await added(store, *PAGES)
+        for name, most in (("MAX_DOCUMENTS_OF_OWNER", 1), ("MAX_DOCUMENT_BYTES_OF_OWNER", 100)):
+            with monkeypatch.context() as patched:
+                patched.setattr(sql_documents, name, most)
+                library = await store.documents.library(OWNER, "Documents")
+                with pytest.raises(StorageFullError, match="delete some"):
+                    await store.documents.add(OWNER, library.id, "b.txt", b"b" * 200)
+        await added(store, "b" * 200)
+
+    kept.run(work)
+    assert sql_documents.MAX_DOCUMENTS_OF_OWNER == limits.MAX_DOCUMENTS_OF_OWNER
+
+
+# ---------------------------------------------------------------- deletion
+
+
+def markers() -> list[str]:
+    return ["q" + secrets.token_hex(12) for _ in range(400)]
+
+
+async def planted_and_deleted(store: Any, words: list[str]) -> list[bytes]:
+    """Plant markers in a file, its text and its words, between others that stay; delete it, and return all markers."""
+    for number in range(3):
+        await added(store, *(" ".join(markers()) for _ in range(9)), name=f"{number}.txt")
+    pages = [" ".join(words[at : at + 40]) for at in range(0, len(words), 40)]
+    planted = await added(store, *pages, name=f"{words[0]}.txt")
+    for number in range(3, 6):
+        await added(store, *(" ".join(markers()) for _ in range(9)), name=f"{number}.txt")
+    hit = (await store.documents.search(OWNER, words[7], 5))[0]
+    assert hit.document.id == planted.id and words[7] in hit.text
+    sql = "SELECT text FROM document_texts WHERE document_id = ?"
+    packed = bytes((await store.look(lambda db: db.execute(sql, (planted.id,)).fetchone()))["text"])
+    chat = a_chat()
+    turn = a_turn(chat)
+    question = replace(turn.user_message, attachments=(Attachment("a", "", planted.id),))
+    await finished(store, replace(turn, user_message=question), "fine", chat)
+    await store.documents.note_reading("scope", "reading", [planted.id])
+    await store.documents.note_reading("scope", "other", [hit.document.id])
+    assert await store.documents.delete(OWNER, planted.id) and not await store.documents.delete(OWNER, planted.id)
+    assert await store.documents.search(OWNER, words[7], 5) == []
+    stale = await store.documents.stale()
+    assert [(each.owner, each.conversation, each.scope, each.reading) for each in stale] == [
+        (OWNER, question.id, "", ""),
+        ("", "", "scope", "reading"),
+        ("", "", "scope", "other"),
+    ]
+    await store.documents.forgot(stale)
+    assert await store.documents.stale() == []
+    return [*map(str.encode, words), *slices(packed)]
+
+
+def raw_and_inflated(data: bytes) -> Iterator[bytes]:
+    """Yield the data, and what can be inflated of every zlib stream that begins in it."""
+    yield data
+    for at in range(len(data) - 2):
+        if data[at] == 0x78 and (data[at] * 256 + data[at + 1]) % 31 == 0:
+            stream, found = zlib.decompressobj(), bytearray()
+            try:
+                for start in range(at, min(at + 4096, len(data)), 16):
+                    found += stream.decompress(data[start : start + 16])
+            except zlib.error:
+                pass
+            if found:
+                yield bytes(found)
+
+
+def slices(data: bytes) -> list[bytes]:
+    """Return parts of packed data, by which a piece of it is recognized."""
+    return [data[at : at + 24] for at in range(0, len(data) - 24, 500)]
+
+
+def test_no_byte_of_a_deleted_document_stays_in_sqlite(tmp_path: Path) -> None:
+    words = markers()
+
+    async def work(store: SQLiteStore) -> None:
+        planted = await planted_and_deleted(store, words)
+        while not await store._writes.run("", store._require_writer().fold):  # as the store does when it is idle
+            pass
+        files = sorted(tmp_path.iterdir())
+        assert any(path.name == "notso.db-wal" for path in files)
+        for path in files:
+            for data in raw_and_inflated(path.read_bytes()):
+                left = [each for each in planted if each in data]
+                assert not left, (path.name, len(left))
+
+    in_store(SQLiteStore(tmp_path), work)
+
+
+def test_the_search_for_left_bytes_finds_them(tmp_path: Path) -> None:
+    words = markers()
+
+    async def work(store: SQLiteStore) -> None:
+        await added(store, " ".join(words))
+
+    in_store(SQLiteStore(tmp_path), work)
+    forms = list(raw_and_inflated((tmp_path / "notso.db").read_bytes()))
+    assert [words[9].encode() in data for data in forms].count(True) == 2, "raw, and inflated"
+
+
+def test_no_row_of_a_deleted_document_stays_in_postgres(database: str) -> None:
+    from notso.web.store.postgres.store import PostgresStore
+
+    words = markers()
+
+    async def work(store: Any) -> None:
+        planted = await planted_and_deleted(store, words)
+
+        def tables(db: Any) -> list[str]:
+            sql = "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = 'public'"
+            return [row["name"] for row in db.execute(sql).fetchall()]
+
+        for name in await store.look(tables):
+            rows = await store.look(lambda db, name=name: db.execute(f"SELECT * FROM {name}").fetchall())
+            texts = [each.encode() if isinstance(each, str) else each for row in rows for each in row.values()]
+            found = [bytes(each) for each in texts if isinstance(each, bytes | memoryview)]
+            assert not any(mark in data for each in found for data in raw_and_inflated(each) for mark in planted)
+
+    in_store(PostgresStore(database), work)
+
+
+# ---------------------------------------------------------------- copies
+
+
+def test_a_copy_and_a_backup_hold_the_documents(tmp_path: Path, database: str) -> None:
+    from notso.web.store.postgres.store import PostgresStore
+
+    before, after, backup = tmp_path / "before", tmp_path / "after", tmp_path / "backup" / "notso.db"
+    backup.parent.mkdir()
+
+    async def fill(store: SQLiteStore) -> None:
+        await added(store, "Nothing of birds.")
+        ready = await added(store, *PAGES)
+        library = await store.documents.library(OWNER, "Documents")
+        await store.documents.add(OWNER, library.id, "queued.bin", bytes(range(256)) * 2000)
+        await store.documents.note_reading("scope", "reading", [ready.id])
+        chat = a_chat()
+        turn = a_turn(chat)
+        question = replace(turn.user_message, attachments=(Attachment("a", "", ready.id),))
+        await finished(store, replace(turn, user_message=question), "fine", chat)
+        await store.backup(backup)
+
+    found: list[Any] = []
+
+    async def look(store: ChatStore) -> None:
+        hits = await store.documents.search(OWNER, "crane spring heron", 9)
+        documents = await store.documents.documents(OWNER)
+        content = [await store.documents.content(OWNER, each.id) for each in documents]
+        found.append((hits, documents, content, await store.documents.libraries(OWNER)))
+        assert len(hits) == 2 and len(documents) == 3
+
+    in_store(SQLiteStore(before), fill)
+    copy_everything(str(before), database)
+    copy_everything(database, str(after))
+    for store in (SQLiteStore(before), SQLiteStore(after), PostgresStore(database), SQLiteStore(backup.parent)):
+        in_store(store, look)
+    assert found[0] == found[1] == found[2] == found[3]
+
+    async def delete(store: ChatStore) -> None:
+        (hit, *_) = await store.documents.search(OWNER, "crane", 1)
+        assert await store.documents.delete(OWNER, hit.document.id) and len(await store.documents.stale()) == 2
+
+    in_store(SQLiteStore(after), delete)
+
+
+# ---------------------------------------------------------------- search
+
+
+class Corpus:
+    """Generated documents; some of them state a fact, and others are near-duplicates of those."""
+
+    def __init__(self, documents: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        sounds = [a + b for a in "bcdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")]
+        self._words = ["".join(self._random.choices(sounds, k=self._random.choice((1, 2, 2, 3)))) for _ in range(4000)]
+        self._names = [word for word in self._words[500:] if len(word) >= 6]  # "in" is no name
+        self._weights = [1 / (rank + 1) for rank in range(len(self._words))]
+        self.documents: list[tuple[str, Document]] = []
+        self.questions: list[tuple[str, str, str, bool]] = []  # query, name of the document, the fact, near-duplicates?
+        for number in range(documents):
+            if number % 8:
+                self._add(f"{number}.txt", self._pages(2))
+            else:
+                self._plant(number, copies=3 if number % 16 else 0)
+
+    def _plant(self, number: int, copies: int) -> None:
+        rng = self._random
+        subject, place, amount = rng.choice(self._names), rng.choice(self._names), rng.randrange(1000, 9999)
+        fact = f"The license of project {subject} in {place} costs {amount} crowns a year."
+        pages = self._pages(3)
+        pages[1] += " " + fact
+        self._add(f"{number}.txt", pages)
+        for copy in range(copies):
+            other = f"The license of project {subject} in {rng.choice(self._names)} costs {copy} crowns a year."
+            self._add(f"{number} copy {copy}.txt", [page.replace(fact, other) for page in pages])
+        query = f"What does the license of project {subject} in {place} cost per year?"
+        self.questions.append((query, f"{number}.txt", fact, copies > 0))
+
+    def _pages(self, count: int) -> list[str]:
+        def sentence() -> str:
+            return " ".join(self._random.choices(self._words, self._weights, k=self._random.randrange(6, 16))) + "."
+
+        return [" ".join(sentence() for _ in range(14)) for _ in range(count)]
+
+    def _add(self, name: str, pages: list[str]) -> None:
+        self.documents.append((name, parsed(*pages)))
+
+    async def fill(self, store: ChatStore) -> None:
+        library = await store.documents.library(OWNER, "Documents")
+        for name, document in self.documents:
+            await store.documents.add(OWNER, library.id, name, f"{name}\n{document.text}".encode())
+        by_name = dict(self.documents)
+        while (taken := await store.documents.claim(1)) is not None:
+            await store.documents.finish(taken[0].id, by_name[taken[0].name])
+
+    def recall(self, hits: list[list[PassageHit]], *, near: bool) -> float:
+        """Return the share of facts among the five best passages."""
+        asked = [
+            any(hit.document.name == name and fact in hit.text for hit in found)
+            for (_, name, fact, is_near), found in zip(self.questions, hits, strict=True)
+            if is_near == near
+        ]
+        return sum(asked) / len(asked)
+
+
+@pytest.mark.parametrize(
+    "documents", [60, pytest.param(1700, marks=[pytest.mark.long("store"), pytest.mark.timeout(3600)])]
+)
+def test_planted_facts_are_found_and_both_databases_agree(tmp_path: Path, database: str, documents: int) -> None:
+    from notso.web.store.postgres.store import PostgresStore
+
+    corpus = Corpus(documents, seed=7)
+    assert documents < 1000 or len(corpus.documents) >= 2000
+    lists = []
+    for store in (SQLiteStore(tmp_path), PostgresStore(database)):
+        hits: list[list[PassageHit]] = []
+
+        async def work(store: ChatStore, hits: list[list[PassageHit]] = hits) -> None:
+            await corpus.fill(store)
+            for query, _, _, _ in corpus.questions:
+                hits.append(await store.documents.search(OWNER, query, 5))
+
+        in_store(store, work)
+        lists.append([[(hit.document.name, hit.number, hit.score, hit.text) for hit in found] for found in hits])
+    assert lists[0] == lists[1]
+    assert corpus.recall(hits, near=False) >= 0.95
+    assert corpus.recall(hits, near=True) >= 0.85
+
+
+def test_a_search_without_words_or_matches_finds_nothing(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        document = await added(store, *PAGES, "日本語を勉強しています。")
+        assert [hit.page for hit in await store.documents.search(OWNER, "勉強", 5)] == [4]
+        assert [hit.page for hit in await store.documents.search(OWNER, "Spring's CRANES", 5)] == [3]
+        assert [hit.page for hit in await store.documents.search(OWNER, "herons", 5, document_ids=[document.id])] == [1]
+        for query in ("", "?!", "walrus", "'; DROP TABLE documents; --"):
+            assert await store.documents.search(OWNER, query, 5) == []
+        assert await store.documents.search(OWNER, "heron", 5, document_ids=[]) == []
+        assert len(await store.documents.search(OWNER, "the in on a", 2)) == 2
+
+    kept.run(work)
+
+
+def test_searches_beside_a_deletion_see_all_or_nothing(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        for _ in range(5):
+            document = await added(store, *PAGES)
+            found, gone = await asyncio.gather(
+                asyncio.gather(*(store.documents.search(OWNER, "heron", 5) for _ in range(8))),
+                store.documents.delete(OWNER, document.id),
+            )
+            assert gone and all(len(hits) in (0, 1) for hits in found)
+
+    kept.run(work)
