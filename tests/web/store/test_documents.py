@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from notso.web.store.copy import copy_everything
 from notso.web.store.documents import EVERYONE, PARSING_SECONDS, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore
 from notso.web.store.sql import documents as sql_documents
+from notso.web.store.sql import passage_index
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError, StorageFullError
 
@@ -389,3 +391,11 @@ def test_searches_beside_a_deletion_see_all_or_nothing(kept: Kept) -> None:
             assert gone and all(len(hits) in (0, 1) for hits in found)
 
     kept.run(work)
+
+
+def test_frequent_words_of_a_query_are_ignored_where_they_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passage_index, "MAX_POSTINGS", 10)
+    frequent, rare = struct.pack("<60H", *range(60)), struct.pack("<3H", 7, 2, 9)
+    rows = [passage_index.Row("the", "a", "a", frequent), passage_index.Row("heron", "a", "a", rare)]
+    assert [each[1] for each in passage_index.ranked(rows, 20, 100)] == [7]
+    assert len(passage_index.ranked(rows[:1], 20, 100)) == 20, "a word alone is looked for, however frequent it is"

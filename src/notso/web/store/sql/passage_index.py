@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from notso.documents.passages import Passage, passages_of
@@ -20,6 +20,8 @@ from notso.web.store.sql.search_words import words_in
 # page. With the usual 0.75 these displace the passages that answer.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
+_POSTING = struct.Struct("<3H")
+MAX_POSTINGS = 300_000  # about a second of work; beyond that, the most frequent words of a query are ignored
 MOST = 0xFFFF  # of what a posting counts, and of the passages of a document that are indexed
 
 
@@ -86,7 +88,7 @@ def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, in
     of_words: dict[str, list[Row]] = {}
     for row in rows:
         of_words.setdefault(row.word, []).append(row)
-    for word in sorted(of_words):  # sums of floats depend on their order
+    for word in sorted(_affordable(of_words)):  # sums of floats depend on their order
         found = [(row, posting) for row in of_words[word] for posting in postings(row.places)]
         rarity = math.log(1 + (passages - len(found) + 0.5) / (len(found) + 0.5))
         for row, posting in found:
@@ -97,7 +99,18 @@ def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, in
     return [(document, number, score) for (_, document, number), score in best]
 
 
+def _affordable(of_words: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Yield the rarest words of a query, at least one, as far as MAX_POSTINGS allows."""
+    sizes = {word: sum(len(row.places) for row in rows) // _POSTING.size for word, rows in of_words.items()}
+    used = 0
+    for word in sorted(sizes, key=lambda each: (sizes[each], each)):
+        used += sizes[word]
+        if used > MAX_POSTINGS and used > sizes[word]:
+            return
+        yield word
+
+
 def postings(places: bytes) -> Iterator[Posting]:
     """Yield the postings in a stored row."""
-    for each in struct.iter_unpack("<3H", places):
+    for each in _POSTING.iter_unpack(places):
         yield Posting(*each)
