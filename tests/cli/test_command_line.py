@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,9 +23,7 @@ Run = Callable[..., Any]
 
 VERBS = ["serve", "chat", "run", "pull", "convert", "quantize", "list", "inspect", "verify", "perplexity", "synth"]
 VERBS += ["plugin", "keys", "bench", "doctor"]
-# The experience guide's 0.2 s is three times what it takes to import the library that reads the command line; a slow or
-# busy machine is not our fault.
-HELP_IMPORTS, LIBRARY = 4, "import typer"
+MOST_IMPORTS = 165  # besides those of typer
 
 
 def test_help_lists_every_verb_whole(notso: Run) -> None:
@@ -54,21 +51,27 @@ def test_quantise_is_a_hidden_alias_of_quantize(notso: Run) -> None:
     assert (alias.code, alias.err.replace("quantise", "quantize")) == (command.code, command.err) != (0, "")
 
 
-def test_help_imports_nothing_heavy_and_is_quick() -> None:
+def test_help_imports_little_and_nothing_heavy() -> None:
+    """The experience guide allows 0.2 s; what is imported decides how long it takes, on a busy machine too."""
     code = (
-        "import sys\nfrom notso.cli import main\nmain(['--help'])\n"
-        "heavy = 'numpy rich fastapi pydantic huggingface_hub tokenizers jinja2 prompt_toolkit'.split()\n"
-        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+        "import sys\nimport typer\nbefore = set(sys.modules)\nfrom notso.cli import main\ntry:\n    main(['--help'])\n"
+        "except SystemExit:\n    pass\nprint(*set(sys.modules) - before, file=sys.stderr)"
     )
-    spent: dict[str, list[float]] = {code: [], LIBRARY: []}
-    for _ in range(5):
-        for each, seconds in spent.items():
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            run = subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            assert run.stderr.strip() == ("[]" if each == code else "")
-            seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent[code]) < HELP_IMPORTS * min(spent[LIBRARY]), spent
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = set(run.stderr.split())
+    heavy = {
+        "numpy",
+        "rich",
+        "fastapi",
+        "pydantic",
+        "huggingface_hub",
+        "tokenizers",
+        "jinja2",
+        "prompt_toolkit",
+        "uuid_utils",
+    }
+    assert not heavy & imported
+    assert len(imported) <= MOST_IMPORTS, sorted(imported)
 
 
 def test_version_names_kernels_and_format(notso: Run) -> None:

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from notso.system.processes import limit_unsent
 from notso.web.edge.door import Door
-from notso.web.values.ids import SCOPE_KEY, request_id
+from notso.web.values.request_id import SCOPE_KEY, request_id
 
 access_log = logging.getLogger("notso.access")
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.api_error import OLLAMA_PREFIX, ApiError
-from notso.web.values.ids import request_id
+from notso.web.values.request_id import request_id
 
 PREFIXES = ("/v1/", OLLAMA_PREFIX)
 PATHS = frozenset(

@@ -25,7 +25,7 @@ from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.errors import ApiEdge
 from notso.web.store.records import StoredBatch, StoredFile
-from notso.web.values.ids import HEADER
+from notso.web.values.request_id import HEADER
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000
