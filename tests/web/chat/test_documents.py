@@ -363,7 +363,7 @@ def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable
             lambda: any(each.state == "ready" for each in server.on_loop(lambda: documents.documents(EVERYONE)))
         )
         (found,) = server.on_loop(lambda: documents.documents(EVERYONE))
-        fields = {"text": f"Who? {new_id()}", "key": new_id(), "file-1-name": "x", "file-1-document": found[0].id}
+        fields = {"text": f"Who? {new_id()}", "key": new_id(), "file-1-name": "x", "file-1-document": found.id}
         server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off"}, headers=headers)
         chat_id = server.client.post("/chats", data=fields, headers=headers).headers["location"].rpartition("/")[2]
         owner = f"key:{next(each.id for each in book.all() if each.name == ('ann' if key == keys[0] else 'bob'))}"
