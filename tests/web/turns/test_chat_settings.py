@@ -28,6 +28,7 @@ GOOD = {
     "titles": [("on", True), ("off", False)],
     "speculative_prefill": [("on", True), ("off", False)],
     "when_full": [("stop", "stop"), ("drop_oldest", "drop_oldest")],
+    "compaction": [("automatic", "automatic"), ("off", "off")],
     "tools": [("clock", "clock"), (" clock  files__read clock ", "clock files__read"), ("none", "none")],
     "model": [("demo", "demo"), (" smollm3-3b:q8_0:legal ", "smollm3-3b:q8_0:legal")],
 }
@@ -45,6 +46,7 @@ BAD = {
     "titles": ["yes", "true"],
     "speculative_prefill": ["yes", "true"],
     "when_full": ["explode"],
+    "compaction": ["sometimes"],
     "tools": ["a,b", "<b>", "x" * 5000],
     "model": ["x" * 201, "a\x00b"],
 }
