@@ -314,16 +314,17 @@ def test_it_can_be_installed(serve: Callable[..., Any], open_page: Open, demo: D
     page = open_page(serve(demo.load).url)
     manifest = page.evaluate(
         """async () => {
-            const manifest = await (await fetch(document.querySelector("link[rel=manifest]").href)).json();
-            const sizes = [];
+            const address = document.querySelector("link[rel=manifest]").href;
+            const manifest = await (await fetch(address)).json();
+            const [sizes, beside] = [[], (path) => new URL(path, address)];
             for (const icon of manifest.icons) {
-                const answer = await fetch(icon.src);
+                const answer = await fetch(beside(icon.src));
                 sizes.push([icon.sizes, answer.status, answer.headers.get("content-type")]);
             }
-            return { ...manifest, sizes };
+            return { ...manifest, start: beside(manifest.start_url).pathname, sizes };
         }"""
     )
-    assert manifest["display"] == "standalone" and manifest["start_url"] == "/"
+    assert manifest["display"] == "standalone" and manifest["start"] == "/"
     assert ["192x192", 200, "image/png"] in manifest["sizes"] and ["512x512", 200, "image/png"] in manifest["sizes"]
     client = page.context.new_cdp_session(page)
     found = client.send("Page.getInstallabilityErrors")["installabilityErrors"]
