@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ defaults
   timeout client 600s
   timeout server 600s
 frontend all
-  bind 127.0.0.1:{port}
+  bind fd@{listener}
   http-request deny deny_status 404 unless {{ path {base} }} or {{ path_beg {base}/ }}
   {removal}
   default_backend server
@@ -47,20 +46,15 @@ def haproxy(tmp_path: Path) -> Iterator[Callable[..., str]]:
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(server: str, *, removes: bool) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        removal = f"http-request replace-path {BASE}/?(.*) /\\1" if removes else ""
-        file = tmp_path / "haproxy.cfg"
-        file.write_text(HAPROXY.format(port=port, base=BASE, removal=removal, server=server.removeprefix("http://")))
-        processes.append(subprocess.Popen([found, "-db", "-f", str(file)]))
-        while True:
-            assert processes[-1].poll() is None
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                return f"http://127.0.0.1:{port}"
-            except ConnectionRefusedError:
-                time.sleep(0.02)
+        # The socket listens before the proxy has started: connections wait for it.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            removal = f"http-request replace-path {BASE}/?(.*) /\\1" if removes else ""
+            address = server.removeprefix("http://")
+            file = tmp_path / "haproxy.cfg"
+            file.write_text(HAPROXY.format(listener=listener.fileno(), base=BASE, removal=removal, server=address))
+            command = [found, "-db", "-f", str(file)]
+            processes.append(subprocess.Popen(command, pass_fds=[listener.fileno()]))
+            return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     yield begin
     for process in processes:
