@@ -37,10 +37,10 @@ class Compaction:
 
     def consider(self, turn: Turn, usage: Usage | None) -> None:
         """Summarize the chat of an ended turn if it is nearly full and its settings ask for that."""
-        info = self._services.shared.engine.info
-        if usage is None or info is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
+        engine = self._services.shared.engine.model(turn.request.model).engine
+        if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return
-        if 100 * (usage.prompt_tokens + usage.completion_tokens) >= WARN_PERCENT * info.context_tokens:
+        if 100 * (usage.prompt_tokens + usage.completion_tokens) >= WARN_PERCENT * engine.info.context_tokens:
             task = asyncio.create_task(self._compact(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
