@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +202,46 @@ def test_a_chat_that_is_not_there_yet_cannot_be_cleared(
     page.locator("#text").fill("/clear")
     page.locator("#text").press("Enter")
     expect(page.locator("#composer-problem")).to_contain_text("Start a chat first")
+
+
+def test_prompts_and_resources_of_mcp_servers(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    program = str(Path(__file__).parents[1] / "web/tools/mcp_server.py")
+    (tmp_path / "mcp.json").write_text(
+        json.dumps({"mcpServers": {"notes": {"command": sys.executable, "args": [program]}}})
+    )
+    page = open_page(serve(demo.load, mcp_config=tmp_path / "mcp.json").url, expected="status of 502")
+    page.goto(f"{page.url}tools")  # waits for the servers
+    page.goto(page.url.removesuffix("tools"))
+    text = page.locator("#text")
+    text.fill("/notes:")
+    expect(page.locator("#palette [role=option]:visible")).to_have_count(4)
+    text.fill("/notes:review tone=dry")
+    text.press("Enter")
+    expect(page.locator("#composer-problem")).to_contain_text("missing: code")
+    expect(text).to_have_value("/notes:review tone=dry")
+    text.fill("/notes:review tone=dry x = 1")
+    text.press("Enter")
+    expect(text).to_have_value("Review in a dry tone:\nx = 1")
+    text.press("Control+z")
+    expect(text).to_have_value("")
+    text.fill("/notes:stand-up")
+    text.press("Enter")
+    expect(text).to_have_value("//usr/bin/true is a path")
+    text.fill("/notes:today")
+    text.press("Enter")
+    expect(page.locator("#attachments .name")).to_have_text("Today's notes")
+
+
+def test_a_saved_prompt_whose_name_has_a_hyphen(chat: Callable[..., Page]) -> None:
+    page = chat()
+    page.request.post(
+        f"{page.url.split('/chats')[0]}/prompts", form={"name": "fix-it", "kind": "message", "text": "Fix this:"}
+    )
+    page.reload()
+    text = page.locator("#text")
+    text.fill("/fix-it now")
+    expect(page.locator("#palette [role=option]:visible")).to_have_count(1)
+    text.press("Enter")
+    expect(text).to_have_value("Fix this: now")

@@ -93,6 +93,7 @@ from notso.web.store.leases import Leases
 from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import ChatStore, Conversation
 from notso.web.store.sqlite.access import SQLiteAccessStore
+from notso.web.tools.command_view import CommandView
 from notso.web.tools.plugin_tools import PluginTools
 from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
@@ -378,11 +379,11 @@ def _parts(
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue("notso-render")
     assets = Assets()
-    pages = Pages(assets, FairQueue("notso-page", PAGE_THREADS), plugins)
+    mcp = mcp_servers(settings.mcp_config, settings.mcp_allowed_http)
+    pages = Pages(assets, FairQueue("notso-page", PAGE_THREADS), CommandView(plugins, mcp))
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
-    mcp = mcp_servers(settings.mcp_config, settings.mcp_allowed_http)
     others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
     toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
@@ -407,6 +408,7 @@ def _parts(
         LibraryWork(store, unconfined=settings.unconfined_documents, folder=settings.documents),
         feed,
         toolbox=toolbox,
+        mcp=mcp,
     )
     compaction = Compaction(chat)
     turns.at_end.append(lambda turn, usage, finish_reason: compaction.consider(turn, usage))

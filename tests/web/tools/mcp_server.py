@@ -85,5 +85,32 @@ def book(place: str, table: Annotated[ElicitationResult[Table], Resolve(which_ta
     return table.action
 
 
+@app.prompt(title="Review")
+def review(code: str, tone: str = "kind") -> str:
+    """Review a piece of code."""
+    return f"Review in a {tone} tone:\n{code}"
+
+
+@app.prompt(name="Stand Up!")
+def stand_up() -> str:
+    """/ at the start."""
+    return "/usr/bin/true is a path"
+
+
+@app.resource("notes://today", name="Today's notes", mime_type="text/markdown")
+def notes() -> str:
+    return "# Today\n\nBuy \x00 milk."
+
+
+@app.resource("notes://picture", name="picture", mime_type="image/png")
+def picture() -> bytes:
+    return b"\x89PNG"
+
+
+@app.resource("notes://large", name="large", mime_type="text/plain")
+def large() -> str:
+    return "x" * 200_001
+
+
 print("something on stderr that may quote a question", file=sys.stderr)
 app.run()

@@ -1,10 +1,14 @@
-"""An MCP server by hand, with the tools of its first argument as they are; each says its own name."""
+"""An MCP server by hand, with the tools of its first argument as they are; each says its own name.
+
+The second argument is a kind of prompts: `prompts`, `broken` or `endless`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
+kind = sys.argv[2] if len(sys.argv) > 2 else ""
 print("Server running on stdio", flush=True)  # as some do
 for line in sys.stdin:
     asked = json.loads(line)
@@ -13,12 +17,20 @@ for line in sys.stdin:
         version = asked["params"]["protocolVersion"]
         result = {
             "protocolVersion": version,
-            "capabilities": {"tools": {}},
+            "capabilities": {"prompts": {}}
+            if kind == "prompts"
+            else {"tools": {}, **({"prompts": {}} if kind else {})},
             "serverInfo": {"name": "odd", "version": "1"},
         }
     elif asked.get("method") == "tools/list":
         result = {"tools": json.loads(sys.argv[1]), "nextCursor": None}
     elif asked.get("method") == "tools/call":
         result = {"content": [{"type": "text", "text": asked["params"]["name"]}]}
+    elif asked.get("method") == "prompts/list" and kind == "prompts":
+        result = {"prompts": [{"name": f"P {at}"} for at in range(100)]}
+    elif asked.get("method") == "prompts/list":
+        result = {"prompts": 3} if kind == "broken" else {"prompts": [{"name": "p"}], "nextCursor": "on"}
+    elif asked.get("method") == "prompts/get":
+        result = {"messages": [{"role": "user", "content": {"type": "text", "text": asked["params"]["name"].lower()}}]}
     if "id" in asked:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)

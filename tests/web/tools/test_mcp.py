@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -17,13 +18,13 @@ import pytest
 from scripted_engine import IMPORTABLE, ScriptedEngine, say
 
 from notso.web.engine.port import Event, Message, ToolCall
-from notso.web.tools import mcp_servers
+from notso.web.tools import mcp_offers, mcp_servers
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.elicitation import Ask
 from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import Outcome, Toolbox, use
-from notso.web.values.errors import SettingsError
+from notso.web.values.errors import SettingsError, ToolError
 from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]
@@ -104,6 +105,62 @@ def test_what_fails_hangs_or_babbles_is_told() -> None:
     with_servers(work)
 
 
+def test_prompts_and_text_resources_are_offered_as_commands() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        offers = {each.command: each for each in servers.offers()}
+        kinds = {name: (each.kind, each.usage, each.name) for name, each in offers.items()}
+        assert kinds == {
+            "little:review": ("prompt", "code=... [tone=...]", ""),
+            "little:stand-up": ("prompt", "", ""),
+            "little:today-s-notes": ("resource", "", "Today's notes"),
+            "little:large": ("resource", "", "large"),
+        }
+        review = offers["little:review"]
+        assert review.description == "Review a piece of code."
+        for typed, text in {
+            "x = 1": "Review in a kind tone:\nx = 1",
+            'x = "a b" tone=dry': 'Review in a dry tone:\nx = "a b"',
+            "tone='very dry' code=y": "Review in a very dry tone:\ny",
+        }.items():
+            assert await review.fetch(typed) == text
+        for name, typed, said in (
+            ("review", "tone=dry", "missing: code"),
+            ("review", "code=a tone=b c", "this prompt takes code=... [tone=...]"),
+            ("stand-up", "now", "this prompt takes no arguments"),
+        ):
+            with pytest.raises(ToolError, match=re.escape(said)):
+                await offers[f"little:{name}"].fetch(typed)
+
+    with_servers(work)
+
+
+def test_a_server_without_tools_still_offers_its_prompts() -> None:
+    entry = McpEntry("odd", sys.executable, (ODD_SERVER, "[]", "prompts"))
+
+    async def work(servers: McpServers, called: Use) -> None:
+        assert servers.failures() == {} and servers.tools() == ()
+        assert [each.command for each in servers.offers()] == [f"odd:p-{at}" for at in range(mcp_offers.MAX_OFFERS)]
+        assert await servers.offers()[0].fetch("") == "p 0"
+
+    with_servers(work, entry)
+
+
+@pytest.mark.parametrize("list_of", ["broken", "endless"])
+def test_a_bad_list_of_prompts_costs_only_itself(list_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = [{"name": "fit", "inputSchema": {"type": "object"}}]
+
+    async def work(servers: McpServers, called: Use) -> None:
+        assert servers.failures() == {} and [each.name for each in servers.tools()] == ["odd__fit"]
+        assert (await called("odd__fit")).text == "fit"
+        if list_of == "broken":
+            left = [(each.name, each.reason) for each in servers.left_out()]
+            assert left == [("odd: prompts and resources", mcp_servers.NO_MCP)]
+        else:
+            assert len(servers.offers()) == mcp_offers.MAX_PAGES
+
+    with_servers(work, McpEntry("odd", sys.executable, (ODD_SERVER, json.dumps(tool), list_of)))
+
+
 ODD: list[dict[str, Any]] = [
     {"name": "fit", "inputSchema": {"type": "object"}, "annotations": 3, "title": 4, "icons": "x"},
     {"name": "bare"},
@@ -181,6 +238,7 @@ def test_a_server_that_died_is_an_error_and_comes_back() -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python that imports the library takes seconds, and many on a busy machine."""
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
+    monkeypatch.setattr(mcp_servers, "OFFERS_SECONDS", 120.0)
     monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 0.0)
 
 
@@ -284,3 +342,23 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
         server.client.post(f"/generations/{turn.generation_id}/permission", data=fields)
         answer = server.finished(turn)
         assert (answer.state, answer.content) == ("done", result)
+
+
+def test_the_page_fetches_offers(start: Start, tmp_path: Path) -> None:
+    entries = {"little": {"command": sys.executable, "args": [LITTLE]}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+    server = start(ScriptedEngine(lambda messages, thinking: say("Yes.")), mcp_config=tmp_path / "mcp.json").ready()
+    server.client.get("/tools")  # waits for the servers
+    page = server.client.get("/").text
+    assert 'id="command-little:review"' in page and "Review a piece of code." in page
+
+    def fetched(command: str, argument: str = "") -> tuple[int, dict[str, str]]:
+        reply = server.client.post(f"/tools/offers/{command}", data={"argument": argument})
+        return reply.status_code, reply.json()
+
+    assert fetched("little:review", "x = 1") == (200, {"name": "", "text": "Review in a kind tone:\nx = 1"})
+    assert fetched("little:today-s-notes") == (200, {"name": "Today's notes", "text": "# Today\n\nBuy   milk."})
+    assert fetched("little:review") == (502, {"problem": "/little:review: missing: code."})
+    status, refused = fetched("little:large")
+    assert status == 422 and "200,001 characters" in refused["problem"]
+    assert fetched("little:picture")[0] == 404 and fetched("nothing")[0] == 404

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
@@ -25,6 +25,9 @@ from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.fair_queue import FairQueue
+
+if TYPE_CHECKING:
+    from notso.web.tools.mcp_servers import McpServers
 
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
@@ -51,6 +54,7 @@ class ChatServices:
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
     downloads: Downloads = field(default_factory=Downloads)
     toolbox: Toolbox = field(default_factory=Toolbox)
+    mcp: McpServers | None = None
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
     backup_waits: bool = False  # whether a request waits for a dropped download to end

@@ -24,7 +24,7 @@ from notso.web.rendering.extensions import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.built_in import BuiltInTools
-from notso.web.tools.plugin_view import PluginView
+from notso.web.tools.command_view import CommandView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
@@ -58,8 +58,8 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 class Pages:
     """Renders templates; partials, which begin with an underscore, also answer htmx."""
 
-    def __init__(self, assets: Assets, renderer: FairQueue, plugins: Plugins | None = None) -> None:
-        view = PluginView(plugins or Plugins())
+    def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView | None = None) -> None:
+        view = view or CommandView(Plugins())
         self._renderer = renderer
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATE_DIRECTORY),

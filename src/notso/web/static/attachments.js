@@ -101,6 +101,7 @@
       }
     }
   };
+  list.addEventListener("attach", ({ detail: { name, text: content } }) => attach(name, content));
   document.getElementById("files").addEventListener("change", async (event) => {
     await take(event.target.files);
     event.target.value = "";

@@ -7,7 +7,7 @@
   const problem = document.getElementById("composer-problem");
   const options = [...palette.querySelectorAll("[role=option]")];
   let [shown, at, closed, refused] = [[], 0, false, null]; // `refused`: no command, and sent as it is if sent again
-  const typed = () => /^\/(\w*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
+  const typed = () => /^\/([\w:-]*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
   // As many letters from the beginning as possible, then as few strange ones.
   const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
     - 9 * [...a, ""].findIndex((letter, at) => letter !== b[at]);
@@ -60,6 +60,16 @@
       budget.dispatchEvent(new Event("change", { bubbles: true }));
     },
     insert: (option, _, rest) => write([option.dataset.text.replace(/^\//, "//"), rest].filter(Boolean).join(" ")),
+    offer: async (option, argument, rest) => { // a text of an MCP server
+      const body = new URLSearchParams({ argument: rest.replace(/^\/\//, "/") });
+      let found = { problem: form.dataset.offline };
+      try { found = await (await fetch(document.documentElement.dataset.root + option.dataset.target, { method: "POST", body })).json(); }
+      catch { /* not reached */ }
+      problem.textContent = found.problem ?? "";
+      if (found.name) document.getElementById("attachments").dispatchEvent(new CustomEvent("attach", { detail: found }));
+      else if (!text.value) write(found.text?.replace(/^\//, "//") ?? `/${option.dataset.name} ${rest}`);
+      else if (found.text) write(`${text.value}\n\n${found.text}`); // typed meanwhile
+    },
     carry: (option, _, rest) => { // a new chat's instructions: they go with its first question
       const line = document.getElementById("carried");
       line.hidden = line.querySelector("input").disabled = false;

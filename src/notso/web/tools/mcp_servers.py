@@ -1,6 +1,6 @@
-"""Tools of MCP servers, which run as child processes or at an address and are restarted when needed.
+"""Tools, prompts and resources of MCP servers, which run as child processes or at an address.
 
-Only this module, `mcp_process` and `mcp_address` import `mcp`, which the extra of that name installs.
+Only this module, `mcp_offers`, `mcp_process` and `mcp_address` import `mcp`, which the extra of that name installs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext
@@ -24,6 +24,8 @@ from mcp.types import (
     ElicitResult,
     EmbeddedResource,
     ErrorData,
+    Prompt,
+    Resource,
     ResourceLink,
     TextContent,
     TextResourceContents,
@@ -34,6 +36,17 @@ from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
 from notso.web.tools.elicitation import Ask, question_of
 from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
 from notso.web.tools.mcp_config import LeftOut, McpEntry
+from notso.web.tools.mcp_offers import (
+    Offer,
+    arguments_from,
+    command_of,
+    described,
+    is_text,
+    listed,
+    text_of_prompt,
+    text_of_resource,
+    usage_of,
+)
 from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, McpProcess
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
@@ -44,6 +57,7 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library logs messages
 START_SECONDS = 20.0
 RESTART_SECONDS = 10.0  # between attempts to start a failed server
 CALL_SECONDS = 60.0
+OFFERS_SECONDS = 5.0  # for its lists of prompts and resources
 STOP_SECONDS = 5.0
 MAX_TOOLS = 24  # of all servers together, since enabled tools are part of the prompt
 MAX_PAGES = 10
@@ -57,18 +71,20 @@ CONNECTION_CLOSED = -32_000
 NO_MCP = "it violates the MCP protocol"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+T = TypeVar("T")
 
 
 class McpServer:
     """One server. A task of its own opens and closes the connection, which must happen in the same task.
 
-    `tools` stay listed after the server exited; the next call restarts it. `failure` is the reason why it is not
-    running, `left_out` names unusable tools.
+    `tools` and `offers` (prompts and resources) stay listed after the server exited; the next call restarts it.
+    `failure` is the reason why it is not running, `left_out` names unusable tools.
     """
 
     def __init__(self, entry: McpEntry) -> None:
         self.entry = entry
         self.tools: tuple[ChatTool, ...] = ()
+        self.offers: tuple[Offer, ...] = ()
         self.left_out: tuple[LeftOut, ...] = ()
         self.failure = ""
         self._client: Client | None = None
@@ -117,29 +133,35 @@ class McpServer:
         for each in late:
             each.cancel()
 
-    async def call(
-        self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
-    ) -> str:
+    async def call(self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None) -> str:
         """Return the tool's result. `tool`: as it was listed, or its name on the server in any version.
 
         Raises ToolError if the call failed, if the server cannot be restarted, or if its tool of that name has changed.
         """
+        name = tool if isinstance(tool, str) else tool.name_there
+
+        async def called(client: Client) -> str:
+            if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
+                raise ToolError(CHANGED)
+            return await self._called(client, name, arguments, ask)
+
+        return await self._request("call", called)
+
+    async def _request(self, what: str, made: Callable[[Client], Awaitable[T]], *, again: bool = False) -> T:
+        """Make a request, starting the server if needed. Raises ToolError."""
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
-        if isinstance(tool, ChatTool) and all(each.digest != tool.digest for each in self.tools):
-            raise ToolError(CHANGED)
-        name = tool if isinstance(tool, str) else tool.name_there
         try:
-            return await self._called(self._client, name, arguments, ask)
+            return await made(self._client)
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not again:
                 await self.stop()  # the request had no effect, so it can be repeated
-                return await self.call(tool, arguments, ask, again=True)
+                return await self._request(what, made, again=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
                 self.failure = self.failure or fault or "it has exited"
-                raise ToolError(f"the server {self.entry.title} exited during the call: {self.failure}") from error
+                raise ToolError(f"the server {self.entry.title} exited during the {what}: {self.failure}") from error
             raise ToolError(visible_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.title} gave no result: {NO_MCP}") from error
@@ -198,6 +220,7 @@ class McpServer:
     async def _connect(self, process: McpAddress | McpProcess, up: asyncio.Future[None], over: asyncio.Event) -> None:
         async with Client(process, elicitation_callback=self._elicit) as client:
             self.tools = await self._listed(client, process)
+            self.offers = await self._offered(client)
             self._client = client
             if not up.done():
                 up.set_result(None)
@@ -209,6 +232,9 @@ class McpServer:
         tools: dict[str, ChatTool] = {}
         left_out: list[LeftOut] = []
         process.left_out.clear()
+        can = client.server_capabilities
+        if can.tools is None and (can.prompts is not None or can.resources is not None):
+            return ()
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
@@ -229,6 +255,42 @@ class McpServer:
         if self.left_out:  # messages of servers are not logged
             logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
+
+    async def _offered(self, client: Client) -> tuple[Offer, ...]:
+        """Return the prompts and text resources. A list that fails is left out; the tools are usable without it."""
+        found: dict[str, Offer] = {}
+        can = client.server_capabilities
+        try:
+            async with asyncio.timeout(OFFERS_SECONDS):
+                if can.prompts is not None:
+                    async for prompt in listed(client, "prompt"):
+                        command = command_of(self.entry.name, prompt.name, found)
+                        found[command] = self._prompt(command, prompt)
+                if can.resources is not None:
+                    async for resource in listed(client, "resource"):
+                        if is_text(resource.mime_type):
+                            command = command_of(self.entry.name, resource.name, found)
+                            found[command] = self._resource(command, resource)
+        except (MCPError, ValidationError, TimeoutError) as error:
+            reason = "its list was not received in time" if isinstance(error, TimeoutError) else NO_MCP
+            self.left_out = (*self.left_out, LeftOut("prompts and resources", reason))
+        return tuple(found.values())
+
+    def _prompt(self, command: str, prompt: Prompt) -> Offer:
+        async def fetch(typed: str) -> str:
+            arguments = arguments_from(prompt, typed)
+            result = await self._request("request", lambda client: client.get_prompt(prompt.name, arguments))
+            return text_of_prompt(result)
+
+        return Offer("prompt", command, usage_of(prompt), described(prompt.title, prompt.description), "", fetch)
+
+    def _resource(self, command: str, resource: Resource) -> Offer:
+        async def fetch(typed: str) -> str:
+            uri = resource.uri
+            return text_of_resource(await self._request("request", lambda client: client.read_resource(uri)))
+
+        name = visible_line(resource.title or resource.name, MAX_TOOL_NAME_CHARACTERS)
+        return Offer("resource", command, "", described(resource.title, resource.description) or name, name, fetch)
 
     def _tool(self, name: str, description: str, schema: Mapping[str, Any], name_there: str) -> ChatTool:
         async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
@@ -269,6 +331,14 @@ class McpServers:
     def tools(self) -> tuple[ChatTool, ...]:
         """Return the tools, named by server and tool."""
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return the prompts and resources; the first of a command is used."""
+        found: dict[str, Offer] = {}
+        for server in self._servers:
+            for each in server.offers:
+                found.setdefault(each.command, each)
+        return tuple(found.values())
 
     def failures(self) -> dict[str, str]:
         """Return the servers that are not running, with reasons."""

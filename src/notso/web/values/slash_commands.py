@@ -24,16 +24,16 @@ class SlashCommand(NamedTuple):
     places: tuple[Place, ...] = BOTH
     # Verb of the page: `open` shows the element of id `target`, `click` presses the last match, `post` sends to the
     # chat's address (argument as `field`), `go` follows it (argument last); a target with a slash is its own address.
-    # `choose` and `thinking` set a control.
+    # `choose` and `thinking` set a control. `offer` writes or attaches a text of an MCP server.
     act: str = ""
     target: str = ""
     field: str = ""
     argument: str = ""  # regular expression of the page's argument
-    said: str = ""  # a plugin's description of its own command
+    said: str = ""  # the description of a plugin's or an MCP server's command
 
     @property
     def does(self) -> str:
-        """Description in the reader's language, or the plugin's own."""
+        """Description in the reader's language, or the one that came with the command."""
         return self.said or words[f"command_{self.name}"]
 
 

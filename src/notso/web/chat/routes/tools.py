@@ -8,7 +8,7 @@ from datetime import date
 from typing import cast
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import RedirectResponse
+from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import allowed_in, settings_of, with_tools
@@ -20,11 +20,14 @@ from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
+from notso.web.turns.attachments import MAX_ATTACHMENT_BYTES
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
-from notso.web.values.errors import Problem
-from notso.web.values.wording import words
+from notso.web.values.errors import Problem, ToolError
+from notso.web.values.wording import number, words
 
 router = APIRouter()
+
+OFFER_SECONDS = 60.0
 
 
 @router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])
@@ -86,6 +89,25 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)
     return await _show(request, services, owner, chat)
+
+
+@router.post("/tools/offers/{command}", dependencies=[GUARDED])
+async def fetch_offer(request: Request, services: Services, command: str) -> JSONResponse:
+    """Return the text of an MCP server's prompt, or the name and text of its resource."""
+    typed = (await read_form(request)).get("argument", "")
+    offers = services.mcp.offers() if services.mcp is not None else ()
+    offer = next((each for each in offers if each.command == command), None)
+    if offer is None:
+        return JSONResponse({"problem": words["error_unknown_page"]}, 404)
+    try:
+        async with asyncio.timeout(OFFER_SECONDS):
+            text = (await offer.fetch(typed)).replace("\x00", " ").encode("utf-8", "replace").decode()
+    except (ToolError, TimeoutError) as error:
+        reason = str(error) or f"{command} did not respond within {OFFER_SECONDS:g} s"
+        return JSONResponse({"problem": f"/{command}: {reason}."}, 502)
+    if len(text.encode()) > MAX_ATTACHMENT_BYTES:
+        return JSONResponse({"problem": words["attach_too_long"].format(characters=number(len(text)))}, 422)
+    return JSONResponse({"name": offer.name, "text": text})
 
 
 def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> bool:

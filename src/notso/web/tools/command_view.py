@@ -1,15 +1,19 @@
-"""Plugins on the pages, and their commands in the palette."""
+"""Plugins on the pages, and the commands of plugins and MCP servers in the palette."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import PluginProcess, names_of
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.values.slash_commands import SlashCommand, commands_of
+
+if TYPE_CHECKING:
+    from notso.web.tools.mcp_servers import McpServers
 
 BUILT_IN = "notso"
 MAX_WORDS_CHARACTERS = 80
@@ -30,11 +34,12 @@ class PluginRow:
     built_in: bool = False
 
 
-class PluginView:
-    """Plugins for the templates, always current."""
+class CommandView:
+    """Plugins and commands for the templates, always current."""
 
-    def __init__(self, plugins: Plugins) -> None:
+    def __init__(self, plugins: Plugins, mcp: McpServers | None = None) -> None:
         self._plugins = plugins
+        self._mcp = mcp
 
     def rows(self) -> list[PluginRow]:
         """Return the built-in plugin, then the enabled ones."""
@@ -42,7 +47,7 @@ class PluginView:
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
-        """Return the page's commands, and those of plugins with a free name."""
+        """Return the page's commands, those of plugins with a free name, and those of MCP servers."""
         own = commands_of("page")
         taken = {command.name for command in own}
         added = (
@@ -59,7 +64,20 @@ class PluginView:
             for process, row in self._plugins.given("slash_commands")
             if _COMMAND.fullmatch(name := str(row["name"])) and name not in taken
         )
-        return (*own, *added)
+        offers = self._mcp.offers() if self._mcp is not None else ()
+        offered = (
+            SlashCommand(
+                each.command,
+                each.usage,
+                ("page",),
+                "offer",
+                f"/tools/offers/{each.command}",
+                argument=".*",
+                said=each.description or each.command,
+            )
+            for each in offers
+        )
+        return (*own, *added, *offered)
 
 
 def _row(process: PluginProcess) -> PluginRow:
