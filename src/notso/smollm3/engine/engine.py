@@ -28,7 +28,7 @@ from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity, cache_version
+from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity, cache_version, content_identity
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
@@ -141,6 +141,7 @@ class Engine:
         version = partial(
             cache_version, config=self.config, kv_format=plan.kv_format, context_tokens=plan.context_tokens
         )
+        arithmetic = version(content_identity(file)).hex()
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
             keep_choice(file, self.config, config, plan)
@@ -160,6 +161,7 @@ class Engine:
             latency if config.speculation else None,
             find_processor,
             sampling,
+            arithmetic,
         )
         self._when_lost: list[Callable[[], None]] = []
         lost = partial(_lost, backend, self._when_lost)
@@ -182,6 +184,7 @@ class Engine:
             chat_template=self._prompts.template_source,
             template_drops=self._prompts.template_drops,
             sampling=sampling,
+            arithmetic=arithmetic,
         )
         for source in config.adapters:
             self.adapters.add(AdapterSource.parse(source))

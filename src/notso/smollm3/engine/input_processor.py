@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from notso.smollm3.engine.request import MeanPooling, Request
+from notso.smollm3.engine.request import MeanPooling, Request, ids_digest
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
@@ -56,6 +57,7 @@ class InputProcessor:
         latency: StepLatency | None,
         find_processor: FindProcessor | None = None,
         sampling: Mapping[str, float] | None = None,
+        arithmetic: str = "",
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -68,6 +70,7 @@ class InputProcessor:
         self._latency = latency
         self._find_processor = find_processor
         self._sampling = sampling or {}
+        self._arithmetic = arithmetic
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
@@ -98,7 +101,7 @@ class InputProcessor:
         _require_end(params, is_structured, tokenizer.vocab_size)
         scores = self._scores(prompt.ids, options.prompt_logprobs)
         top, dropped = options.top_logprobs, prompt.dropped_messages
-        return Request(
+        request = Request(
             sequence=ScheduledSequence(
                 prompt.ids,
                 salt=self.salted(salt, prompt, asked, options),
@@ -137,7 +140,13 @@ class InputProcessor:
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
+            reports_ids=options.token_ids,
+            origin=self._origin(prompt.ids, adapter) if options.token_ids or options.replay is not None else "",
         )
+        if options.replay is not None:
+            checked_ids(options.replay.ids or (0,), tokenizer.vocab_size)
+            request.replay(options.replay)
+        return request
 
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
@@ -157,6 +166,10 @@ class InputProcessor:
             return salt
         tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], asked), options)
         return replace(salt, shared_blocks=tokens // BLOCK_TOKENS)
+
+    def _origin(self, ids: list[int], adapter: Adapter | None) -> str:
+        parts = (self._arithmetic, "" if adapter is None else adapter.digest.hex(), ids_digest(ids))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def _scores(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
         if alternatives is None:

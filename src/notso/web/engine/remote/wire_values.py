@@ -17,6 +17,7 @@ from notso.smollm3 import (
     ContextLengthError,
     DownloadError,
     EngineError,
+    EngineLostError,
     InvalidRequestError,
     ModelError,
     ModelFileError,
@@ -31,8 +32,8 @@ Unpack = Callable[[Any], Any]
 ERRORS: dict[str, type[NotsoError]] = {
     kind.__name__: kind
     for kind in (
-        *(ContextLengthError, DownloadError, EngineError, InvalidRequestError, ModelError, ModelFileError, NotsoError),
-        *(OutOfMemoryError, TemplateError),
+        *(ContextLengthError, DownloadError, EngineError, EngineLostError, InvalidRequestError, ModelError),
+        *(ModelFileError, NotsoError, OutOfMemoryError, TemplateError),
     )
 }
 """Errors restored as their own class; others become the nearest base class."""
