@@ -160,7 +160,7 @@ class AnswerRun:
     """One engine request of an answer, so that it can be repeated.
 
     It began with the first `content_at` and `reasoning_at` characters of answer and thoughts, and after `calls` tool
-    calls. `params` are fields of SamplingParams, with the seed. `hurry`: its reasoning ends at once. `ids` are the
+    calls; `is_apart` if a call separates its text from the text before. `params` are fields of SamplingParams, with the seed. `hurry`: its reasoning ends at once. `ids` are the
     tokens so far; at `closed_at` the engine ended the reasoning. `origin` and `limit` are those of the engine's
     `started` event. At its end, `tokens` and `reasoning_tokens` are counted and `finish` is the finish reason.
     """
@@ -169,6 +169,7 @@ class AnswerRun:
     content_at: int = 0
     reasoning_at: int = 0
     calls: int = 0
+    is_apart: bool = False
     hurry: bool = False
     origin: str = ""
     limit: int = 0

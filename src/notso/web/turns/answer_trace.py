@@ -62,10 +62,10 @@ class TraceRecorder:
         """Whether the last run can be sent again."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls" and self.trace.tries < MOST_TRIES
 
-    def begin(self, request: Request, message: StoredMessage, *, hurry: bool) -> None:
+    def begin(self, request: Request, message: StoredMessage, *, hurry: bool, is_apart: bool) -> None:
         """Add the run of `request`, which continues `message`."""
         at = len(message.content), len(message.reasoning), len(message.tool_uses)
-        run = AnswerRun(packed(request.params), *at, hurry=hurry)
+        run = AnswerRun(packed(request.params), *at, hurry=hurry, is_apart=is_apart)
         self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=0)
 
     def take(self, event: Event) -> None:

@@ -27,6 +27,7 @@ class Turn:
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # by a user
     interrupted: bool = False  # by shutdown of the server or engine
+    is_left: bool = False  # to the next process
 
     @property
     def id(self) -> str:

@@ -196,13 +196,15 @@ class TurnConsumer:
         """Send the last run again, with its tokens so far."""
         run, message = self._recorder.last, self._replaying or self.turn.message  # type: ignore[union-attr]
         self._replaying, self.running = message, running
+        if run.is_apart:
+            self._separate = set(CHANNELS)
         request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
         self._send(request, hurry=run.hurry)
 
     def _begin_text(self, message: StoredMessage) -> None:
         self._text: dict[ChannelName, str] = {"reasoning": message.reasoning, "answer": message.content}
         self._unrendered = _parts_before(message)
-        self._separate: set[ChannelName] = set(CHANNELS) if message.tool_uses else set()
+        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
         self._after_call = bool(message.tool_uses) and not parts_of(message)[-1]
         self._room = {name: self._max_characters - len(text) for name, text in self._text.items()}
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
@@ -258,7 +260,7 @@ class TurnConsumer:
     def _ask(self, request: Request, message: StoredMessage, prepared: Prepared | None = None) -> None:
         """Send the request that continues `message`."""
         if self._recorder is not None:
-            self._recorder.begin(request, message, hurry=self.turn.hurry)
+            self._recorder.begin(request, message, hurry=self.turn.hurry, is_apart=bool(self._separate))
         self._send(request, prepared, hurry=self.turn.hurry)
 
     def _send(self, request: Request, prepared: Prepared | None = None, *, hurry: bool) -> None:
@@ -304,7 +306,7 @@ class TurnConsumer:
     def _left_over(self, request: Request) -> Request:
         # Limits apply to the whole answer, so earlier requests count.
         used, params = self.usage or Usage(0, 0), request.params
-        if self._recorder is not None:
+        if self._recorder is not None and self._recorder.trace.runs:
             params, used = self._recorder.last_params, self._recorder.last_usage
         most, budget = params.max_tokens, params.thinking_budget
         if most is not None:
@@ -395,7 +397,8 @@ class TurnConsumer:
         state, note = self._outcome()
         log = self.turn.log
         log.ask("")
-        for use in self.calls.abandon():
+        is_left = state == "interrupted" and self.turn.is_left and self._recorder is not None
+        for use in [] if is_left else self.calls.abandon():
             log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
         self._note = note
         message = replace(
@@ -407,7 +410,7 @@ class TurnConsumer:
         self.turn.message = message
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if not await self._save_for_good(message):
+        if not await self._save_for_good(replace(message, state="running", renderer=0) if is_left else message):
             state, error = "failed", words["failed_saving"]
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 

@@ -208,9 +208,10 @@ class Turns:
                 self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
-        """Interrupt every turn, or those that wait for the user."""
+        """Interrupt every turn, or those that wait for the user; the next process continues them."""
         for generation_id, consumer in list(self._consumers.items()):
             if not asking_only or consumer.calls.asking is not None:
+                consumer.turn.is_left = not consumer.turn.cancelled
                 self.stop(generation_id, interrupted=True)
 
     async def wait_for_all(self) -> None:

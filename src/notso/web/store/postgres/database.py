@@ -187,10 +187,11 @@ class PostgresDatabase(Database):
         ).fetchall()
 
     def leave(self) -> None:
-        """Interrupt this process's unfinished answers and end its lease."""
+        """End this process's lease, and interrupt its unfinished answers that no other can continue."""
         self.execute(
-            f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}",
-            (self._replica,),
+            f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}"
+            " AND id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?)",
+            (self._replica, MOST_TRIES),
         )
         self.execute("DELETE FROM replicas WHERE id = ?", (self._replica,))
 

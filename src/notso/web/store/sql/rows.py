@@ -125,12 +125,14 @@ def update_message(db: Database, owner: str, assistant_message: StoredMessage) -
     return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
 
 
-def save_trace(db: Database, message_id: str, trace: AnswerTrace) -> None:
+def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) -> None:
     told = json.dumps({"runs": [asdict(run) for run in trace.runs], "model": trace.model}, separators=(",", ":"))
     db.execute(
-        "INSERT INTO answer_traces (message_id, trace, tries, resumes) VALUES (?, ?, ?, ?) ON CONFLICT (message_id)"
+        "INSERT INTO answer_traces (message_id, trace, tries, resumes)"
+        " SELECT id, CAST(? AS TEXT), CAST(? AS BIGINT), CAST(? AS BIGINT) FROM messages WHERE id = ? AND owner = ?"
+        " ON CONFLICT (message_id)"
         " DO UPDATE SET trace = excluded.trace, tries = excluded.tries, resumes = excluded.resumes",
-        (message_id, told, trace.tries, trace.resumes),
+        (told, trace.tries, trace.resumes, message_id, owner),
     )
 
 

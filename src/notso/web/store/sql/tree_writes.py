@@ -139,7 +139,8 @@ def edit_message(
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
-    db.execute("DELETE FROM answer_traces WHERE message_id = ?", (message_id,))
+    forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
+    db.execute(forget, (message_id, owner))  # it tells of another text
     _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
@@ -181,7 +182,7 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
         return
     update_message(db, row["owner"], assistant_message)
     if trace is not None:
-        save_trace(db, assistant_message.id, trace)
+        save_trace(db, row["owner"], assistant_message.id, trace)
     if not assistant_message.active:
         db.let_go(assistant_message.id)
         # Answers are searchable once finished.
