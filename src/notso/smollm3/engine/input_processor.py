@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+from notso.smollm3.engine.receipts import Redraw, params_of, replay_of
 from notso.smollm3.engine.request import MeanPooling, Request, ids_digest
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
@@ -22,7 +23,7 @@ from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_fo
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt, conversation_digest, reading_digest
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
@@ -81,12 +82,15 @@ class InputProcessor:
         options: RequestOptions,
         salt: CacheSalt,
         adapter: Adapter | None = None,
+        *,
+        written: Prompt | None = None,
     ) -> Request:
-        """Build a request; `salt`: see `salted`. Raises InvalidRequestError, ContextLengthError or
+        """Build a request; `salt`: see `salted`, `written`: the prompt, if it is known. Raises InvalidRequestError, ContextLengthError or
         TemplateError."""
         params = params.with_defaults(self._sampling)
-        prompt = self._fitting_prompt(asked, params, options)
+        prompt = written or self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
+        is_plain = isinstance(asked, str) or options.is_plain
         room = self._context_tokens - len(prompt.ids)
         structured_output = structured_output_for(
             options,
@@ -120,7 +124,7 @@ class InputProcessor:
                 params.stop,
                 may_call,
                 prompt.goes_on,
-                isinstance(asked, str) or options.is_plain,
+                is_plain,
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
@@ -141,12 +145,36 @@ class InputProcessor:
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
             reports_ids=options.token_ids,
+            started=prompt.started if prompt.goes_on and not is_plain else None,
+            is_plain=is_plain,
             origin=self._origin(prompt.ids, adapter) if options.token_ids or options.replay is not None else "",
         )
         if options.replay is not None:
             checked_ids(options.replay.ids or (0,), tokenizer.vocab_size)
             request.replay(options.replay)
         return request
+
+    def redraw(
+        self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
+    ) -> tuple[Request, Redraw]:
+        """Return a request that computes the logits of a receipt's answer, and what draws it again from them.
+
+        Raises InvalidRequestError or ContextLengthError.
+        """
+        told, answer = receipt["prompt"], replay_of(receipt)
+        ids, started = checked_ids(told["ids"], self._tokenizer.vocab_size), told["started"]
+        checked_ids(answer.ids or (0,), self._tokenizer.vocab_size)
+        whole = [*ids, *answer.ids[:-1]]
+        if len(whole) > self._context_tokens:
+            raise ContextLengthError(len(whole), self._context_tokens)
+        goes_on = started is not None or options.is_plain
+        prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
+        request = self.write(ids, params_of(receipt), options, NO_SALT, adapter, written=prompt)
+        check = Redraw(request, answer, receipt["answer"]["finish_reason"])
+        only = RequestOptions(prompt_only=True, is_plain=True, priority="background")
+        reading = self.write(whole, SamplingParams(), only, NO_SALT, adapter, written=Prompt(whole, goes_on=True))
+        reading.scores, reading.sequence.scored, reading.sequence.scored_from = check, True, len(ids) - 1
+        return reading, check
 
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.output.logprobs import PromptScores
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.logits_processor import AnswerEnd, LogitsProcessors
 from notso.smollm3.sampling.sampler import Floats, Sampler
@@ -52,6 +52,12 @@ class MeanPooling:
         return tuple((mean / length if length else mean).astype(np.float32).tolist())
 
 
+class Scores(Protocol):
+    """Receives the logits of a scored prompt."""
+
+    def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]: ...
+
+
 @dataclass(eq=False)
 class Request:
     """A request in the engine; times are `perf_counter` seconds or 0."""
@@ -70,7 +76,7 @@ class Request:
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
-    scores: PromptScores | None = None
+    scores: Scores | None = None
     pooling: MeanPooling | None = None
     # Builds a token's log probabilities.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
@@ -79,6 +85,9 @@ class Request:
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False
     origin: str = ""  # see `Event`
+    started: str | None = None  # beginning of the answer in the prompt; None: none
+    is_plain: bool = False
+    closed_at: list[int] = field(default_factory=list)  # tokens before each end of the reasoning that was written
     replayed_events: list[Event] = field(default_factory=list)  # of the tokens that the answer begins with
     submitted: float = 0.0
     started_at: float = 0.0
@@ -196,6 +205,7 @@ class Request:
         """Append the end of the reasoning, as room permits."""
         events: list[Event] = []
         start = len(self.sequence.tokens)
+        self.closed_at.append(self.output.tokens)
         self.output.cut_character()
         for token in self.closing:
             if self.is_over:

@@ -274,9 +274,10 @@ class TurnConsumer:
     async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
         try:
             # Events are taken as they arrive; rendering is paced separately.
-            self._save_soon = self._recorder is not None
-            self._wake.set()
+            saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
             await running.begin(ask, model=model)
+            if saving is not None:
+                await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 self.take(events)
         except NotsoError as error:
