@@ -387,6 +387,8 @@ class Engine:
         self._require_open()
         try:
             return self._check_receipt(opened(receipt, transcript))
+        except InvalidRequestError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidRequestError("the receipt is malformed", param="receipt") from error
 

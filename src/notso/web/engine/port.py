@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from notso.smollm3 import (
     AdapterInfo,
@@ -167,6 +167,19 @@ class ChatEngine(Protocol):
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """Estimate the prefill cost now."""
+
+    def receipt(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        sealed: bool = False,
+    ) -> Mapping[str, Any]:
+        """Return the receipt of a written answer: `params` has its seed, `options` its tokens as `replay`.
+
+        Raise like `submit`.
+        """
 
     def stats(self) -> EngineStats: ...
 

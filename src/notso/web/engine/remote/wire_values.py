@@ -42,7 +42,7 @@ _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes",
 METHODS = frozenset(
     {
         *("render", "tokenize", "detokenize", "token_texts", "encode_chat", "count_tokens", "estimate"),
-        *("speculative_prefill", "clear_cache", "forget_reading"),
+        *("speculative_prefill", "clear_cache", "forget_reading", "receipt"),
     }
 )
 """ChatEngine methods that return at once."""
