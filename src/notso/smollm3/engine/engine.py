@@ -394,7 +394,10 @@ class Engine:
 
     def _check_receipt(self, told: Mapping[str, Any]) -> ReceiptCheck:
         named = told.get("adapter")
-        adapter = self.adapters.of(named["name"]) if named else None
+        names = [name for name, info in self.adapters.infos.items() if named and info.digest == named["sha256"]]
+        if named and not names:
+            raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
+        adapter = self.adapters.of(names[0]) if names else None
         for name, value in self._facts(adapter).items():
             if name != "adapter" or value is not None:
                 theirs, ours = told.get(name), value
