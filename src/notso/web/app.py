@@ -64,6 +64,7 @@ from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
 from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
+from notso.web.chat.routes import tokens as answer_tokens
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.submit import take_up
 from notso.web.chat.suggestions import Suggestions
@@ -294,6 +295,7 @@ def create_app(
     chats = (
         routes,
         messages,
+        answer_tokens,
         archive,
         chat_routes,
         settings_routes,

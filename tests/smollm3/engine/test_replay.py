@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Engine, Event, InvalidRequestError, Message, Replay, RequestOptions, SamplingParams
+from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
 from notso.smollm3.values.request_options import Grammar
 
 WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -115,6 +118,30 @@ def test_blocks_before_the_last_are_not_read_again(engine: Engine) -> None:
         list(engine.submit(messages, replace(params, max_tokens=place + 1), replace(options, replay=replay)).events())
         computed = prompt + place - (engine.stats().cached_tokens_total - before)
         assert 0 < computed <= 128
+
+
+FORKS = int(os.environ.get("FORKS", 12))
+
+
+@pytest.mark.parametrize("kv", KV_CHOICES[1:])
+def test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens(kv: KVChoice) -> None:
+    """At FORKS places, spread over the positions of a block: FORKS=1000 takes them all, in each format."""
+    messages, params = asked(RequestOptions()), SamplingParams(seed=2, max_tokens=260, ignore_eos=True, temperature=1.5)
+    options = RequestOptions(thinking=False)
+    with Engine.load(None, threads=1, context_tokens=1024, kv=kv) as warm:
+        whole = write(warm, messages, params, options).replay
+        prompt = warm.encode_chat(messages, options)
+        rng = random.Random(kv)
+        with Engine.load(None, threads=1, context_tokens=1024, kv=kv) as cold:
+            for number in range(-(-FORKS // len(KV_CHOICES[1:]))):
+                at = 128 - len(prompt) % 128 + (number * 37) % 128
+                branch = (*whole.ids[:at], rng.randrange(256))
+                few = replace(params, max_tokens=len(branch) + 4)
+                forked = write(warm, messages, few, replace(options, replay=Replay(branch))).replay.ids
+                cold.clear_cache()
+                behind = replace(params, max_tokens=4)
+                fresh = write(cold, [*prompt, *branch], behind, replace(options, is_plain=False)).replay.ids
+                assert forked == fresh and len(forked) == 4, (kv, at)
 
 
 def test_what_cannot_have_been_written_is_refused(engine: Engine) -> None:

@@ -176,6 +176,9 @@ class Request:
                 raise InvalidRequestError(f"replay: the answer ends after {at} tokens", param="replay")
             if at in replay.closed_at and self.output.in_reasoning:
                 self.replayed_events += self.close_reasoning()
+                written = self.sequence.tokens[len(self.sequence.prompt) + at :]
+                if written != list(replay.ids[at : at + len(written)]):
+                    raise InvalidRequestError("replay differs within the end of the reasoning", param="replay")
                 continue
             try:
                 self.replayed_events += self.take(replay.ids[at])

@@ -19,6 +19,7 @@ from notso.web.engine.model_names import ModelChoice, chosen_model, model_id
 from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import Prepared, RunningRequest, asks, prepare
 from notso.web.store.protocol import (
+    AnswerTrace,
     Attachment,
     Chat,
     NewMessage,
@@ -30,7 +31,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.turns.answer_trace import traced
+from notso.web.turns.answer_trace import at_start_of, request_of, traced
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
 from notso.web.turns.documents import PromptDocuments, prompt_documents
@@ -151,7 +152,7 @@ async def ask(
             user_message = replace(_message(chat, "user", text), attachments=attachments)
             choice = await chosen_model(*models_of(services), view.settings.model)
             asked = view.with_question(user_message)
-            request, _ = await _request(services, owner, asked, choice)
+            request, _ = await request_in(services, owner, asked, choice)
             parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
             answer = replace(_new_message(chat), model=_model_name(services, choice))
             request = traced(request, answer.generation_id)
@@ -219,7 +220,7 @@ async def add_version(
         choice = await chosen_model(*models_of(services), view.settings.model)
         answer = replace(_new_message(view.chat), model=_model_name(services, choice))
         new = NewMessage(answer, message.parent_id, key)
-        request, _ = await _request(services, owner, view, choice)
+        request, _ = await request_in(services, owner, view, choice)
         prepared = await _reserved(services, running, traced(request, answer.generation_id), view)
         return await _begin(
             services,
@@ -267,7 +268,7 @@ async def write_on(
         choice = await chosen_model(*models_of(services), view.settings.model)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # else the calls come first
-            request, _ = await _request(services, owner, view, choice)
+            request, _ = await request_in(services, owner, view, choice)
             request = next_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _reserved(services, running, traced(request, generation_id), view)
         return await _begin(
@@ -283,6 +284,62 @@ async def write_on(
             prepared=prepared,
             hurry=hurry,
         )
+
+
+async def fork(
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    message: StoredMessage,
+    trace: AnswerTrace,
+    place: tuple[int, int],
+    instead: tuple[int, ...],
+    fields: dict[str, str],
+) -> Submitted:
+    """Generate another version of an answer, which is the same up to a `place` (run, token) and goes on with `instead`.
+
+    `view` ends in its question. Raises Problem (409) if the conversation or the model has changed.
+    """
+    if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
+        raise Problem(404, words["error_unknown_page"])
+    number, at = place
+    run = trace.runs[number]
+    closed_at = tuple(each for each in run.closed_at if each < at)
+    run = replace(run, ids=(*run.ids[:at], *instead), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
+    begun, key = at_start_of(run, message), _key(fields)
+    with _admitted(services, owner) as running:
+        choice = await chosen_model(*models_of(services), trace.model)
+        await services.toolbox.ready(view.settings.tool_names)
+        new = NewMessage(replace(_new_message(view.chat), model=message.model), message.parent_id, key)
+        request, offer = await request_in(services, owner, view, choice)
+        request = traced(request, new.assistant_message.generation_id)
+        keep = view.settings.keep_thinking
+        await _require_same(services, request_of(run, request, message, keep_thinking=keep), text_size(view.line))
+        with services.turns.expecting(new.assistant_message.generation_id or ""):
+            add = services.shared.store.add_message
+            accepted = _accepted(await _once_free(services, owner, lambda: add(owner, new)))
+            if accepted.repeated:
+                running.close()
+                return accepted, view
+            begun = replace(
+                accepted.assistant_message,
+                content=begun.content,
+                reasoning=begun.reasoning,
+                tool_uses=begun.tool_uses,
+            )
+            forked = AnswerTrace((*trace.runs[:number], run), trace.model)
+            turn = Turn(begun, request, offer, keep, left_out=view.left_out, model=trace.model, trace=forked)
+            services.turns.start(turn, running)
+    return accepted, view
+
+
+async def _require_same(services: ChatServices, request: Request, size: int) -> None:
+    engine = services.shared.engine.model(request.model).engine
+    try:
+        if engine is not None:
+            await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+    except ModelError as error:
+        raise Problem(409, words["error_fork"]) from error
 
 
 async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
@@ -404,7 +461,7 @@ async def _begin(
             view = view.after(accepted) or await read_branch(services, owner, question.chat_id, question.id)
             view = _with_settings(view, own)
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = await _request(services, owner, view, choice)
+            request, offer = await request_in(services, owner, view, choice)
             if not parts:
                 request = traced(request, accepted.assistant_message.generation_id)
             in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
@@ -457,7 +514,7 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
     if message.kind == "summary":
         request = await summary_request(services, owner, view, choice)
     else:
-        request, offer = await _request(services, owner, view, choice)
+        request, offer = await request_in(services, owner, view, choice)
     trace = replace(trace, resumes=trace.resumes + 1)
     return Turn(
         message,
@@ -495,9 +552,10 @@ async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message
     )
 
 
-async def _request(
+async def request_in(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice
 ) -> tuple[Request, ToolOffer | None]:
+    """Return the request for an answer to the branch, and the tools that it offers."""
     chat, settings = view.chat, view.settings
     offer = await offer_in(services, owner, view)
     documents = await documents_in(services, owner, view, choice)
