@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from notso.smollm3 import ContextLengthError, EngineError
 from notso.web.engine.port import (
@@ -272,6 +272,17 @@ class ScriptedEngine:
         # As if all but the last message were cached.
         tokens, cached = self.count_tokens(messages, options), self.count_tokens(messages[:-1], options)
         return PromptEstimate(tokens, cached, (tokens - cached) / PREFILL_TOKENS_PER_S)
+
+    def receipt(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        sealed: bool = False,
+    ) -> Mapping[str, Any]:
+        """Refuse: nothing here is computed."""
+        raise InvalidRequestError("a scripted answer has no receipt", param="replay")
 
     def stats(self) -> EngineStats:
         with self._moved:

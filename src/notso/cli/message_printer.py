@@ -29,6 +29,8 @@ class PrintedMessage:
     finish_reason: FinishReason = "stop"
     first_token_ms: float = 0.0
     total_ms: float = 0.0
+    ids: list[int] = field(default_factory=list)  # if reported
+    closed_at: list[int] = field(default_factory=list)
 
 
 _THINKING, _THOUGHT = "[thinking]", "[end of thinking]"
@@ -118,6 +120,9 @@ def _take(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) 
             printer.text(event.text)
     elif event.kind == "tool_call" and event.tool_call is not None:
         answer.tool_calls.append(event.tool_call)
+    elif event.kind == "tokens":
+        answer.closed_at += [len(answer.ids)] if event.is_forced else []
+        answer.ids += event.token_ids
     elif event.kind == "usage":
         answer.usage = event.usage
     elif event.kind == "end":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from notso.text_file import NotTextError, decode_text
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.values.messages import Message
-    from notso.smollm3.values.request_options import Grammar
+    from notso.smollm3.values.request_options import Grammar, RequestOptions
     from notso.smollm3.values.sampling_params import SamplingParams
 
 EXAMPLES = """\
@@ -52,6 +53,12 @@ def run(
     threads: options.Threads = None,
     device: options.Device = "auto",
     adapter: options.Adapters = None,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", metavar="FILE", help="Write a receipt that `verify --receipt` checks.", show_default=False
+        ),
+    ] = None,
     as_json: options.Json = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print token counts, speed and fingerprint to stderr.")
@@ -85,9 +92,10 @@ def run(
             fetch=fetch,
         )
         try:
-            answer = _answer(
-                engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar, used
-            )
+            asked = _options(not no_think, grammar, used, with_ids=receipt is not None)
+            answer = _answer(engine, messages, params, asked, interruption, hide_thinking, as_json)
+            if receipt is not None:
+                _write_receipt(engine, messages, params, asked, answer, receipt)
         finally:
             engine.close()
     if as_json:
@@ -108,20 +116,15 @@ def _answer(
     engine: Engine,
     messages: list[Message],
     params: SamplingParams,
+    options: RequestOptions,
     interruption: Interruption,
-    thinking: bool,
     hide_thinking: bool,
     as_json: bool,
-    grammar: Grammar | None,
-    adapter: str | None,
 ) -> PrintedMessage:
-    from notso.smollm3.values.request_options import RequestOptions
-
     notice = engines.demo_notice(engine.info)
     if notice and not as_json:
         terminal.note(notice)
     printer = None if as_json else MessagePrinter(show_reasoning=not hide_thinking)
-    options = RequestOptions(thinking=thinking, grammar=grammar, adapter=adapter)
     events = engine.generate(messages, params, options, cancelled=interruption.requested)
     try:
         with terminal.waiting("processing the prompt", silent=as_json) as answer_begins:
@@ -129,6 +132,30 @@ def _answer(
     finally:
         if printer is not None:
             printer.finish()
+
+
+def _options(thinking: bool, grammar: Grammar | None, adapter: str | None, *, with_ids: bool) -> RequestOptions:
+    from notso.smollm3.values.request_options import RequestOptions
+
+    return RequestOptions(thinking=thinking, grammar=grammar, adapter=adapter, token_ids=with_ids)
+
+
+def _write_receipt(
+    engine: Engine,
+    messages: list[Message],
+    params: SamplingParams,
+    options: RequestOptions,
+    answer: PrintedMessage,
+    path: Path,
+) -> None:
+    from notso.smollm3.values.request_options import Replay
+
+    replay = Replay(tuple(answer.ids), tuple(answer.closed_at))
+    told = engine.receipt(messages, params, replace(options, replay=replay))
+    try:
+        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--receipt") from None
 
 
 def _question(words: list[str] | None) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +16,11 @@ from notso.cli.model_files import model_file
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.verification import TensorCheck, Verification
 
+_MAX_RECEIPT_BYTES = 16 << 20
 EXAMPLES = """\
   notso verify SmolLM3-Q4_K_M.gguf
   notso verify SmolLM3-Q4_K_M.gguf --golden
-  notso verify model.gguf --json"""
+  notso verify --receipt answer.json --model SmolLM3-Q4_K_M.gguf"""
 
 
 def verify(
@@ -36,6 +39,20 @@ def verify(
             "--golden-file", metavar="JSON", help="Compare with another model's reference results.", show_default=False
         ),
     ] = None,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", metavar="JSON", help="Draw the answer of this receipt again, token by token.", show_default=False
+        ),
+    ] = None,
+    transcript: Annotated[
+        Path | None,
+        typer.Option(
+            "--transcript", metavar="JSON", help="Open receipt of the answer, for a sealed one.", show_default=False
+        ),
+    ] = None,
+    model: options.Model = None,
+    adapter: options.Adapters = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -45,10 +62,19 @@ def verify(
     Compares the SHA-256 with the published ones, renders prompts with the tokenizer and chat template, and compares
     each tensor's quantized product with that of its dequantized reference; the largest error is shown. Exit code 3 if a
     check fails.
+
+    With --receipt, the answer of a receipt is drawn again instead, and the first token that differs is named. Exit code
+    1 if one does, or if the receipt is of another model.
     """
     from notso.smollm3.diagnostics.verification import verify_file
     from notso.smollm3.hub import registry
 
+    if receipt is not None:
+        _check_receipt(receipt, transcript, file or model, adapter or [], as_json)
+        return
+    if transcript is not None or adapter:
+        raise typer.BadParameter("this option needs --receipt", param_hint="--transcript" if transcript else "--adapter")
+    file = file or model
     engines.prepare_for_a_lost_file()
     if golden or golden_file:
         _compare(model_file(file, silent=as_json) or registry.demo_path(), golden_file, as_json)
@@ -89,6 +115,47 @@ def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
         terminal.say("right" if found.ok else "wrong: this file or this build does not reproduce the reference results")
     if not found.ok:
         raise typer.Exit(exit_codes.BAD_MODEL)
+
+
+def _check_receipt(
+    path: Path, transcript: Path | None, model: Path | None, adapters: list[str], as_json: bool
+) -> None:
+    from notso.smollm3.errors import InvalidRequestError
+    from notso.smollm3.values.engine_config import KV_CHOICES
+
+    told = _json(path, "--receipt")
+    whole = None if transcript is None else _json(transcript, "--transcript")
+    counts = [told.get(part, {}).get("tokens", 0) for part in ("prompt", "answer")] if isinstance(told, dict) else []
+    context = sum(counts) if counts and all(type(count) is int for count in counts) else 0
+    kv = told.get("kv_format") if isinstance(told, dict) else None
+    if kv not in KV_CHOICES:
+        kv = "auto"  # it is refused by what the engine has
+    began = time.perf_counter()
+    try:
+        # The context is as long as prompt and answer; a receipt without them is refused.
+        with engines.open_engine(model, max(context + 1, 512), None, kv=kv, silent=True, adapters=adapters) as engine:
+            with terminal.waiting("drawing the answer again", silent=as_json):
+                began = time.perf_counter()
+                found = engine.check_receipt(told, whole)
+        problem, place, tokens = found.problem, found.place, found.tokens
+    except InvalidRequestError as error:
+        problem, place, tokens = str(error), None, 0
+    seconds = time.perf_counter() - began
+    if as_json:
+        terminal.say_json({"ok": not problem, "problem": problem, "place": place, "tokens": tokens})
+    elif problem:
+        terminal.warn(terminal.on_one_line(problem))
+    else:
+        terminal.say(f"{tokens:,} tokens drawn again in {seconds:.1f} s: all equal")
+    if problem:
+        raise typer.Exit(exit_codes.FAILED)
+
+
+def _json(path: Path, name: str) -> Any:
+    try:
+        return json.loads(options.read_text(path, name, _MAX_RECEIPT_BYTES))
+    except (ValueError, RecursionError):
+        raise typer.BadParameter(f"{path} is not JSON", param_hint=name) from None
 
 
 def damaged_copy(found: Verification) -> str | None:

@@ -87,6 +87,10 @@ class EngineError(ModelError):
     """One answer failed, for example on a non-finite logit; others are unaffected."""
 
 
+class EngineLostError(EngineError):
+    """The engine is gone, and with it this answer; another one can take it up with its tokens so far."""
+
+
 class DownloadError(ModelError):
     """A download failed, was truncated, or does not match its published size or SHA-256."""
 

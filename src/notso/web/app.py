@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -64,7 +64,9 @@ from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
 from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
+from notso.web.chat.routes import tokens as answer_tokens
 from notso.web.chat.services import ChatServices, chat_services
+from notso.web.chat.submit import take_up
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
@@ -91,7 +93,7 @@ from notso.web.sign_in.ways import SignInWays, sign_in_ways
 from notso.web.store.access import AccessStore
 from notso.web.store.leases import Leases
 from notso.web.store.opening import access_store_at, store_at
-from notso.web.store.protocol import ChatStore, Conversation
+from notso.web.store.protocol import ChatStore, Conversation, Orphan
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.command_view import CommandView
 from notso.web.tools.plugin_tools import PluginTools
@@ -242,10 +244,10 @@ def create_app(
         await asyncio.to_thread(parts.shared.plugins.start)
         await parts.shared.store.open()
         parts.shared.exchange.start()
-        parts.leases.start()
         if parts.shared.accounts is not None:
             await parts.shared.accounts.start()
         parts.shared.engine.start(asyncio.get_running_loop())
+        await parts.leases.start()  # answers that it takes up wait for the engine
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
@@ -294,6 +296,7 @@ def create_app(
     chats = (
         routes,
         messages,
+        answer_tokens,
         archive,
         chat_routes,
         settings_routes,
@@ -414,8 +417,20 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: compaction.consider(turn, usage))
     leases = shared.leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
+    leases.at_taken = _taking_up(chat)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
     return Parts(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring))
+
+
+def _taking_up(chat: ChatServices) -> Callable[[Orphan], None]:
+    tasks: set[asyncio.Task[None]] = set()
+
+    def begin(left: Orphan) -> None:
+        task = asyncio.create_task(take_up(chat, left))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    return begin
 
 
 async def _shut_down(parts: Parts) -> None:

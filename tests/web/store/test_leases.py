@@ -29,7 +29,7 @@ class OtherProcesses:
         self.asked: list[frozenset[str]] = []
         self.all_said = asyncio.Event()
 
-    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
+    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
         self.asked.append(frozenset(running))
         found = self.said.pop(0) if self.said else Heartbeat()
         if not self.said:
@@ -51,7 +51,7 @@ def test_heartbeats_go_on_though_the_database_is_away(
         others = OtherProcesses(Heartbeat(), away, away, Heartbeat((orphan,)))
         leases = Leases(cast(ChatStore, others), cast(RunningTurns, SimpleNamespace(generations=frozenset({"mine"}))))
         leases.at_orphan.append(told.append)
-        leases.start()
+        await leases.start()
         await others.all_said.wait()
         await leases.beat()
         leases.stop()

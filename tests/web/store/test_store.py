@@ -12,6 +12,8 @@ from web.store.conftest import Kept
 from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished
 
 from notso.web.store.protocol import (
+    AnswerRun,
+    AnswerTrace,
     ChatStore,
     Heartbeat,
     NewMessage,
@@ -73,6 +75,37 @@ def test_an_unfinished_answer_is_interrupted_at_the_next_start(kept: Kept) -> No
             queued.id: ("interrupted", ""),
             done.id: ("done", "whole"),
         }
+
+    kept.run(crash)
+    kept.run(look)
+
+
+def test_an_answer_with_a_trace_is_taken_up_until_two_processes_ended_with_it(kept: Kept) -> None:
+    turns = [(chat := a_chat(), a_turn(chat), tries) for tries in range(3)]
+    run = AnswerRun({"seed": 7, "logit_bias": {"5": 1.5}}, 1, 2, origin="o", limit=9, ids=(1, 2), closed_at=(1,))
+
+    async def crash(store: ChatStore) -> None:
+        for chat, turn, tries in turns:
+            await store.add_turn(OWNER, turn, chat)
+            half = replace(turn.assistant_message, content="half", state="running")
+            await store.save_message(half, OWNER, AnswerTrace((run,), "model", tries, 3))
+
+    async def look(store: ChatStore) -> None:
+        found: set[str] = set()
+        async with asyncio.timeout(60):
+            while len(found) < 2:  # a shared store waits for the lease of the other process
+                found |= {each.message_id for each in (await store.heartbeat(frozenset(), takes=True)).taken}
+                await asyncio.sleep(0.02)
+        assert found == {turn.assistant_message.id for _, turn, tries in turns if tries < 2}
+        for chat, turn, tries in turns:
+            answer = turn.assistant_message
+            state = "running" if tries < 2 else "interrupted"
+            assert (await store.messages(OWNER, chat.id))[1].state == state
+            assert await store.trace(OWNER, answer.id) == AnswerTrace((run,), "model", tries, 3)
+            assert await store.trace("another", answer.id) is None
+            await store.save_message(replace(answer, content="whole", state="done"), OWNER)
+        await store.edit_message(OWNER, turns[0][0].id, turns[0][1].assistant_message.id, "mine")
+        assert await store.trace(OWNER, turns[0][1].assistant_message.id) is None, "it tells of another text"
 
     kept.run(crash)
     kept.run(look)

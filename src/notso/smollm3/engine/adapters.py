@@ -66,7 +66,7 @@ class Adapters:
 
             adapter = self._core.call(put)
             count = sum(map(len, read.layers))
-            info = AdapterInfo(source.name, source.path, source.scale, read.rank, read.nbytes, count)
+            info = AdapterInfo(source.name, source.path, source.scale, read.rank, read.nbytes, count, read.digest.hex())
             self._loaded[source.name] = adapter, info
             return info
 

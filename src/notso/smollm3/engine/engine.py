@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,13 +24,16 @@ from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.prompt_logits import ContextLogits
+from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, opened, options_of, receipt_of
+from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity, cache_version
+from notso.smollm3.kv.model_identity import ARITHMETIC, IdentityWorker, ModelIdentity, cache_version, content_identity
 from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
@@ -116,6 +120,7 @@ class Engine:
         sampling = sampling_defaults(file.metadata)
         self._context_tokens = plan.context_tokens
         self._closed = False
+        self._digest = ModelDigest(file)
         # Order matters: each part builds on those above, and nothing refers to the engine itself, so that it is
         # finalized when unreferenced. Device memory is allocated before threads and folders: if it fails, nothing is
         # left behind.
@@ -141,6 +146,7 @@ class Engine:
         version = partial(
             cache_version, config=self.config, kv_format=plan.kv_format, context_tokens=plan.context_tokens
         )
+        arithmetic = version(content_identity(file)).hex()
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
             keep_choice(file, self.config, config, plan)
@@ -160,6 +166,7 @@ class Engine:
             latency if config.speculation else None,
             find_processor,
             sampling,
+            arithmetic,
         )
         self._when_lost: list[Callable[[], None]] = []
         lost = partial(_lost, backend, self._when_lost)
@@ -182,6 +189,7 @@ class Engine:
             chat_template=self._prompts.template_source,
             template_drops=self._prompts.template_drops,
             sampling=sampling,
+            arithmetic=arithmetic,
         )
         for source in config.adapters:
             self.adapters.add(AdapterSource.parse(source))
@@ -343,6 +351,75 @@ class Engine:
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), self._context_tokens)
         return self._context_logits.compute(tokens, self.adapters.of(adapter))
+
+    # Receipts
+
+    def receipt(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        sealed: bool = False,
+    ) -> Mapping[str, Any]:
+        """Return the receipt of a written answer, whose seed is in `params` and whose tokens are the `replay` of
+        `options`: see docs/receipts.md.
+
+        sealed: with hashes in place of token ids. The first one takes as long as reading the model file. Raises what
+        `submit` raises.
+        """
+        asked = options or RequestOptions()
+        if asked.replay is None or (params or SamplingParams()).seed is None:
+            raise InvalidRequestError("a receipt needs the seed and the tokens of the answer", param="replay")
+        request = self._request(messages, params, asked)
+        adapter = self.adapters.of(asked.adapter)
+        receipt = receipt_of(request, asked, self._facts(adapter))
+        return seal(receipt) if sealed else receipt
+
+    def check_receipt(
+        self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None
+    ) -> ReceiptCheck:
+        """Read a receipt's prompt and answer again, and draw every token anew.
+
+        transcript: an open receipt of the answer, for a sealed one. Raises InvalidRequestError for a receipt that is
+        malformed, was changed, or is of another model, adapter or arithmetic, with the part as `param`.
+        """
+        self._require_open()
+        try:
+            return self._check_receipt(opened(receipt, transcript))
+        except InvalidRequestError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidRequestError("the receipt is malformed", param="receipt") from error
+
+    def _check_receipt(self, told: Mapping[str, Any]) -> ReceiptCheck:
+        named = told.get("adapter")
+        names = [name for name, info in self.adapters.infos.items() if named and info.digest == named["sha256"]]
+        if named and not names:
+            raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
+        adapter = self.adapters.of(names[0]) if names else None
+        for name, value in self._facts(adapter).items():
+            if name != "adapter" or value is not None:
+                theirs, ours = told.get(name), value
+                if isinstance(ours, dict):  # names may differ
+                    theirs, ours = (theirs or {}).get("sha256"), ours["sha256"]
+                if theirs != ours:
+                    raise InvalidRequestError(f"the receipt is of another {name.replace('_', ' ')}", param=name)
+        if told["arithmetic"] != ARITHMETIC:
+            raise InvalidRequestError("the receipt is of another version of the arithmetic", param="arithmetic")
+        request, check = self._inputs.redraw(told, options_of(told), adapter)
+        if told["answer"]["ids"]:
+            self._core.submit(request)
+            request.generation.result()
+        return check.end()
+
+    def _facts(self, adapter: Adapter | None) -> dict[str, Any]:
+        return {
+            "model": {"name": self.info.name, "sha256": self._digest.compute()},
+            "adapter": None if adapter is None else {"name": adapter.name, "sha256": adapter.digest.hex()},
+            "template": {"sha256": hashlib.sha256(self._prompts.template_source.encode()).hexdigest()},
+            "kv_format": self.info.kv_format,
+        }
 
     # Answers
 

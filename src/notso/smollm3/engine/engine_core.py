@@ -21,7 +21,7 @@ from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.prefix_warmup import QUIET_S, PrefixWarmup
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
-from notso.smollm3.errors import EngineError, ModelError, NotsoError
+from notso.smollm3.errors import EngineError, EngineLostError, ModelError, NotsoError
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
@@ -65,7 +65,7 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
     how_far = Progress(
         done_tokens=min(done, request.prompt_tokens),
         total_tokens=request.prompt_tokens,
-        cached_tokens=request.sequence.cached,
+        cached_tokens=request.cached_tokens,
         tokens_per_s=1 / s_per_token if s_per_token else 0.0,
     )
     return Event("progress", progress=how_far)
@@ -248,10 +248,10 @@ class EngineCore:
         self._closing = True
         with self._door:
             self._ended = True
-        self._fail_all(EngineError("the GPU failed during this answer; send the request again"))
+        self._when_lost(error)  # first: what takes up the answers then waits for the next engine
+        self._fail_all(EngineLostError("the GPU failed during this answer; send the request again"))
         if self._offload is not None:
             self._offload.abandon()
-        self._when_lost(error)
 
     def _finish(self) -> None:
         # Whatever happened, waiting callers are released and the cache folder is unlocked.
@@ -271,6 +271,11 @@ class EngineCore:
             self._offload.close()
 
     def _take(self, request: Request) -> None:
+        if request.is_over and request.output.tokens:  # all of it was written before
+            request.generation.write([*request.initial_events, *request.first_events()])
+            self._requests[request.sequence] = request
+            self._end(request, "length")
+            return
         self._requests[request.sequence] = request
         self.background.prefix_warmup.sent(request.sequence)
         if request.initial_events:
@@ -351,7 +356,8 @@ class EngineCore:
             request.drafter = request.propose()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
-        request.generation.write([progress(request, chunk.start, self._prompt_s_per_token)])
+        begins = progress(request, chunk.start, self._prompt_s_per_token)
+        request.generation.write([*request.first_events(), begins])
 
     def _go_on(self, plan: Plan, layer: int) -> bool:
         # Polled between layers: reports progress, and returns False if the step is no longer needed.
@@ -383,18 +389,19 @@ class EngineCore:
             self.scheduler.advance(chunk)
             self._end_if_over(request)
             return
-        events, right = list[Event](), 0
+        events, right, before = list[Event](), 0, len(request.sequence.tokens)
         for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
             try:
                 token, new = request.sample(row)
             except Exception:
-                request.generation.write(events)  # report what came before, drafted or not
+                request.generation.write([*events, *request.token_event(before)])  # what came before
                 raise
             events += new
             if request.is_over:
                 break
             if request.reasoning_is_over:
-                events += request.close_reasoning()
+                events += [*request.token_event(before), *request.close_reasoning()]
+                before = len(request.sequence.tokens)
                 break
             if token != draft:
                 break
@@ -404,7 +411,7 @@ class EngineCore:
         self._totals.generated_tokens_total += right + 1
         self._totals.drafted_tokens_total += len(chunk.drafts)
         self._totals.accepted_tokens_total += right
-        request.generation.write(events)
+        request.generation.write([*events, *request.token_event(before)])
         self._end_if_over(request)
 
     def _end_if_over(self, request: Request) -> None:

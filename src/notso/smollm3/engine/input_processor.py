@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
-from notso.smollm3.engine.request import MeanPooling, Request
+from notso.smollm3.engine.receipts import Redraw, params_of, replay_of
+from notso.smollm3.engine.request import MeanPooling, Request, ids_digest
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
@@ -21,7 +23,7 @@ from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_fo
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt, conversation_digest, reading_digest
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
@@ -56,6 +58,7 @@ class InputProcessor:
         latency: StepLatency | None,
         find_processor: FindProcessor | None = None,
         sampling: Mapping[str, float] | None = None,
+        arithmetic: str = "",
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -68,6 +71,7 @@ class InputProcessor:
         self._latency = latency
         self._find_processor = find_processor
         self._sampling = sampling or {}
+        self._arithmetic = arithmetic
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
@@ -78,12 +82,15 @@ class InputProcessor:
         options: RequestOptions,
         salt: CacheSalt,
         adapter: Adapter | None = None,
+        *,
+        written: Prompt | None = None,
     ) -> Request:
-        """Build a request; `salt`: see `salted`. Raises InvalidRequestError, ContextLengthError or
+        """Build a request; `salt`: see `salted`, `written`: the prompt, if it is known. Raises InvalidRequestError, ContextLengthError or
         TemplateError."""
         params = params.with_defaults(self._sampling)
-        prompt = self._fitting_prompt(asked, params, options)
+        prompt = written or self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
+        is_plain = isinstance(asked, str) or options.is_plain
         room = self._context_tokens - len(prompt.ids)
         structured_output = structured_output_for(
             options,
@@ -98,7 +105,7 @@ class InputProcessor:
         _require_end(params, is_structured, tokenizer.vocab_size)
         scores = self._scores(prompt.ids, options.prompt_logprobs)
         top, dropped = options.top_logprobs, prompt.dropped_messages
-        return Request(
+        request = Request(
             sequence=ScheduledSequence(
                 prompt.ids,
                 salt=self.salted(salt, prompt, asked, options),
@@ -117,7 +124,7 @@ class InputProcessor:
                 params.stop,
                 may_call,
                 prompt.goes_on,
-                isinstance(asked, str) or options.is_plain,
+                is_plain,
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
@@ -137,7 +144,37 @@ class InputProcessor:
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
+            reports_ids=options.token_ids,
+            started=prompt.started if prompt.goes_on and not is_plain else None,
+            is_plain=is_plain,
+            origin=self._origin(prompt.ids, adapter) if options.token_ids or options.replay is not None else "",
         )
+        if options.replay is not None:
+            checked_ids(options.replay.ids or (0,), tokenizer.vocab_size)
+            request.replay(options.replay)
+        return request
+
+    def redraw(
+        self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
+    ) -> tuple[Request, Redraw]:
+        """Return a request that computes the logits of a receipt's answer, and what draws it again from them.
+
+        Raises InvalidRequestError or ContextLengthError.
+        """
+        told, answer = receipt["prompt"], replay_of(receipt)
+        ids, started = checked_ids(told["ids"], self._tokenizer.vocab_size), told["started"]
+        checked_ids(answer.ids or (0,), self._tokenizer.vocab_size)
+        whole = [*ids, *answer.ids[:-1]]
+        if len(whole) > self._context_tokens:
+            raise ContextLengthError(len(whole), self._context_tokens)
+        goes_on = started is not None or options.is_plain
+        prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
+        request = self.write(ids, params_of(receipt), options, NO_SALT, adapter, written=prompt)
+        check = Redraw(request, answer, receipt["answer"]["finish_reason"])
+        only = RequestOptions(prompt_only=True, is_plain=True, priority="background")
+        reading = self.write(whole, SamplingParams(), only, NO_SALT, adapter, written=Prompt(whole, goes_on=True))
+        reading.scores, reading.sequence.scored, reading.sequence.scored_from = check, True, len(ids) - 1
+        return reading, check
 
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
@@ -157,6 +194,10 @@ class InputProcessor:
             return salt
         tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], asked), options)
         return replace(salt, shared_blocks=tokens // BLOCK_TOKENS)
+
+    def _origin(self, ids: list[int], adapter: Adapter | None) -> str:
+        parts = (self._arithmetic, "" if adapter is None else adapter.digest.hex(), ids_digest(ids))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     def _scores(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
         if alternatives is None:

@@ -58,6 +58,7 @@ def model_info(
     chat_template: str,
     template_drops: tuple[str, ...],
     sampling: Mapping[str, float],
+    arithmetic: str,
 ) -> ModelInfo:
     """Describe a file as an engine runs it."""
     named = file.metadata.get("general.name")
@@ -89,5 +90,6 @@ def model_info(
         chat_template=chat_template,
         template_drops=template_drops,
         sampling=sampling,
+        arithmetic=arithmetic,
         license=one_line(licensed, MAX_NAME_CHARACTERS) if isinstance(licensed, str) else "",
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from notso.smollm3.errors import EngineError
+from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.output.logprobs import PromptScores
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.logits_processor import AnswerEnd, LogitsProcessors
 from notso.smollm3.sampling.sampler import Floats, Sampler
@@ -19,6 +21,12 @@ from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.values.events import Event, TokenLogprob, Usage
 from notso.smollm3.values.messages import Message
+from notso.smollm3.values.request_options import Replay
+
+
+def ids_digest(ids: Tokens[int]) -> str:
+    """Return the SHA-256 of token ids as little-endian int32, in hexadecimal."""
+    return hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
 
 
 class MeanPooling:
@@ -44,6 +52,12 @@ class MeanPooling:
         return tuple((mean / length if length else mean).astype(np.float32).tolist())
 
 
+class Scores(Protocol):
+    """Receives the logits of a scored prompt."""
+
+    def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]: ...
+
+
 @dataclass(eq=False)
 class Request:
     """A request in the engine; times are `perf_counter` seconds or 0."""
@@ -62,13 +76,19 @@ class Request:
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
-    scores: PromptScores | None = None
+    scores: Scores | None = None
     pooling: MeanPooling | None = None
     # Builds a token's log probabilities.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
     # Renders the beginning of the next turn's prompt, given the answer; empty if useless.
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
+    reports_ids: bool = False
+    origin: str = ""  # see `Event`
+    started: str | None = None  # beginning of the answer in the prompt; None: none
+    is_plain: bool = False
+    closed_at: list[int] = field(default_factory=list)  # tokens before each end of the reasoning that was written
+    replayed_events: list[Event] = field(default_factory=list)  # of the tokens that the answer begins with
     submitted: float = 0.0
     started_at: float = 0.0
     read: float = 0.0
@@ -85,6 +105,11 @@ class Request:
     @property
     def prompt_tokens(self) -> int:
         return len(self.sequence.prompt)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed; those of a replayed answer are not counted."""
+        return min(self.sequence.cached, self.prompt_tokens)
 
     @property
     def is_over(self) -> bool:
@@ -108,37 +133,89 @@ class Request:
 
     def sample(self, logits: Floats) -> tuple[int, list[Event]]:
         """Sample from logits (V,); return token and events."""
-        sequence, answer, structured_output = self.sequence, self.output, self.structured_output
-        in_reasoning = answer.in_reasoning
+        token = self.draw(logits)
+        return token, self.take(token, None if self.describe is None else self.describe(logits, token))
+
+    def draw(self, logits: Floats) -> int:
+        """Return the next token from logits (V,)."""
+        sequence, structured_output = self.sequence, self.structured_output
+        in_reasoning = self.output.in_reasoning
         restricted = logits if self.processors is None else self.processors.change(logits, sequence.tokens)
         if structured_output is not None:
             restricted = structured_output.restrict(restricted, in_reasoning)
         if self.answer_end is not None:
-            restricted = self.answer_end.restrict(restricted, answer.tokens)
+            restricted = self.answer_end.restrict(restricted, self.output.tokens)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         left = self.left - 1
         while structured_output is not None and not structured_output.permits(token, in_reasoning, left):
             restricted = structured_output.narrow(restricted, token, left)
             token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
-        entry = None if self.describe is None else self.describe(logits, token)
-        sequence.tokens.append(token)
-        if structured_output is not None and structured_output.take(token, in_reasoning, left):
+        return token
+
+    def take(self, token: int, entry: TokenLogprob | None = None) -> list[Event]:
+        """Append a drawn token; return its events."""
+        answer, structured_output, left = self.output, self.structured_output, self.left - 1
+        self.sequence.tokens.append(token)
+        if structured_output is not None and structured_output.take(token, answer.in_reasoning, left):
             answer.begin(calls=token == structured_output.call_tag)
         events = list(answer.push(token, entry))
         if structured_output is not None and (structured_output.is_over or (not left and structured_output.is_whole)):
             answer.end()
-        return token, events
+        return events
+
+    def replay(self, replay: Replay) -> None:
+        """Take the tokens that an earlier request wrote, so that the next one is drawn as it would have been there.
+
+        Raises InvalidRequestError if they are of another origin, or the answer ends before them.
+        """
+        if replay.origin not in ("", self.origin):
+            raise InvalidRequestError("replay: the prompt, the model or the arithmetic is another one", param="replay")
+        reports_ids, self.reports_ids = self.reports_ids, False  # whoever replays them has them
+        while (at := self.output.tokens) < len(replay.ids):
+            if self.is_over:
+                raise InvalidRequestError(f"replay: the answer ends after {at} tokens", param="replay")
+            if at in replay.closed_at and self.output.in_reasoning:
+                self.replayed_events += self.close_reasoning()
+                written = self.sequence.tokens[len(self.sequence.prompt) + at :]
+                if written != list(replay.ids[at : at + len(written)]):
+                    raise InvalidRequestError("replay differs within the end of the reasoning", param="replay")
+                continue
+            try:
+                self.replayed_events += self.take(replay.ids[at])
+            except (ValueError, RuntimeError) as error:
+                raise InvalidRequestError(f"replay: token {at} is not possible here", param="replay") from error
+        if self.output.tokens != len(replay.ids):
+            raise InvalidRequestError("replay ends within the end of the reasoning", param="replay")
+        self.reports_ids = reports_ids
+        if self.reasoning_is_over and not self.is_over:  # it ended with the last of them
+            self.replayed_events += self.close_reasoning()
+
+    def first_events(self) -> list[Event]:
+        """Return the events at the start of the work, once."""
+        replayed, self.replayed_events = self.replayed_events, []
+        if not self.reports_ids:
+            return replayed
+        return [Event("started", origin=self.origin, limit=self.most), *replayed]
+
+    def token_event(self, start: int, *, is_forced: bool = False) -> list[Event]:
+        """Return the event of the tokens from position `start`; none if they are not asked for."""
+        ids = tuple(self.sequence.tokens[start:])
+        if not self.reports_ids or not ids:
+            return []
+        return [Event("tokens", tokens=self.output.tokens, token_ids=ids, is_forced=is_forced)]
 
     def close_reasoning(self) -> list[Event]:
         """Append the end of the reasoning, as room permits."""
         events: list[Event] = []
+        start = len(self.sequence.tokens)
+        self.closed_at.append(self.output.tokens)
         self.output.cut_character()
         for token in self.closing:
             if self.is_over:
                 break
             self.sequence.tokens.append(token)
             events += self.output.push(token, None if self.describe is None else self.describe(None, token))
-        return events
+        return [*events, *self.token_event(start, is_forced=True)]
 
     def accept(self, drafted: int, right: int) -> None:
         """Record accepted drafts."""
@@ -156,7 +233,7 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.output.tokens,
             reasoning_tokens=self.output.reasoning_tokens,
-            cached_tokens=self.sequence.cached,
+            cached_tokens=self.cached_tokens,
             prompt_ms=1000 * (read - started_at),
             completion_ms=1000 * (now - read),
             queue_ms=1000 * (started_at - self.submitted),

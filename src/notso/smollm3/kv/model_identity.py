@@ -174,8 +174,16 @@ def file_marks(status: os.stat_result) -> tuple[int, ...]:
 def sampled_identity(file: GGUFFile) -> bytes:
     """Return 32 bytes that identify an unchanged model file by its `file_marks` and samples of each tensor."""
     # Hashing two gigabytes would delay the first answer; see model_identity.py for the digest of the whole content.
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    digest.update(repr(file_marks(file.status)).encode())
+    return _of_samples(file, repr(file_marks(file.status)).encode())
+
+
+def content_identity(file: GGUFFile) -> bytes:
+    """Return 32 bytes that are equal for copies of a model file, by samples of each tensor."""
+    return _of_samples(file, b"")
+
+
+def _of_samples(file: GGUFFile, marks: bytes) -> bytes:
+    digest = hashlib.blake2b(marks, digest_size=DIGEST_BYTES)
     for name, tensor in sorted(file.tensors.items()):
         digest.update(repr((name, tensor.format.name, tensor.shape)).encode())
         last = max(tensor.nbytes - SAMPLE_BYTES, 0)

@@ -95,7 +95,7 @@ class Scheduler:
             if room < 1:
                 break
             if sequence.batch_index is not None and not self._match(sequence, plan):
-                most = self._scored_rows(plan) if sequence.is_scoring else room
+                most = self._scored_rows(plan) if sequence.is_scoring else sequence.unscored or room
                 rows = self._plan_chunk(sequence, min(sequence.pending, room, most), plan)
                 self._prefilled[sequence.owner] += rows
                 room -= rows
@@ -280,7 +280,7 @@ class Scheduler:
     def _match(self, sequence: Sequence, plan: Plan) -> bool:
         # Scored prompts are computed completely; of others at least the last token, for its logits.
         # Returns True if the sequence waits for disk or was preempted.
-        if sequence.is_scoring:
+        if sequence.is_scoring or sequence.unscored:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
@@ -351,7 +351,7 @@ class Scheduler:
 
 
 def _is_prefill(sequence: Sequence) -> bool:
-    return sequence.pending > FEW_ROWS or sequence.is_scoring
+    return sequence.pending > FEW_ROWS or sequence.is_scoring or sequence.unscored > 0
 
 
 def _in_turn(sequences: Iterable[Sequence], before: Counter[str] | None = None) -> list[Sequence]:

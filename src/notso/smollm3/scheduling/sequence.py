@@ -18,7 +18,7 @@ class Sequence:
     # hashes[i] covers all tokens up to the end of full block i, and the salts. `conversation` is recorded at every
     # block (None: not recorded), `reading` at those of the fixed prefix. `batch_index`: row in the block tables while
     # running. `owner`: unit of fair scheduling. `adapter` is opaque here. `scored`: the whole prompt is computed, with
-    # logits.
+    # logits of the tokens from `scored_from`.
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
     priority: int = 0
@@ -26,6 +26,7 @@ class Sequence:
     reading: bytes | None = None
     arrival: int = 0
     scored: bool = False
+    scored_from: int = 0
     adapter: Any = None
     owner: str = ""
     tokens: list[int] = field(init=False)
@@ -57,7 +58,12 @@ class Sequence:
     @property
     def is_scoring(self) -> bool:
         """Whether next tokens need logits."""
-        return self.scored and self.computed < len(self.prompt)
+        return self.scored and self.scored_from <= self.computed < len(self.prompt)
+
+    @property
+    def unscored(self) -> int:
+        """Tokens before those that need logits; 0 if none do."""
+        return max(self.scored_from - self.computed, 0) if self.scored else 0
 
     def kept_by(self, index: int) -> tuple[bytes | None, ...]:
         """Return the conversation, and any reading, that block `index` is recorded for."""

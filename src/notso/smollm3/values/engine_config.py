@@ -173,3 +173,4 @@ class AdapterInfo:
     rank: int  # the largest of its matrices
     size_bytes: int
     matrices: int
+    digest: str = ""  # of all values and the scale

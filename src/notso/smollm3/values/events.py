@@ -10,6 +10,7 @@ from notso.smollm3.values.messages import ToolCall
 
 EventKind = Literal[
     "queued",
+    "started",
     "progress",
     "trimmed",
     "prompt",
@@ -18,6 +19,7 @@ EventKind = Literal[
     "text",
     "tool_call_part",
     "tool_call",
+    "tokens",
     "usage",
     "error",
     "end",
@@ -73,14 +75,17 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` at each new place in the queue; `progress`, and `prompt` if
-    requested, during prefill, and `embedding` if requested at its end; then reasoning, text and tool_call events;
-    finally one usage and one `end`, or `error` instead.
+    Order: `trimmed` if turns were dropped; `queued` at each new place in the queue; `started` if token ids are
+    requested; `progress`, and `prompt` if requested, during prefill, and `embedding` if requested at its end; then
+    reasoning, text, tool_call and tokens events; finally one usage and one `end`, or `error` instead.
 
-    Fields set, besides `kind`: queued: `place` (1 is next). trimmed: `dropped_messages`. progress: `progress`.
+    Fields set, besides `kind`: queued: `place` (1 is next). started: `origin`, a digest of the prompt's ids,
+    the model, the adapter and the arithmetic, and `limit`, the most tokens of the answer. trimmed: `dropped_messages`.
+    progress: `progress`.
     reasoning, text: `text`, `tokens` so far, including reasoning, and `logprobs` if requested. tool_call: `tool_call`.
     tool_call_part (grammar-held calls only): `text`, further arguments of `begun_call`; the tool_call with that id
-    follows unless the answer is cut. prompt: `logprobs`. embedding: `embedding`. usage: `usage`. error: `error`. end:
+    follows unless the answer is cut. tokens: `token_ids` since the last such event, after the events that they caused;
+    `is_forced` if the engine wrote them to end the reasoning. prompt: `logprobs`. embedding: `embedding`. usage: `usage`. error: `error`. end:
     `finish_reason`, `stop` (the matched stop string), and `logprobs` of tokens without visible text.
     """
 
@@ -98,6 +103,10 @@ class Event:
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
     embedding: tuple[float, ...] = ()
+    origin: str = ""
+    limit: int = 0
+    token_ids: tuple[int, ...] = ()
+    is_forced: bool = False
 
     def __repr__(self) -> str:
         held = ((each.name, getattr(self, each.name), each.default) for each in fields(self)[1:])

@@ -51,6 +51,7 @@ class ModelInfo:
     license: str = ""  # as the file names it
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
+    arithmetic: str = ""  # equal where the same tokens give the same logits, bit for bit; "": unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,25 @@ class FixedPrefix:
             require(is_text, "prefix", f"given with a text in valid Unicode as {name}")
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The tokens that an answer begins with, as `tokens` events reported them.
+
+    closed_at: places in `ids` where the engine ended the reasoning. origin: that of the `started` event; a request that
+    has another one is refused. "": any. Raises InvalidRequestError.
+    """
+
+    ids: tuple[int, ...]
+    closed_at: tuple[int, ...] = ()
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("ids", "closed_at"):
+            values = getattr(self, name)
+            are_numbers = isinstance(values, tuple) and all(type(each) is int and each >= 0 for each in values)
+            require(are_numbers, "replay", f"given with whole numbers as {name}, in a tuple")
+
+
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
 # Messages for the template, token ids, or plain text without control tokens.
 PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
@@ -79,7 +98,9 @@ class RequestOptions:
     scheduling class. owner: scope of prefix sharing. conversation: name for later eviction; None: evicted only with
     everything. continue_last: extend the last assistant message, or its reasoning. when_full: refuse an oversized
     conversation, or drop the oldest turns and report it. adapter: name of a loaded adapter. logits_processors:
-    names, applied in order. prefix: the fixed beginning of the prompt.
+    names, applied in order. prefix: the fixed beginning of the prompt. token_ids: report the answer's ids in `tokens`
+    events. replay: tokens that the answer begins with; the events of their text come first, and what follows is the
+    same as if they had just been drawn.
 
     Raises InvalidRequestError naming the option.
     """
@@ -104,6 +125,8 @@ class RequestOptions:
     adapter: str | None = None
     logits_processors: tuple[str, ...] = ()
     prefix: FixedPrefix | None = None
+    token_ids: bool = False
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
@@ -125,12 +148,14 @@ class RequestOptions:
             is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
             require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
         require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
-        for name in ("prompt_only", "embedding", "is_plain"):
+        for name in ("prompt_only", "embedding", "is_plain", "token_ids"):
             require(isinstance(getattr(self, name), bool), name, "true or false")
         require(self.prompt_only or not self.embedding, "embedding", "combined with prompt_only")
         require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
         require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")
+        require(self.replay is None or isinstance(self.replay, Replay), "replay", "a Replay")
+        require(self.replay is None or not self.prompt_only, "replay", "given without prompt_only")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         require(is_name, "conversation", "text in valid Unicode")
 

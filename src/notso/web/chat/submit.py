@@ -19,16 +19,19 @@ from notso.web.engine.model_names import ModelChoice, chosen_model, model_id
 from notso.web.engine.port import ContextLengthError, Message, ModelError, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import Prepared, RunningRequest, asks, prepare
 from notso.web.store.protocol import (
+    AnswerTrace,
     Attachment,
     Chat,
     NewMessage,
     NewTurn,
+    Orphan,
     SettingValue,
     StoredMessage,
     TurnAccepted,
     TurnRefused,
 )
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.turns.answer_trace import at_start_of, request_of, traced
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
 from notso.web.turns.documents import PromptDocuments, prompt_documents
@@ -37,6 +40,7 @@ from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.tool_rounds import next_request
 from notso.web.turns.turn import Turn
+from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
 from notso.web.values.errors import Problem, QuotaError, StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.wording import number, words
@@ -60,7 +64,7 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
         return None
 
 
-logger = logging.getLogger("notso.web.tools")
+logger = logging.getLogger("notso.web.turns")
 
 ALLOWED = "tools_allowed"
 """Chat setting of tools allowed without asking, as `name=digest`; never imported."""
@@ -148,10 +152,11 @@ async def ask(
             user_message = replace(_message(chat, "user", text), attachments=attachments)
             choice = await chosen_model(*models_of(services), view.settings.model)
             asked = view.with_question(user_message)
-            request, _ = await _request(services, owner, asked, choice)
+            request, _ = await request_in(services, owner, asked, choice)
             parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
-            prepared = None if parts else await _reserved(services, running, request, asked)
             answer = replace(_new_message(chat), model=_model_name(services, choice))
+            request = traced(request, answer.generation_id)
+            prepared = None if parts else await _reserved(services, running, request, asked)
             turn = NewTurn(user_message, answer, _key(fields), instead_of, last)
             new = chat if is_new else None
             accepted, view = await _begin(
@@ -215,8 +220,8 @@ async def add_version(
         choice = await chosen_model(*models_of(services), view.settings.model)
         answer = replace(_new_message(view.chat), model=_model_name(services, choice))
         new = NewMessage(answer, message.parent_id, key)
-        request, _ = await _request(services, owner, view, choice)
-        prepared = await _reserved(services, running, request, view)
+        request, _ = await request_in(services, owner, view, choice)
+        prepared = await _reserved(services, running, traced(request, answer.generation_id), view)
         return await _begin(
             services,
             owner,
@@ -263,9 +268,9 @@ async def write_on(
         choice = await chosen_model(*models_of(services), view.settings.model)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # else the calls come first
-            request, _ = await _request(services, owner, view, choice)
+            request, _ = await request_in(services, owner, view, choice)
             request = next_request(request, message, keep_thinking=view.settings.keep_thinking)
-            prepared = await _reserved(services, running, request, view)
+            prepared = await _reserved(services, running, traced(request, generation_id), view)
         return await _begin(
             services,
             owner,
@@ -281,6 +286,62 @@ async def write_on(
         )
 
 
+async def fork(
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    message: StoredMessage,
+    trace: AnswerTrace,
+    place: tuple[int, int],
+    instead: tuple[int, ...],
+    fields: dict[str, str],
+) -> Submitted:
+    """Generate another version of an answer, which is the same up to a `place` (run, token) and goes on with `instead`.
+
+    `view` ends in its question. Raises Problem (409) if the conversation or the model has changed.
+    """
+    if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
+        raise Problem(404, words["error_unknown_page"])
+    number, at = place
+    run = trace.runs[number]
+    closed_at = tuple(each for each in run.closed_at if each < at)
+    run = replace(run, ids=(*run.ids[:at], *instead), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
+    begun, key = at_start_of(run, message), _key(fields)
+    with _admitted(services, owner) as running:
+        choice = await chosen_model(*models_of(services), trace.model)
+        await services.toolbox.ready(view.settings.tool_names)
+        new = NewMessage(replace(_new_message(view.chat), model=message.model), message.parent_id, key)
+        request, offer = await request_in(services, owner, view, choice)
+        request = traced(request, new.assistant_message.generation_id)
+        keep = view.settings.keep_thinking
+        await _require_same(services, request_of(run, request, message, keep_thinking=keep), text_size(view.line))
+        with services.turns.expecting(new.assistant_message.generation_id or ""):
+            add = services.shared.store.add_message
+            accepted = _accepted(await _once_free(services, owner, lambda: add(owner, new)))
+            if accepted.repeated:
+                running.close()
+                return accepted, view
+            begun = replace(
+                accepted.assistant_message,
+                content=begun.content,
+                reasoning=begun.reasoning,
+                tool_uses=begun.tool_uses,
+            )
+            forked = AnswerTrace((*trace.runs[:number], run), trace.model)
+            turn = Turn(begun, request, offer, keep, left_out=view.left_out, model=trace.model, trace=forked)
+            services.turns.start(turn, running)
+    return accepted, view
+
+
+async def _require_same(services: ChatServices, request: Request, size: int) -> None:
+    engine = services.shared.engine.model(request.model).engine
+    try:
+        if engine is not None:
+            await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+    except ModelError as error:
+        raise Problem(409, words["error_fork"]) from error
+
+
 async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
     """Append a summary that replaces the messages above it."""
     chat, settings, shown = view.chat, view.settings, view.line
@@ -292,14 +353,15 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
         choice = await chosen_model(*models_of(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
-        prepared = await _reserved(services, running, await summary_request(services, owner, view, choice), view)
+        request = traced(await summary_request(services, owner, view, choice), assistant_message.generation_id)
+        prepared = await _reserved(services, running, request, view)
         accepted = _accepted(await _once_free(services, owner, lambda: services.shared.store.add_message(owner, new)))
         if accepted.repeated:
             running.close()
             return accepted, view
         view = view.after(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
-        request = await summary_request(services, owner, view, choice)
-        turn = Turn(accepted.assistant_message, request, left_out=view.left_out)
+        request = traced(await summary_request(services, owner, view, choice), assistant_message.generation_id)
+        turn = Turn(accepted.assistant_message, request, left_out=view.left_out, model=settings.model)
         services.turns.start(turn, running, prepared)
     return accepted, view
 
@@ -399,7 +461,9 @@ async def _begin(
             view = view.after(accepted) or await read_branch(services, owner, question.chat_id, question.id)
             view = _with_settings(view, own)
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = await _request(services, owner, view, choice)
+            request, offer = await request_in(services, owner, view, choice)
+            if not parts:
+                request = traced(request, accepted.assistant_message.generation_id)
             in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
             turn = Turn(
                 accepted.assistant_message,
@@ -409,9 +473,60 @@ async def _begin(
                 parts,
                 hurry and in_reasoning,
                 left_out=view.left_out,
+                model=view.settings.model,
             )
             services.turns.start(turn, running, prepared)
     return accepted, view
+
+
+async def take_up(services: ChatServices, left: Orphan) -> None:
+    """Continue an answer that another process, or this one before its start, left unfinished.
+
+    What cannot be continued is interrupted.
+    """
+    store, owner = services.shared.store, left.owner
+    with services.turns.expecting(left.generation_id):
+        try:
+            message = await store.message(owner, left.chat_id, left.message_id)
+            if message is None or not message.active or services.shared.stopping:
+                return
+            try:
+                turn = await _left_turn(services, owner, message)
+            except (Problem, ModelError) as error:
+                logger.warning("an answer cannot be continued: %s", error)
+                turn = None
+            if turn is None:
+                await store.save_message(replace(message, state="interrupted"), owner)
+            else:
+                services.turns.start(turn, services.shared.requests.open(owner))
+        except StorageError as error:  # the next message in the chat tries to interrupt it
+            logger.warning("an answer could not be continued: %s", error)
+
+
+async def _left_turn(services: ChatServices, owner: str, message: StoredMessage) -> Turn | None:
+    trace = await services.shared.store.trace(owner, message.id)
+    if trace is None or not trace.runs:
+        return None
+    view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
+    choice = await chosen_model(*models_of(services), trace.model)
+    await services.toolbox.ready(view.settings.tool_names)
+    offer: ToolOffer | None = None
+    if message.kind == "summary":
+        request = await summary_request(services, owner, view, choice)
+    else:
+        request, offer = await request_in(services, owner, view, choice)
+    trace = replace(trace, resumes=trace.resumes + 1)
+    return Turn(
+        message,
+        traced(request, message.generation_id),
+        offer,
+        view.settings.keep_thinking,
+        hurry=trace.runs[-1].hurry,
+        left_out=view.left_out,
+        model=trace.model,
+        trace=trace,
+        log=TurnLog(trace.resumes * NUMBERS_OF_A_LOG),
+    )
 
 
 async def documents_in(
@@ -437,9 +552,10 @@ async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message
     )
 
 
-async def _request(
+async def request_in(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice
 ) -> tuple[Request, ToolOffer | None]:
+    """Return the request for an answer to the branch, and the tools that it offers."""
     chat, settings = view.chat, view.settings
     offer = await offer_in(services, owner, view)
     documents = await documents_in(services, owner, view, choice)

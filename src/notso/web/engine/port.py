@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from notso.smollm3 import (
     AdapterInfo,
     AdapterSource,
     ContextLengthError,
     EngineError,
+    EngineLostError,
     EngineStats,
     Event,
     FinishReason,
@@ -24,6 +25,7 @@ from notso.smollm3 import (
     Progress,
     PromptEstimate,
     PromptInput,
+    Replay,
     RequestOptions,
     SamplingParams,
     TokenLogprob,
@@ -44,6 +46,7 @@ __all__ = [
     "ChatEngine",
     "ContextLengthError",
     "EngineError",
+    "EngineLostError",
     "EngineSource",
     "EngineStats",
     "Event",
@@ -61,6 +64,7 @@ __all__ = [
     "PromptInput",
     "Request",
     "RequestOptions",
+    "Replay",
     "ReturningSource",
     "SamplingParams",
     "TokenLogprob",
@@ -163,6 +167,19 @@ class ChatEngine(Protocol):
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """Estimate the prefill cost now."""
+
+    def receipt(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        sealed: bool = False,
+    ) -> Mapping[str, Any]:
+        """Return the receipt of a written answer: `params` has its seed, `options` its tokens as `replay`.
+
+        Raise like `submit`.
+        """
 
     def stats(self) -> EngineStats: ...
 

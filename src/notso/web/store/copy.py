@@ -47,6 +47,7 @@ class Copied:
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
+    Table("answer_traces", ("message_id", "trace", "tries", "resumes"), ("message_id",)),
     Table("imported_messages", ("chat_id", "source", "message_id"), ("chat_id", "source")),
     Table("shares", ("id", "owner", "chat_id", "message_id", "created_ms", "expires_ms"), ("id",)),
     Table("libraries", ("id", "owner", "name", "salt", "created_ms"), ("id",)),

@@ -24,18 +24,22 @@ class RunningTurns(Protocol):
 
 
 class Leases:
-    """Sends heartbeats. `at_orphan` is called in this process for each turn it interrupts."""
+    """Sends heartbeats. `at_orphan` is called in this process for each turn it interrupts, `at_taken` for each that it
+    has to continue."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []
+        self.at_taken: Callable[[Orphan], None] | None = None
         self._store = store
         self._turns = turns
         self.failing = False  # whether the last heartbeat failed
         self._beating: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start, if the store is shared."""
-        if self._store.is_shared and self._beating is None:
+    async def start(self) -> None:
+        """Start; a store of one process needs one heartbeat only."""
+        if not self._store.is_shared:
+            await self.beat()
+        elif self._beating is None:
             self._beating = asyncio.create_task(self._keep())
 
     def stop(self) -> None:
@@ -51,12 +55,16 @@ class Leases:
     async def beat(self) -> None:
         """Send one heartbeat."""
         try:
-            found = await self._store.heartbeat(self._turns.generations)
+            found = await self._store.heartbeat(self._turns.generations, takes=self.at_taken is not None)
         except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
             if not self.failing:
                 logger.warning("leases could not be renewed: %s", error)
             self.failing = True
             return
+        for left in found.taken:
+            access_log.info("turn continued: the server that generated it has ended")
+            if self.at_taken is not None:
+                self.at_taken(left)
         if self.failing:
             logger.warning("leases are renewed again")
         self.failing = False

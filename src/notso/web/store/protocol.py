@@ -156,6 +156,48 @@ class StoredMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRun:
+    """One engine request of an answer, so that it can be repeated.
+
+    It began with the first `content_at` and `reasoning_at` characters of answer and thoughts, and after `calls` tool
+    calls; `is_apart` if a call separates its text from the text before. `params` are fields of SamplingParams, with the seed. `hurry`: its reasoning ends at once. `ids` are the
+    tokens so far; at `closed_at` the engine ended the reasoning. `origin` and `limit` are those of the engine's
+    `started` event. At its end, `tokens` and `reasoning_tokens` are counted and `finish` is the finish reason.
+    """
+
+    params: Mapping[str, Any]
+    content_at: int = 0
+    reasoning_at: int = 0
+    calls: int = 0
+    is_apart: bool = False
+    hurry: bool = False
+    origin: str = ""
+    limit: int = 0
+    ids: tuple[int, ...] = ()
+    closed_at: tuple[int, ...] = ()
+    tokens: int = 0
+    reasoning_tokens: int = 0
+    finish: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTrace:
+    """How an answer was written: its engine requests in order, and the setting `model` that they were sent with.
+
+    An answer left by a process that ended is taken up by another, unless MOST_TRIES engines have begun it with its
+    last token so far (`tries`). `resumes` counts how often it was taken up.
+    """
+
+    runs: tuple[AnswerRun, ...]
+    model: str | None = None
+    tries: int = 0
+    resumes: int = 0
+
+
+MOST_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
 class NewTurn:
     """A question and its empty answer.
 
@@ -206,7 +248,7 @@ class TurnRefused:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An answer interrupted because its process exited."""
+    """An answer whose process exited."""
 
     owner: str
     chat_id: str
@@ -218,11 +260,12 @@ class Orphan:
 class Heartbeat:
     """Result of a heartbeat.
 
-    `orphans` were interrupted by it and are reported only once. `lost`: generations of this process that another
-    one interrupted because of late heartbeats.
+    `orphans` were interrupted by it and are reported only once, as are `taken`, which are this process's from now on.
+    `lost`: generations of this process that another one interrupted or took because of late heartbeats.
     """
 
     orphans: tuple[Orphan, ...] = ()
+    taken: tuple[Orphan, ...] = ()
     lost: frozenset[str] = frozenset()
 
 
@@ -385,10 +428,11 @@ class ChatStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        """Renew this process's lease and interrupt turns of dead processes.
+    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
+        """Renew this process's lease, and take or interrupt turns of dead processes.
 
-        `running`: generations of this process. Shared stores need it every HEARTBEAT_SECONDS.
+        `running`: generations of this process. `takes`: it continues turns that have a trace. Shared stores need it
+        every HEARTBEAT_SECONDS, others once.
         """
 
     async def chats(self, owner: str) -> list[Chat]:
@@ -548,8 +592,13 @@ class ChatStore(Protocol):
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""
 
-    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
-        """Save an answer, in the owner's turn ("": internal).
+    async def trace(self, owner: str, message_id: str) -> AnswerTrace | None:
+        """Return how an answer was written; None if it is not known."""
+
+    async def save_message(
+        self, assistant_message: StoredMessage, owner: str = "", trace: AnswerTrace | None = None
+    ) -> None:
+        """Save an answer, and its trace if given, in the owner's turn ("": internal).
 
         Ignored if it was deleted or has another generation by now.
 

@@ -42,8 +42,15 @@ class ToolCalls:
     """Runs the calls in `uses`. Use on the event loop only."""
 
     def __init__(
-        self, offer: ToolOffer | None, uses: Sequence[ToolUse], changed: Callable[[ToolUse, str], Awaitable[None]]
+        self,
+        offer: ToolOffer | None,
+        uses: Sequence[ToolUse],
+        changed: Callable[[ToolUse, str], Awaitable[None]],
+        *,
+        may_repeat: bool = True,
     ) -> None:
+        # may_repeat: calls that ran before are run again without asking.
+        self._begun = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
         self.question: Elicitation | None = None
@@ -141,7 +148,8 @@ class ToolCalls:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
             await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
             return
-        if tool.always_asks or tool.digest not in self._offer.granted:
+        is_repeated = use.id in self._begun and tool.origin != ""  # whether it ran, and did something, is unknown
+        if tool.always_asks or is_repeated or tool.digest not in self._offer.granted:
             refusal = await self._ask(at, use, self._offer, tool)
             if refusal:
                 await self._tell(at, replace(use, state="denied", result=refusal))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from notso.web.engine.port import Request
-from notso.web.store.protocol import StoredMessage
+from notso.web.store.protocol import AnswerTrace, StoredMessage
 from notso.web.turns.every_part import Part
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn_log import TurnLog
@@ -22,9 +22,12 @@ class Turn:
     parts: tuple[Part, ...] = ()  # asked in place of the request
     hurry: bool = False  # end interrupted reasoning at once
     left_out: int = 0  # messages that no prompt has room for
+    model: str | None = None  # setting that chose the model
+    trace: AnswerTrace | None = None  # of an answer that another process began
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # by a user
     interrupted: bool = False  # by shutdown of the server or engine
+    is_left: bool = False  # to the next process
 
     @property
     def id(self) -> str:

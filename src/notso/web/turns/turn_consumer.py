@@ -10,12 +10,13 @@ from dataclasses import asdict, fields, replace
 from itertools import groupby, zip_longest
 from typing import TypeAlias, TypeVar, cast
 
-from notso.web.engine.port import Event, FinishReason, Request, Usage
+from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
 from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningRequests, asks
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
-from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.store.protocol import AnswerTrace, ChatStore, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.turns.answer_trace import TraceRecorder, at_start_of, request_of
 from notso.web.turns.every_part import Part, answer_of_parts
 from notso.web.turns.status_line import StatusLine
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
@@ -55,7 +56,10 @@ class TurnConsumer:
         prepared: Prepared | None,
     ) -> None:
         self.turn = turn
-        self.calls = ToolCalls(turn.offer, turn.message.tool_uses, self._show_call)
+        self._recorder = TraceRecorder(turn.trace, turn.model) if turn.request.options.token_ids else None
+        goes_on = turn.trace is not None and self._recorder is not None and self._recorder.may_go_on
+        begun = at_start_of(self._recorder.last, turn.message) if goes_on and self._recorder else turn.message
+        self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=turn.trace is None)
         self.running = running  # current engine request
         self.finish_reason: FinishReason | None = None
         self._store = store
@@ -63,14 +67,12 @@ class TurnConsumer:
         self._requests = requests
         self._card = card
         self._usages: list[Usage] = []
-        self._text: dict[ChannelName, str] = {"reasoning": turn.message.reasoning, "answer": turn.message.content}
-        self._unrendered = _parts_before(turn.message)
-        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
-        self._after_call = bool(turn.message.tool_uses) and not parts_of(turn.message)[-1]
-        self._room = {name: max_characters - len(text) for name, text in self._text.items()}
+        self._max_characters = max_characters
         self._budget = Budget()
-        self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
-        self._before = turn.message.numbers if any(self._text.values()) or self.calls.uses else Numbers()
+        self._replaying: StoredMessage | None = None  # what is shown until the engine has replayed its tokens
+        self._save_soon = False
+        self._begin_text(begun)
+        self._before = begun.numbers if any(self._text.values()) or self.calls.uses else Numbers()
         self._status_line = StatusLine(
             time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000, left_out=turn.left_out
         )
@@ -81,15 +83,16 @@ class TurnConsumer:
         self._last_save = time.monotonic()
         self._listening: asyncio.Task[None] | None = None
         self._asked_parts: list[RunningRequest] = []
-        if self.calls.open:
+        if goes_on:
+            self._go_on(running)
+        elif self.calls.open:
             running.close()  # pending tool calls run before the engine is asked
         elif turn.parts:
             running.close()  # each part is a request of its own
             self._listening = asyncio.create_task(self._listen_to_parts(turn.parts))
         else:
-            if turn.hurry:
-                running.answer_now()
-            self._ask(next_request(turn.request, turn.message, keep_thinking=turn.keep_thinking), prepared)
+            request = next_request(turn.request, turn.message, keep_thinking=turn.keep_thinking)
+            self._ask(request if turn.trace is None else self._left_over(request), turn.message, prepared)
 
     @property
     def usage(self) -> Usage | None:
@@ -107,7 +110,13 @@ class TurnConsumer:
         now = time.monotonic()
         for event in events:
             self._status_line.take(event, now)
+            if self._recorder is not None and event.kind in ("started", "tokens", "usage", "end"):
+                # An engine that begins, and the first token after that, decide whether the answer is taken up again.
+                self._save_soon = self._save_soon or event.kind == "started" or self._recorder.is_retrying
+                self._recorder.take(event)
             match event.kind:
+                case "progress":
+                    self._replaying = None
                 case "reasoning":
                     if self.turn.hurry:
                         self.running.answer_now()
@@ -124,6 +133,7 @@ class TurnConsumer:
                 case "error":
                     self._failure = event.error
                 case "end":
+                    self._replaying = None
                     self.finish_reason = event.finish_reason
                     if event.finish_reason == "length":
                         self._note = words["note_length"]
@@ -136,9 +146,9 @@ class TurnConsumer:
         self.calls.stop()
 
     async def run(self) -> None:
-        await self._render_more()
+        await self._show_begun()
         goes_on = True
-        if not self.calls.open:
+        if self._listening is not None:
             goes_on = await self._follow_engine()
         while goes_on and self.calls.open:
             goes_on = await self._use_tools() and await self._follow_engine()
@@ -153,15 +163,83 @@ class TurnConsumer:
                 break
             started = time.monotonic()
             self._tell()
-            await self._render_more()
-            if started - self._last_save >= SAVE_SECONDS:
+            if self._replaying is None:
+                await self._render_more()
+            if self._save_soon or started - self._last_save >= SAVE_SECONDS:
                 await self._save_partial()
             spent = time.monotonic() - started
             # At most a fifth of the time goes into rendering.
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
+        if isinstance(self._failure, EngineLostError) and self._recorder is not None and self._recorder.may_go_on:
+            if not self.turn.cancelled:
+                return await self._go_on_elsewhere()
+        self._keep_shown()
         self._status_line.end_of_reasoning(time.monotonic())
         await self._render_more()
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
+
+    async def _go_on_elsewhere(self) -> bool:
+        # The engine is gone: what loads next takes up the answer with its tokens so far.
+        logger.warning("an answer is continued by another engine: %s", self._failure)
+        if self._replaying is None:
+            self._replaying = self._message("running")
+        begun = at_start_of(self._recorder.last, self._replaying)  # type: ignore[union-attr]
+        self._failure = None
+        self.calls.uses = list(begun.tool_uses)
+        self._begin_text(begun)
+        self.turn.log.clear()
+        self._go_on(self._requests.open(self._owner))
+        await self._show_begun()
+        return await self._follow_engine()
+
+    def _go_on(self, running: RunningRequest) -> None:
+        """Send the last run again, with its tokens so far."""
+        run, message = self._recorder.last, self._replaying or self.turn.message  # type: ignore[union-attr]
+        self._replaying, self.running = message, running
+        if run.is_apart:
+            self._separate = set(CHANNELS)
+        request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
+        self._send(request, hurry=run.hurry)
+
+    def _begin_text(self, message: StoredMessage) -> None:
+        self._text: dict[ChannelName, str] = {"reasoning": message.reasoning, "answer": message.content}
+        self._unrendered = _parts_before(message)
+        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
+        self._after_call = bool(message.tool_uses) and not parts_of(message)[-1]
+        self._room = {name: self._max_characters - len(text) for name, text in self._text.items()}
+        self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
+
+    async def _show_begun(self) -> None:
+        segments, shown = self._unrendered, self._replaying
+        await self._render_more()
+        if shown is None:
+            return
+        # The text that the engine will replay is shown below it until then, as a part that may still change.
+        for channel in CHANNELS:
+            calls = [at for at, each in enumerate(segments) if isinstance(each, ToolUse)] if channel == "answer" else []
+            behind = segments[calls[-1] + 1 :] if calls else segments
+            begun = "".join(each[1] for each in behind if not isinstance(each, ToolUse) and each[0] == channel)
+            whole = shown.content if channel == "answer" else shown.reasoning
+            rest = whole[len(self._text[channel]) :]
+            if rest:
+                await self._preview(channel, begun, rest)
+
+    async def _preview(self, channel: ChannelName, begun: str, rest: str) -> None:
+        def render() -> str:
+            markdown = StreamingMarkdown(self._budget)
+            markdown.feed(begun)  # its closed blocks are in the log
+            shown = markdown.feed(rest)
+            return shown.closed + shown.tail
+
+        self.turn.log.write(channel, "", await self._off_loop(render))
+
+    def _keep_shown(self) -> None:
+        """Return to the text that was to be continued, if the engine did not get there."""
+        if self._replaying is not None:
+            self._begin_text(self._replaying)
+            self.calls.uses = list(self._replaying.tool_uses)
+            self._replaying = None
+            self.turn.log.clear()
 
     async def _use_tools(self) -> bool:
         """Return False if the turn is over."""
@@ -176,10 +254,18 @@ class TurnConsumer:
         so_far = self._message("running")
         request = next_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
         self.running = self._requests.open(request.options.owner)
-        self._ask(self._left_over(request))
+        self._ask(self._left_over(request), so_far)
         return True
 
-    def _ask(self, request: Request, prepared: Prepared | None = None) -> None:
+    def _ask(self, request: Request, message: StoredMessage, prepared: Prepared | None = None) -> None:
+        """Send the request that continues `message`."""
+        if self._recorder is not None:
+            self._recorder.begin(request, message, hurry=self.turn.hurry, is_apart=bool(self._separate))
+        self._send(request, prepared, hurry=self.turn.hurry)
+
+    def _send(self, request: Request, prepared: Prepared | None = None, *, hurry: bool) -> None:
+        if hurry:
+            self.running.answer_now()
         self._ended = False
         if not self._requests.host.model(request.model).takes_requests:
             self.turn.log.set_phase("loading", words["phase_loading"])
@@ -188,7 +274,10 @@ class TurnConsumer:
     async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
         try:
             # Events are taken as they arrive; rendering is paced separately.
+            saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
             await running.begin(ask, model=model)
+            if saving is not None:
+                await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 self.take(events)
         except NotsoError as error:
@@ -218,6 +307,8 @@ class TurnConsumer:
     def _left_over(self, request: Request) -> Request:
         # Limits apply to the whole answer, so earlier requests count.
         used, params = self.usage or Usage(0, 0), request.params
+        if self._recorder is not None and self._recorder.trace.runs:
+            params, used = self._recorder.last_params, self._recorder.last_usage
         most, budget = params.max_tokens, params.thinking_budget
         if most is not None:
             params = replace(params, max_tokens=max(1, most - used.completion_tokens))
@@ -277,6 +368,10 @@ class TurnConsumer:
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     @property
+    def _trace(self) -> AnswerTrace | None:
+        return self._recorder.trace if self._recorder is not None else None
+
+    @property
     def _owner(self) -> str:
         return self.turn.request.options.owner
 
@@ -290,9 +385,10 @@ class TurnConsumer:
             await asyncio.sleep(min(left, 0.02))
 
     async def _save_partial(self) -> None:
-        self._last_save = time.monotonic()
+        self._last_save, self._save_soon = time.monotonic(), False
+        message = self._replaying or self._message("running")
         try:
-            await self._store.save_message(replace(self._message("running"), renderer=0), self._owner)
+            await self._store.save_message(replace(message, state="running", renderer=0), self._owner, self._trace)
         except StorageError as error:
             logger.warning("a partial response was not saved: %s", error)
 
@@ -302,7 +398,8 @@ class TurnConsumer:
         state, note = self._outcome()
         log = self.turn.log
         log.ask("")
-        for use in self.calls.abandon():
+        is_left = state == "interrupted" and self.turn.is_left and self._recorder is not None
+        for use in [] if is_left else self.calls.abandon():
             log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
         self._note = note
         message = replace(
@@ -314,7 +411,7 @@ class TurnConsumer:
         self.turn.message = message
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if not await self._save_for_good(message):
+        if not await self._save_for_good(replace(message, state="running", renderer=0) if is_left else message):
             state, error = "failed", words["failed_saving"]
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 
@@ -322,7 +419,7 @@ class TurnConsumer:
         away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
         for pause in (*SAVE_RETRY_SECONDS, *away, None):
             try:
-                await self._store.save_message(message, self._owner)
+                await self._store.save_message(message, self._owner, self._trace)
                 return True
             except StorageError as error:
                 logger.error("a response was not saved: %s", error)
@@ -333,6 +430,8 @@ class TurnConsumer:
     def _outcome(self) -> tuple[MessageState, str]:
         if self._failure is not None and self.turn.interrupted:  # by a stopping server, of an engine that hangs
             return "interrupted", ""
+        if isinstance(self._failure, InvalidRequestError) and self._failure.param == "replay":
+            return "interrupted", ""  # another model, adapter or conversation: Continue writes on from the text
         if isinstance(self._failure, NotsoError):
             return "failed", str(self._failure)
         if self._failure is not None:

@@ -22,6 +22,8 @@ UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
 """Minimum seconds between updates per reader. Encoding and sending take a part of it; the rest is left to the model."""
+NUMBERS_OF_A_LOG = 1_000_000_000
+"""More than a log has changes: the log that continues it in another process begins with the next multiple."""
 CARD_MARK = "<!--tool-->"
 """Marks a card's place in stored HTML. Sanitized HTML contains no comments, so it cannot occur otherwise."""
 
@@ -77,11 +79,14 @@ class _Channel:
 
 
 class TurnLog:
-    """Written by one task on the event loop, read by many there; `number` counts changes."""
+    """Written by one task on the event loop, read by many there; `number` counts changes.
 
-    def __init__(self) -> None:
-        self.number = 0
-        self._from = 0  # readers below this number get a snapshot
+    A log that follows another one of the same turn begins at a higher `number`.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self._from = number  # readers below this number get a snapshot
         self.finished = False
         self.phase = "queued"
         self.label = ""
@@ -176,6 +181,11 @@ class TurnLog:
             channel.tail, channel.tail_number = "", self.number
         self._wake()
 
+    def clear(self) -> None:
+        """Remove all text and cards; every reader gets a snapshot."""
+        self.cards, self._card_numbers = {}, {}
+        self.restate({"reasoning": "", "answer": ""})
+
     def html(self, channel: ChannelName) -> str:
         """Return HTML with CARD_MARK for each card."""
         target = self._channels[channel]
@@ -203,6 +213,7 @@ class TurnLog:
     def changes(self, after: int) -> dict[str, Any]:
         """Return changes as JSON for a copy; -1 for all."""
         return {
+            "from": self._from,
             "closed": {
                 name: [each for each in channel.closed if each[0] > after] for name, channel in self._channels.items()
             },
@@ -223,6 +234,11 @@ class TurnLog:
             return False
         if number <= self.number or self.finished:
             return True
+        if self.number < changes["from"]:  # begun anew
+            self._from = changes["from"]
+            self.cards, self._card_numbers = {}, {}
+            for channel in self._channels.values():
+                channel.closed, channel.tail, channel.tail_number = [], "", number
         for name, channel in self._channels.items():
             channel.closed += [(at, html, card) for at, html, card in changes["closed"][name] if at > self.number]
             channel.tail_number, channel.tail = changes["tails"].get(name, (channel.tail_number, channel.tail))

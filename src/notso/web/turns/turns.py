@@ -60,7 +60,7 @@ class Turns:
         self._card = card
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
-        self._expected: set[str] = set()
+        self._expected: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -117,11 +117,17 @@ class Turns:
     @contextlib.contextmanager
     def expecting(self, generation_id: str) -> Iterator[None]:
         """Keep a turn from counting as lost before its start."""
-        self._expected.add(generation_id)
+        begun = self._expected.setdefault(generation_id, asyncio.Event())
         try:
             yield
         finally:
-            self._expected.discard(generation_id)
+            self._expected.pop(generation_id, None)
+            begun.set()
+
+    async def begun(self, generation_id: str) -> None:
+        """Wait for the start of a turn that is expected."""
+        if (begun := self._expected.get(generation_id)) is not None:
+            await begun.wait()
 
     def lost(self, generation_id: str) -> bool:
         """Whether this process does not know the turn."""
@@ -202,9 +208,10 @@ class Turns:
                 self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
-        """Interrupt every turn, or those that wait for the user."""
+        """Interrupt every turn, or those that wait for the user; the next process continues them."""
         for generation_id, consumer in list(self._consumers.items()):
             if not asking_only or consumer.calls.asking is not None:
+                consumer.turn.is_left = not consumer.turn.cancelled
                 self.stop(generation_id, interrupted=True)
 
     async def wait_for_all(self) -> None:

@@ -24,6 +24,7 @@ from notso.smollm3 import (
     EventKind,
     FinishReason,
     FixedPrefix,
+    Replay,
     Grammar,
     GrammarKind,
     InvalidRequestError,
@@ -85,6 +86,7 @@ def maybe(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
 MESSAGE = st.builds(Message, words(Role), TEXT, maybe(TEXT), tuples(CALL), maybe(TEXT), st.booleans())
 PREFIX = st.builds(FixedPrefix, COUNT, COUNT, maybe(NAME), maybe(NAME))
+REPLAY = st.builds(Replay, tuples(COUNT), tuples(COUNT), TEXT)
 GRAMMAR = st.builds(Grammar, words(GrammarKind), TEXT)
 LOGPROB: st.SearchStrategy[TokenLogprob] = st.deferred(
     lambda: st.builds(
@@ -179,6 +181,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     SamplingParams: PARAMS,
     RequestOptions: OPTIONS,
     FixedPrefix: PREFIX,
+    Replay: REPLAY,
     Grammar: GRAMMAR,
     TokenLogprob: LOGPROB,
     Usage: USAGE,

@@ -20,6 +20,7 @@ from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
+from notso.web.api.shared.receipts import ReceiptSerializer, recorded, wanted_receipt
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import (
     Serializer,
@@ -186,7 +187,7 @@ async def _response(
     dropped: list[str],
 ) -> Response:
     host, choice = services.shared.engine, await chosen_model(services, asked.model)
-    choices, conversation = len(list(asked.choices)), conversation_of(request)
+    choices, conversation, form = len(list(asked.choices)), conversation_of(request), wanted_receipt(request)
     running = _admitted(services, owner, choices)
     try:
         engine = await _loaded(running, choice)
@@ -213,7 +214,11 @@ async def _response(
             asked.options, owner=cached_of, priority=priority, conversation=kept_as, adapter=choice.adapter
         )
 
-        ask = Submissions(tuple(Submission(prompt, params, options) for prompt, params in asked.choices))
+        each = tuple(Submission(prompt, params, options) for prompt, params in asked.choices)
+        if form is not None:
+            each = tuple(map(recorded, each))
+            serializer = ReceiptSerializer(serializer, engine, each, form)
+        ask = Submissions(each)
 
         async def begin() -> None:
             # Everything that can be rejected is rejected here, before the first byte.

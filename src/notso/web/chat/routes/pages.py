@@ -188,6 +188,7 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
     # Refused before anything is rendered for it.
     if services.turn_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
+    await services.turns.begun(generation_id)
     turn = services.turns.find(generation_id)
     if turn is not None:
         return message, turn.log

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
-from notso.smollm3 import EngineError, Generation
+from notso.smollm3 import EngineError, EngineLostError, Generation
 from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo, Progress, PromptEstimate, Usage
 from notso.web.engine.remote.wire_values import unpacked, unpacked_error
 
@@ -380,8 +380,8 @@ class EngineLink:
                 self._changed.notify_all()
         if is_lost and was_up:
             self._break_calls()
+            self._when_changed()  # first: what takes up the answers then waits for the engine to return
             self._end_all(trouble)
-            self._when_changed()
 
     def _end_unknown(self, known: set[int]) -> None:
         for number, entry in list(self._open.items()):
@@ -405,7 +405,7 @@ def _was_closed(connection: http.client.HTTPConnection) -> bool:
 
 
 def _end(entry: _Open, why: str) -> None:
-    entry.generation.write([Event("error", error=EngineError(why))], last=True)
+    entry.generation.write([Event("error", error=EngineLostError(why))], last=True)
 
 
 def checked_numbers(value: T) -> T:
@@ -426,7 +426,8 @@ def _checked(event: Event) -> Event:
         checked_numbers(event.usage)
     if event.progress is not None:
         checked_numbers(event.progress)
-    if not 0 <= event.place < MAX_NUMBER or not 0 <= event.dropped_messages < MAX_NUMBER:
+    counts = (event.place, event.dropped_messages, event.limit, *event.token_ids)
+    if not all(0 <= each < MAX_NUMBER for each in counts):
         raise ValueError("an invalid position or count")
     calls = [call for call in (event.tool_call, event.begun_call) if call is not None]
     for text in (event.text, event.stop or "", *(part for call in calls for part in (call.id, call.name))):

@@ -151,6 +151,17 @@ class RemoteEngine:
         estimate: PromptEstimate = self._call("estimate", messages, options, check=checked_numbers)
         return estimate
 
+    def receipt(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        sealed: bool = False,
+    ) -> Mapping[str, Any]:
+        receipt: Mapping[str, Any] = self._call("receipt", messages, params, options, sealed=sealed)
+        return receipt
+
     def stats(self) -> EngineStats:
         return self._link.stats
 

@@ -17,6 +17,7 @@ from notso.smollm3 import (
     ContextLengthError,
     DownloadError,
     EngineError,
+    EngineLostError,
     InvalidRequestError,
     ModelError,
     ModelFileError,
@@ -31,8 +32,8 @@ Unpack = Callable[[Any], Any]
 ERRORS: dict[str, type[NotsoError]] = {
     kind.__name__: kind
     for kind in (
-        *(ContextLengthError, DownloadError, EngineError, InvalidRequestError, ModelError, ModelFileError, NotsoError),
-        *(OutOfMemoryError, TemplateError),
+        *(ContextLengthError, DownloadError, EngineError, EngineLostError, InvalidRequestError, ModelError),
+        *(ModelFileError, NotsoError, OutOfMemoryError, TemplateError),
     )
 }
 """Errors restored as their own class; others become the nearest base class."""
@@ -41,7 +42,7 @@ _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes",
 METHODS = frozenset(
     {
         *("render", "tokenize", "detokenize", "token_texts", "encode_chat", "count_tokens", "estimate"),
-        *("speculative_prefill", "clear_cache", "forget_reading"),
+        *("speculative_prefill", "clear_cache", "forget_reading", "receipt"),
     }
 )
 """ChatEngine methods that return at once."""

@@ -15,7 +15,7 @@ from psycopg import Connection, Cursor, Pipeline
 from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow
 
-from notso.web.store.protocol import LEASE_SECONDS, Heartbeat, Orphan, StoredMessage
+from notso.web.store.protocol import LEASE_SECONDS, MOST_TRIES, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.search_words import Term, tsquery, vector_of
 
@@ -156,8 +156,9 @@ class PostgresDatabase(Database):
             (self._replica,),
         )
 
-    def heartbeat(self, running: frozenset[str]) -> Heartbeat:
+    def heartbeat(self, running: frozenset[str], *, takes: bool) -> Heartbeat:
         self.renew()
+        taken = self._take_orphans() if takes else []
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
             # SKIP LOCKED: of concurrent heartbeats only one gets an orphan.
@@ -172,13 +173,25 @@ class PostgresDatabase(Database):
             "DELETE FROM replicas WHERE expires < clock_timestamp() - interval '1 hour'"
             " AND pg_postmaster_start_time() < clock_timestamp() - interval '1 hour'"
         )
-        return Heartbeat(tuple(Orphan(**row) for row in ended), self._lost(running))
+        orphans, adopted = (tuple(Orphan(**row) for row in rows) for rows in (ended, taken))
+        return Heartbeat(orphans, adopted, self._lost(running))
+
+    def _take_orphans(self) -> list[Any]:
+        return self.execute(
+            "UPDATE messages SET holder = ? WHERE id IN (SELECT messages.id FROM messages"
+            " JOIN answer_traces ON message_id = messages.id AND tries < ?"
+            " JOIN chats ON chats.id = messages.chat_id AND chats.trash_id IS NULL"
+            f" WHERE holder IS NOT NULL AND messages.trash_id IS NULL AND {_UNFINISHED} AND {_gone()}"
+            " FOR UPDATE OF messages SKIP LOCKED) RETURNING owner, chat_id, id AS message_id, generation_id",
+            (self._replica, MOST_TRIES),
+        ).fetchall()
 
     def leave(self) -> None:
-        """Interrupt this process's unfinished answers and end its lease."""
+        """End this process's lease, and interrupt its unfinished answers that no other can continue."""
         self.execute(
-            f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}",
-            (self._replica,),
+            f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}"
+            " AND id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?)",
+            (self._replica, MOST_TRIES),
         )
         self.execute("DELETE FROM replicas WHERE id = ?", (self._replica,))
 
@@ -193,8 +206,9 @@ class PostgresDatabase(Database):
         if not running:
             return frozenset()
         rows = self._connection.execute(
-            "SELECT generation_id FROM messages WHERE generation_id = ANY(%s) AND state <> 'interrupted'",
-            (list(running),),
+            "SELECT generation_id FROM messages WHERE generation_id = ANY(%s) AND state <> 'interrupted'"
+            " AND (holder IS NULL OR holder = %s)",
+            (list(running), self._replica),
         )
         return frozenset(running) - {row["generation_id"] for row in rows}
 

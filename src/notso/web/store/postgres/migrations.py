@@ -340,6 +340,15 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms BIGINT NOT NULL
     );
     """,
+    # 12: how answers were written, so that another process can continue them.
+    """
+    CREATE TABLE answer_traces (
+        message_id TEXT COLLATE "C" PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,
+        trace TEXT NOT NULL,
+        tries BIGINT NOT NULL,
+        resumes BIGINT NOT NULL
+    );
+    """,
 )
 
 REINDEXES = frozenset({9})

@@ -74,9 +74,9 @@ class PostgresStore(SQLStore):
         self._reads.close()
         self._lease_thread.shutdown()
 
-    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
+    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
         self._connections.cut_off(MOST_SECONDS)
-        return await self._soon(lambda: self._connections.write(lambda db: db.heartbeat(running)))
+        return await self._soon(lambda: self._connections.write(lambda db: db.heartbeat(running, takes=takes)))
 
     async def refuse_company(self) -> None:
         if await self._lease_thread.run(lambda: self._connections.look(PostgresDatabase.others)):

@@ -8,7 +8,16 @@ from dataclasses import asdict, fields, replace
 from datetime import date
 from typing import Any, get_origin, get_type_hints
 
-from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage, ToolUse
+from notso.web.store.protocol import (
+    AnswerRun,
+    AnswerTrace,
+    Attachment,
+    Chat,
+    Numbers,
+    SettingValue,
+    StoredMessage,
+    ToolUse,
+)
 from notso.web.store.sql.database import Database
 
 ROW_CHARACTERS = 500  # counted for a message besides its text
@@ -114,6 +123,23 @@ def update_message(db: Database, owner: str, assistant_message: StoredMessage) -
         for name in _SAVED
     ]
     return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
+
+
+def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) -> None:
+    told = json.dumps({"runs": [asdict(run) for run in trace.runs], "model": trace.model}, separators=(",", ":"))
+    db.execute(
+        "INSERT INTO answer_traces (message_id, trace, tries, resumes)"
+        " SELECT id, CAST(? AS TEXT), CAST(? AS BIGINT), CAST(? AS BIGINT) FROM messages WHERE id = ? AND owner = ?"
+        " ON CONFLICT (message_id)"
+        " DO UPDATE SET trace = excluded.trace, tries = excluded.tries, resumes = excluded.resumes",
+        (told, trace.tries, trace.resumes, message_id, owner),
+    )
+
+
+def trace_of(row: Any) -> AnswerTrace:
+    told = json.loads(row["trace"])
+    runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in told["runs"])
+    return AnswerTrace(tuple(AnswerRun(**run) for run in runs), told["model"], row["tries"], row["resumes"])
 
 
 def _size(message: StoredMessage, more: str) -> int:

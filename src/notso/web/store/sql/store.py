@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from notso.smollm3 import Message, ToolCall
 from notso.web.store.documents import DocumentStore
 from notso.web.store.protocol import (
+    AnswerTrace,
     Attachment,
     Branch,
     Chat,
@@ -38,7 +39,7 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.documents import SQLDocuments
 from notso.web.store.sql.records import SQLRecords
-from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
+from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value, trace_of
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
@@ -462,8 +463,18 @@ class SQLStore(ABC):
         for piece in tree_writes.pieces_of(messages):
             await self._add(owner, partial(tree_writes.add_piece, owner=owner, piece=piece))
 
-    async def save_message(self, assistant_message: StoredMessage, owner: str = "") -> None:
-        await self.write(lambda db: tree_writes.save_message(db, assistant_message), owner)
+    async def save_message(
+        self, assistant_message: StoredMessage, owner: str = "", trace: AnswerTrace | None = None
+    ) -> None:
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message, trace), owner)
+
+    async def trace(self, owner: str, message_id: str) -> AnswerTrace | None:
+        sql = (
+            "SELECT answer_traces.* FROM answer_traces JOIN messages ON messages.id = message_id"
+            " WHERE message_id = ? AND owner = ?"
+        )
+        rows = await self._read(owner, sql, message_id, owner)
+        return trace_of(rows[0]) if rows else None
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)

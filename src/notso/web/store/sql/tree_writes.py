@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from notso.web.store.protocol import (
     ACTIVE_STATES,
+    AnswerTrace,
     Chat,
     Conversation,
     ImportedBefore,
@@ -21,7 +22,14 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database, Rows
-from notso.web.store.sql.rows import insert_chat, insert_message, message_of, settings_text, update_message
+from notso.web.store.sql.rows import (
+    insert_chat,
+    insert_message,
+    message_of,
+    save_trace,
+    settings_text,
+    update_message,
+)
 from notso.web.store.sql.shown_part import last_shown
 
 Piece: TypeAlias = list[Chat | StoredMessage]
@@ -131,6 +139,8 @@ def edit_message(
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
+    forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
+    db.execute(forget, (message_id, owner))  # it tells of another text
     _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
@@ -160,7 +170,7 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
     return True
 
 
-def save_message(db: Database, assistant_message: StoredMessage) -> None:
+def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTrace | None = None) -> None:
     row = db.execute(
         "SELECT owner, state, edited FROM messages WHERE id = ? AND chat_id = ? AND generation_id = ?" + db.for_update,
         (assistant_message.id, assistant_message.chat_id, assistant_message.generation_id),
@@ -171,6 +181,8 @@ def save_message(db: Database, assistant_message: StoredMessage) -> None:
     if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     update_message(db, row["owner"], assistant_message)
+    if trace is not None:
+        save_trace(db, row["owner"], assistant_message.id, trace)
     if not assistant_message.active:
         db.let_go(assistant_message.id)
         # Answers are searchable once finished.

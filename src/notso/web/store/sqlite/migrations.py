@@ -299,6 +299,15 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms INTEGER NOT NULL
     ) STRICT;
     """,
+    # 14: how answers were written, so that another process can continue them.
+    """
+    CREATE TABLE answer_traces (
+        message_id TEXT PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE,
+        trace TEXT NOT NULL,
+        tries INTEGER NOT NULL,
+        resumes INTEGER NOT NULL
+    ) STRICT;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from notso.web.store.protocol import Damage, Heartbeat, StoredMessage, WholeChat
+from notso.web.store.protocol import MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage, WholeChat
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
@@ -110,6 +110,14 @@ READ_THREADS = 4
 IDLE_SECONDS = 2.0
 
 
+_INTERRUPT = "UPDATE messages SET state = 'interrupted' WHERE state IN ('queued', 'running')"
+_CANNOT_GO_ON = (
+    " AND (trash_id IS NOT NULL OR chat_id IN (SELECT id FROM chats WHERE trash_id IS NOT NULL)"
+    " OR id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?))"
+)
+_UNFINISHED = "SELECT owner, chat_id, id AS message_id, generation_id FROM messages WHERE state IN ('queued', 'running')"
+
+
 class SQLiteStore(SQLStore):
     """A ChatStore in `directory`/notso.db."""
 
@@ -134,7 +142,7 @@ class SQLiteStore(SQLStore):
         return False
 
     async def open(self) -> None:
-        """Lock the directory, migrate, and interrupt answers left by a crash. Idempotent.
+        """Lock the directory, migrate, and interrupt answers left by a crash that cannot go on. Idempotent.
 
         A damaged file is opened read-only and left unchanged.
         """
@@ -154,9 +162,13 @@ class SQLiteStore(SQLStore):
     async def refuse_company(self) -> None:
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
+        await self.write(lambda db: db.execute(_INTERRUPT))
 
-    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        return Heartbeat()
+    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
+        if not takes or self.read_only:
+            return Heartbeat()
+        left = [Orphan(**row) for row in await self._read("", _UNFINISHED)]
+        return Heartbeat(taken=tuple(each for each in left if each.generation_id not in running))
 
     def _message(self, row: sqlite3.Row) -> StoredMessage:
         message = message_of(row)
@@ -224,9 +236,7 @@ class SQLiteStore(SQLStore):
             if self.read_only:
                 return
             self._writer = Writer(self._path)
-            self._writer.write(
-                lambda db: db.execute("UPDATE messages SET state = 'interrupted' WHERE state IN ('queued', 'running')")
-            )
+            self._writer.write(lambda db: db.execute(_INTERRUPT + _CANNOT_GO_ON, (MOST_TRIES,)))
         except BaseException:
             self._close_writer()
             raise

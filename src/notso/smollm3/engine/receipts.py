@@ -1,0 +1,252 @@
+"""Receipts: what an answer was drawn from, so that anybody with the model file can check that it was.
+
+A receipt names the model's content, the prompt, the parameters with the seed, and the answer's tokens. As an answer's
+bits depend on nothing else, checking it means to read prompt and answer in one prefill and to draw every token again.
+An open receipt contains the token ids, a sealed one their SHA-256 only: it is checked with a transcript, which is an
+open receipt of the same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from notso.qtensor import GGUFFile
+from notso.smollm3.engine.request import Request, ids_digest
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.kv.model_identity import ARITHMETIC
+from notso.smollm3.sampling.sampler import Floats
+from notso.smollm3.values.messages import Tool
+from notso.smollm3.values.request_options import Grammar, Replay, RequestOptions, ToolName
+from notso.smollm3.values.sampling_params import SamplingParams
+
+VERSION = 1
+READ_BYTES = 4 << 20
+_SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools")
+
+
+class ModelDigest:
+    """The SHA-256 of a model file's content, computed once. Thread-safe."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._path = file.path
+        self._lock = threading.Lock()
+        self._sha256 = ""
+
+    def compute(self) -> str:
+        """Return it in hexadecimal; the first time takes as long as reading the file."""
+        with self._lock:
+            if not self._sha256:
+                with self._path.open("rb") as source:
+                    self._sha256 = hashlib.file_digest(source, "sha256").hexdigest()
+            return self._sha256
+
+
+def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the open receipt of an answer that `request` has replayed; `facts` are those of the model."""
+    params, defaults = request.sampler.params, SamplingParams()
+    given = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
+    changed = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+    choice = options.tool_choice
+    prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
+    reason = request.output.finish_reason or ("length" if request.output.tokens >= request.most else "cancelled")
+    told = {
+        "notso_receipt": VERSION,
+        "form": "open",
+        "program": _release(),
+        "arithmetic": ARITHMETIC,
+        **facts,
+        "seed": request.sampler.seed,
+        "sampling": changed,
+        "limit": request.most,
+        "thinking_budget": request.thinking_budget,
+        "prompt": {"tokens": len(prompt), "sha256": ids_digest(prompt), "ids": prompt, "started": request.started},
+        "options": {
+            "is_plain": request.is_plain,
+            "parallel_tool_calls": options.parallel_tool_calls,
+            "logits_processors": list(options.logits_processors),
+            "grammar": None if options.grammar is None else asdict(options.grammar),
+            "tools": None if options.tools is None else list(options.tools),
+            "tool_choice": {"name": choice.name} if isinstance(choice, ToolName) else choice,
+            "strict_tools": list(options.strict_tools),
+        },
+        "answer": {
+            "tokens": len(ids),
+            "sha256": ids_digest(ids),
+            "ids": ids,
+            "closed_at": list(request.closed_at),
+            "finish_reason": reason,
+        },
+    }
+    told["options"]["sha256"] = _hash(told["options"])
+    return told | {"digest": _hash(told)}
+
+
+def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an open receipt without what it tells of the conversation."""
+    told = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
+    for part in ("prompt", "options", "answer"):
+        told[part] = {name: value for name, value in told[part].items() if name not in _SEALED}
+    return told | {"digest": _hash(told)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptCheck:
+    """Result of a check. `problem` is "" if every token is what the model draws; else `place` is the first token of the
+    answer that is not, counted from 0 (None: something else differs)."""
+
+    problem: str
+    place: int | None = None
+    tokens: int = 0
+
+
+def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
+    """Return an open receipt of a receipt and its transcript, with every hash checked.
+
+    Raises InvalidRequestError, with the part that does not fit.
+    """
+    told = _checked(receipt, "receipt")
+    if told["form"] == "sealed":
+        if transcript is None:
+            raise InvalidRequestError("a sealed receipt is checked with its transcript", param="transcript")
+        whole = _checked(transcript, "transcript")
+        if whole["form"] != "open":
+            raise InvalidRequestError("the transcript must be an open receipt of the answer", param="transcript")
+        for name, value in sealed(whole).items():
+            if name != "digest" and value != told.get(name):
+                raise InvalidRequestError(f"the transcript's {name} is not the receipt's", param="transcript")
+        told = whole
+    for part in ("prompt", "answer"):
+        ids, tokens, digest = (told[part][name] for name in ("ids", "tokens", "sha256"))
+        if len(ids) != tokens or ids_digest(ids) != digest:
+            raise InvalidRequestError(f"the {part}'s ids are not those that its hash was made of", param=part)
+    options = {name: value for name, value in told["options"].items() if name != "sha256"}
+    if _hash(options) != told["options"]["sha256"]:
+        raise InvalidRequestError("the options are not those that their hash was made of", param="options")
+    return told
+
+
+def params_of(receipt: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling parameters of an open receipt. Raises InvalidRequestError."""
+    names = {each.name for each in fields(SamplingParams)}
+    given = dict(receipt["sampling"])
+    if not isinstance(given, dict) or not given.keys() <= names:
+        raise InvalidRequestError("the receipt has unknown sampling parameters", param="sampling")
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    given |= {"seed": receipt["seed"], "max_tokens": receipt["limit"], "thinking_budget": receipt["thinking_budget"]}
+    # All are given: the file's defaults were applied when the answer was written.
+    return SamplingParams(**given, given=tuple(names - {"given"}))
+
+
+def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
+    """Return the request options of an open receipt. Raises InvalidRequestError."""
+    told = receipt["options"]
+    choice, grammar = told["tool_choice"], told["grammar"]
+    tools: Sequence[Tool] | None = told["tools"]
+    return RequestOptions(
+        tools=tools,
+        tool_choice=ToolName(choice["name"]) if isinstance(choice, dict) else choice,
+        parallel_tool_calls=told["parallel_tool_calls"],
+        strict_tools=tuple(told["strict_tools"]),
+        grammar=None if grammar is None else Grammar(**grammar),
+        is_plain=told["is_plain"],
+        logits_processors=tuple(told["logits_processors"]),
+    )
+
+
+class Redraw:
+    """Draws an answer again from the logits of its tokens, as they are computed; has the form of PromptScores."""
+
+    def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
+        self._request = request
+        self._answer = answer
+        self._finish_reason = finish_reason
+        self._first = len(request.sequence.prompt) - 1
+        self.found: ReceiptCheck | None = None
+
+    def take(self, start: int, logits: Floats) -> tuple[()]:
+        """Check the tokens behind the positions from `start`, given their logits (rows, V)."""
+        for position, row in enumerate(logits, start):
+            if self.found is None and position - self._first == self._request.output.tokens:
+                self._check(row)
+        return ()
+
+    def end(self) -> ReceiptCheck:
+        """Return the result, once all logits were taken."""
+        request, tokens = self._request, len(self._answer.ids)
+        if self.found is None:
+            reason = request.output.finish_reason or ("length" if request.output.tokens >= request.most else "cancelled")
+            if reason != self._finish_reason:
+                said = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
+                return ReceiptCheck(said, None, tokens)
+        return self.found or ReceiptCheck("", None, tokens)
+
+    def _check(self, row: Floats) -> None:
+        request, ids = self._request, self._answer.ids
+        at = request.output.tokens
+        if at == len(ids):
+            return
+        if request.is_over:
+            return self._differ(at, f"the answer ends before token {at}")
+        if at in self._answer.closed_at:
+            if not request.output.in_reasoning:
+                return self._differ(at, f"token {at} is said to end the reasoning, which is over")
+            request.close_reasoning()
+            written = request.sequence.tokens[self._first + 1 + at :]
+            if written != list(ids[at : at + len(written)]):
+                self._differ(at, f"token {at} is said to end the reasoning, and does not")
+            return None
+        token = request.draw(row)
+        if token != ids[at]:
+            return self._differ(at, f"token {at} is {ids[at]}, but the model draws {token}")
+        request.take(token)
+        after = request.output.tokens
+        if request.reasoning_is_over and not request.is_over and after < len(ids) and after not in self._answer.closed_at:
+            self._differ(after, f"the reasoning goes on at token {after}, where it had to end")
+        return None
+
+    def _differ(self, at: int, problem: str) -> None:
+        self.found = ReceiptCheck(problem, at, len(self._answer.ids))
+
+
+def _checked(receipt: Any, name: str) -> dict[str, Any]:
+    """Return a receipt of the right form, whose digest is that of its content."""
+    wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
+    if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
+        raise InvalidRequestError(f"the {name} is no receipt of version {VERSION}", param=name)
+    parts = ("model", "sampling", "prompt", "options", "answer")
+    if missing := [each for each in wanted if each not in receipt]:
+        raise InvalidRequestError(f"the {name} lacks {', '.join(missing)}", param=name)
+    if receipt["form"] not in ("open", "sealed") or not all(isinstance(receipt[each], dict) for each in parts):
+        raise InvalidRequestError(f"the {name} is malformed", param=name)
+    content = {each: value for each, value in receipt.items() if each != "digest"}
+    if _hash(content) != receipt["digest"]:
+        raise InvalidRequestError(f"the {name} was changed: its digest is another", param="digest")
+    return dict(receipt)
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _release() -> str:
+    try:
+        return version("notso-smollm3-bot")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def replay_of(receipt: Mapping[str, Any]) -> Replay:
+    """Return the answer of an open receipt. Raises InvalidRequestError."""
+    answer = receipt["answer"]
+    return Replay(tuple(answer["ids"]), tuple(answer["closed_at"]))

@@ -1,0 +1,122 @@
+"""Routes for an answer's tokens: show them with their alternatives, continue from one of them, and give a receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import JSONResponse
+
+from notso.web.chat.chat_view import read_branch, read_turn
+from notso.web.chat.services import Services
+from notso.web.chat.submit import fork
+from notso.web.chat.templates import is_fragment
+from notso.web.chat.tokens import SHOWN_TOKENS, alternatives, receipts_of, requests_of, run_at, token_texts, trace_of
+from notso.web.chat.views import (
+    Owner,
+    announce,
+    find_chat,
+    find_message,
+    first_on,
+    sidebar_context,
+    turns_view,
+)
+from notso.web.edge.access import GUARDED
+from notso.web.edge.forms import read_form
+from notso.web.values.errors import Problem
+from notso.web.values.ids import new_id
+from notso.web.values.wording import words
+
+router = APIRouter(prefix="/chats/{chat_id}/messages/{message_id}")
+
+MAX_TYPED_CHARACTERS = 1_000
+
+
+@router.get("/tokens", dependencies=[GUARDED])
+async def show_tokens(
+    request: Request,
+    services: Services,
+    owner: Owner,
+    chat_id: str,
+    message_id: str,
+    run: int | None = None,
+    at: int | None = None,
+    first: int | None = None,
+) -> Response:
+    """Show an answer's tokens, and with `at` what else could have been written there.
+
+    JSON for clients that accept no HTML. A tool call divides an answer into runs, from 0; the last is shown first.
+    """
+    chat = await find_chat(services, owner, chat_id)
+    message = await find_message(services, owner, chat_id, message_id)
+    trace = await trace_of(services, owner, message)
+    number = run_at(trace, run, at or 0)
+    engine, requests = await requests_of(services, owner, message, trace)
+    start = (at or 0) // SHOWN_TOKENS * SHOWN_TOKENS if first is None else max(0, first)
+    texts = await token_texts(engine, trace.runs[number], start)
+    others = await alternatives(services, requests[number], trace.runs[number], at) if at is not None else []
+    shown: dict[str, Any] = {
+        "run": number,
+        "runs": len(trace.runs),
+        "first": start,
+        "total": len(trace.runs[number].ids),
+        "at": at,
+    }
+    if "text/html" not in request.headers.get("accept", "text/html"):
+        ids = trace.runs[number].ids[start : start + SHOWN_TOKENS]
+        tokens = [{"id": id, "text": text} for id, text in zip(ids, texts, strict=True)]
+        return JSONResponse(shown | {"tokens": tokens, "alternatives": [asdict(each) for each in others]})
+    written = trace.runs[number].ids[at] if at is not None else None
+    shown |= {"texts": texts, "alternatives": others, "written": written, "shown_tokens": SHOWN_TOKENS}
+    shown |= {"message": message, "key": new_id()}
+    if is_fragment(request):
+        return await services.pages.respond(request, "_tokens.html", chat=chat, **shown)
+    sidebar = await sidebar_context(services, owner, chat)
+    return await services.pages.respond(request, "tokens.html", **sidebar, **shown)
+
+
+@router.post("/fork", dependencies=[GUARDED])
+async def fork_message(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
+    """Continue an answer in a new version from token `at` of `run`, with the token id `token` or the text `text` there."""
+    fields = await read_form(request)
+    message = await find_message(services, owner, chat_id, message_id)
+    trace = await trace_of(services, owner, message)
+    place, token, typed = _number(fields, "at"), _number(fields, "token"), fields.get("text", "")
+    if place is None or (token is None) == (typed == "") or len(typed) > MAX_TYPED_CHARACTERS:
+        raise Problem(400, words["error_form"])
+    number = run_at(trace, _number(fields, "run"), place)
+    if token is None:
+        engine, _ = await requests_of(services, owner, message, trace)
+        instead = tuple(await asyncio.to_thread(engine.tokenize, typed))
+    else:
+        instead = (token,)
+    view = await read_branch(services, owner, chat_id, message.parent_id or "")
+    accepted, view = await fork(services, owner, view, message, trace, (number, place), instead, fields)
+    view = announce(request, services, owner, view)
+    shown = await read_turn(services, owner, accepted, first=first_on(request))
+    return await turns_view(request, services, owner, replace(shown, revision=view.revision))
+
+
+@router.get("/receipt", dependencies=[GUARDED])
+async def receipt(
+    services: Services, owner: Owner, chat_id: str, message_id: str, form: Literal["open", "sealed"] = "open"
+) -> Response:
+    """Download the receipt of an answer, which `notso verify --receipt` checks."""
+    message = await find_message(services, owner, chat_id, message_id)
+    told = await receipts_of(services, owner, message, sealed=form == "sealed")
+    text = await asyncio.to_thread(json.dumps, told, indent=1)
+    name = f"receipt-{message.id[:8]}-{form}.json"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text, media_type="application/json", headers=headers)
+
+
+def _number(fields: dict[str, str], name: str) -> int | None:
+    text = fields.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Problem(400, words["error_form"])
+    return int(text)

@@ -1,0 +1,129 @@
+"""The tokens of an answer: what else the model could have written at each, and receipts of the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from notso.web.chat.chat_view import read_branch
+from notso.web.chat.services import ChatServices, models_of
+from notso.web.chat.submit import request_in, summary_request
+from notso.web.engine.model_names import chosen_model
+from notso.web.engine.port import ChatEngine, ModelError, Replay, Request, TokenLogprob
+from notso.web.engine.running import asks
+from notso.web.store.protocol import AnswerRun, AnswerTrace, StoredMessage
+from notso.web.turns.answer_trace import request_of
+from notso.web.values.errors import Problem
+from notso.web.values.wording import words
+
+ALTERNATIVES = 20
+SHOWN_TOKENS = 2_000
+"""Of one page; an answer may have a hundred times as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token that the model could have written."""
+
+    id: int
+    text: str
+    probability: float  # before temperature and filters
+
+
+async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
+    """Return how an answer was written. Raises Problem (409) if that is not known."""
+    trace = await services.shared.store.trace(owner, message.id)
+    if trace is None or message.active or not any(run.ids for run in trace.runs):
+        raise Problem(409, words["error_no_tokens"])
+    return trace
+
+
+async def requests_of(
+    services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
+) -> tuple[ChatEngine, list[Request]]:
+    """Return the engine of an answer, loaded, and the requests that it was written by. Raises Problem."""
+    view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
+    choice = await chosen_model(*models_of(services), trace.model)
+    running = services.shared.requests.open(owner, counts=False)
+    try:
+        engine = await running.load(choice.model)
+    except ModelError as error:
+        raise Problem(503, words["error_not_loaded"].format(reason=error)) from error
+    finally:
+        running.close()
+    if engine is None:
+        raise Problem(503, words["error_stopping"])
+    await services.toolbox.ready(view.settings.tool_names)
+    if message.kind == "summary":
+        whole = await summary_request(services, owner, view, choice)
+    else:
+        whole, _ = await request_in(services, owner, view, choice)
+    keep = view.settings.keep_thinking
+    return engine, [request_of(run, whole, message, keep_thinking=keep) for run in trace.runs]
+
+
+async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[str]:
+    """Return the texts of the tokens from place `first`, up to SHOWN_TOKENS."""
+    ids = run.ids[first : first + SHOWN_TOKENS]
+    return await asyncio.to_thread(engine.token_texts, ids) if ids else []
+
+
+def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
+    """Return the number of a run (None: the last) with a token at `place`. Raises Problem (400)."""
+    number = len(trace.runs) - 1 if number is None else number
+    if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
+        raise Problem(400, words["error_form"])
+    return number
+
+
+def up_to(run: AnswerRun, place: int) -> Replay:
+    """Return the tokens of a run before `place`."""
+    return Replay(run.ids[:place], tuple(at for at in run.closed_at if at < place), run.origin)
+
+
+async def alternatives(services: ChatServices, request: Request, run: AnswerRun, place: int) -> list[Alternative]:
+    """Return the likeliest tokens at `place`, and the one that was written, with their probabilities.
+
+    None are returned where the server ended the reasoning. Raises Problem (409) if the conversation or the model is
+    another one by now.
+    """
+    params = replace(request.params, max_tokens=place + 1, min_tokens=0)
+    options = replace(request.options, token_ids=False, top_logprobs=ALTERNATIVES, replay=up_to(run, place))
+    asked = replace(request, params=params, options=options)
+    running = services.shared.requests.open(options.owner, counts=False)
+    found: list[TokenLogprob] = []
+    try:
+        await running.begin(asks(asked), model=request.model)
+        async for _, events in running.events():
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+                found += event.logprobs
+    except ModelError as error:
+        raise Problem(409, words["error_fork"]) from error
+    finally:
+        running.close()
+    if not found or not found[0].top:
+        return []
+    known = {each.id: each for each in (*found[0].top, found[0])}
+    ranked = sorted(known.values(), key=lambda each: -each.logprob)
+    return [Alternative(each.id, each.text, math.exp(each.logprob)) for each in ranked]
+
+
+async def receipts_of(
+    services: ChatServices, owner: str, message: StoredMessage, *, sealed: bool
+) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+    """Return the receipt of an answer; a list if tool calls divide it into several requests. Raises Problem."""
+    trace = await trace_of(services, owner, message)
+    engine, requests = await requests_of(services, owner, message, trace)
+    try:
+        made = [
+            await asyncio.to_thread(engine.receipt, each.messages, each.params, each.options, sealed=sealed)
+            for each in requests
+        ]
+    except ModelError as error:
+        raise Problem(409, words["error_fork"]) from error
+    return made[0] if len(made) == 1 else made

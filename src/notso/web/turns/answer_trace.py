@@ -1,0 +1,89 @@
+"""The trace of an answer: what each engine request was given and drew, so that another engine can go on with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from notso.web.engine.port import Event, Replay, Request, SamplingParams, Usage
+from notso.web.engine.remote.wire_values import packed, unpacked
+from notso.web.store.protocol import MOST_TRIES, AnswerRun, AnswerTrace, StoredMessage
+from notso.web.turns.tool_rounds import next_request
+
+
+def traced(request: Request, generation_id: str | None) -> Request:
+    """Return a request with a seed of its generation, which reports its token ids."""
+    seed = request.params.seed
+    if seed is None:
+        seed = int.from_bytes(hashlib.sha256((generation_id or "").encode()).digest()[:8]) >> 1
+    options = replace(request.options, token_ids=True)
+    return replace(request, params=replace(request.params, seed=seed), options=options)
+
+
+def at_start_of(run: AnswerRun, message: StoredMessage) -> StoredMessage:
+    """Return an answer as it was when a run began."""
+    content, reasoning = message.content[: run.content_at], message.reasoning[: run.reasoning_at]
+    return replace(message, content=content, reasoning=reasoning, tool_uses=message.tool_uses[: run.calls])
+
+
+def request_of(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
+    """Return the request of a run of the answer `message` to `whole`, with the tokens so far."""
+    request = next_request(whole, at_start_of(run, message), keep_thinking=keep_thinking)
+    options = replace(request.options, token_ids=True, replay=Replay(run.ids, run.closed_at, run.origin))
+    return replace(request, params=unpacked(SamplingParams, dict(run.params)), options=options)
+
+
+class TraceRecorder:
+    """Records the trace of one answer while it is written. `trace`: of an answer that is continued."""
+
+    def __init__(self, trace: AnswerTrace | None, model: str | None = None) -> None:
+        self.trace = trace or AnswerTrace((), model)
+
+    @property
+    def last(self) -> AnswerRun:
+        return self.trace.runs[-1]
+
+    @property
+    def last_params(self) -> SamplingParams:
+        params: SamplingParams = unpacked(SamplingParams, dict(self.last.params))
+        return params
+
+    @property
+    def last_usage(self) -> Usage:
+        return Usage(0, self.last.tokens, self.last.reasoning_tokens)
+
+    @property
+    def is_retrying(self) -> bool:
+        """Whether no token has come since an engine began again."""
+        return self.trace.tries > 1
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the last run can be sent again."""
+        return bool(self.trace.runs) and self.last.finish != "tool_calls" and self.trace.tries < MOST_TRIES
+
+    def begin(self, request: Request, message: StoredMessage, *, hurry: bool, is_apart: bool) -> None:
+        """Add the run of `request`, which continues `message`."""
+        at = len(message.content), len(message.reasoning), len(message.tool_uses)
+        run = AnswerRun(packed(request.params), *at, hurry=hurry, is_apart=is_apart)
+        self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=0)
+
+    def take(self, event: Event) -> None:
+        """Record an event of the engine."""
+        match event.kind:
+            case "started":
+                self._change(origin=event.origin, limit=event.limit)
+                self.trace = replace(self.trace, tries=self.trace.tries + 1)
+            case "tokens":
+                ids = self.last.ids
+                closed_at = (*self.last.closed_at, len(ids)) if event.is_forced else self.last.closed_at
+                self._change(ids=ids + event.token_ids, closed_at=closed_at)
+                self.trace = replace(self.trace, tries=1)
+            case "usage" if event.usage is not None:
+                self._change(tokens=event.usage.completion_tokens, reasoning_tokens=event.usage.reasoning_tokens)
+            case "end" if event.finish_reason not in (None, "cancelled"):
+                self._change(finish=event.finish_reason)
+
+    def _change(self, **changes: object) -> None:
+        runs = (*self.trace.runs[:-1], replace(self.last, **changes))  # type: ignore[arg-type]
+        self.trace = replace(self.trace, runs=runs)

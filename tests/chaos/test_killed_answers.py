@@ -1,0 +1,166 @@
+"""kill -9 in the middle of an answer: in its thoughts, a tool call, its arguments, the tool and the text, on the demo
+model. What is written in the end is what an undisturbed server writes, and readers of the stream miss nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from chaos.ledger import LONG, Ledger
+
+from notso.web.values.ids import new_id
+
+ANSWERS, KILLS = (100, 6) if LONG else (1, 3)
+ANSWERS = int(os.environ.get("KILLED_ANSWERS", ANSWERS))
+
+SERVER = """
+import asyncio, json, os, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+from notso.smollm3 import Engine
+from notso.web.chat import submit
+from notso.web.server import serve
+from notso.web.tools import toolbox
+from notso.web.tools.calculator import CALCULATOR
+from notso.web.turns import tool_calls
+from notso.web.turns.turn_consumer import TurnConsumer
+from notso.web.values.settings import Settings
+
+folder, place, pace_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+plain = TurnConsumer.take
+def take(self, events):
+    plain(self, events)
+    if place.isdecimal() and self._recorder is not None:
+        if sum(len(run.ids) for run in self._recorder.trace.runs) >= int(place):
+            die()
+TurnConsumer.take = take
+submit.allowed_in = lambda chat: {CALCULATOR.digest}
+ran = tool_calls.run_tool
+async def run_tool(tool, arguments, surroundings):
+    result = await ran(tool, arguments, surroundings)
+    if place == "tool":
+        die()
+    return result
+tool_calls.run_tool = run_tool
+
+def load():
+    engine = Engine.load(None, threads=1)
+    if pace_s:
+        step = engine._core._step
+        engine._core._step = lambda: (time.sleep(pace_s), step())
+    return engine
+
+serve(load, Settings(port=0, data_dir=folder), on_ready=lambda url: print(url, flush=True))
+"""
+QUESTIONS = ("What is {0} * {1}?", "Calculate {0}+{1}", "Hello, I am number {0}", "Who wrote number {0}?")
+
+
+class Server:
+    """The demo model behind a server that kills itself at a place: so many tokens, or "tool"; "": never."""
+
+    def __init__(self, folder: Path, place: str = "") -> None:
+        self.began = time.monotonic()
+        command = [sys.executable, "-c", SERVER, str(folder), place, "0.05" if LONG else "0.01"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.client = httpx.Client(base_url=self.process.stdout.readline().strip() or "http://127.0.0.1:1", timeout=60)
+
+    def ask(self, question: str, seed: int) -> str:
+        fields = {"seed": str(seed), "tools": "calculator", "temperature": "1.5", "max_tokens": "120"}
+        assert self.client.post("/settings", data=fields).status_code in (200, 303)
+        answer = self.client.post("/chats", data={"text": question, "key": new_id(), "thinking": "on"})
+        assert answer.status_code == 303, answer.text
+        return answer.headers["location"]
+
+    def generation(self, chat: str) -> str:
+        return re.findall(r"/generations/([\w-]+)/events", self.client.get(chat).text)[0]
+
+    def follow(self, generation: str) -> str | None:
+        """Read the stream to its end: the last state, or None if the server died."""
+        state = None
+        try:
+            with self.client.stream("GET", f"/generations/{generation}/events") as response:
+                for line in response.iter_lines():
+                    if line.startswith("data:") and '"state"' in line:
+                        state = json.loads(line.removeprefix("data:"))["state"]
+        except httpx.HTTPError:
+            return None
+        return state
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.client.close()
+
+
+def answer(folder: Path, chat: str) -> tuple[str, ...]:
+    """What is stored of a chat's only answer, without the random ids of its calls."""
+    sql = "SELECT content, reasoning, state, tool_uses FROM messages WHERE chat_id = ? AND role = 'assistant'"
+    with closing(sqlite3.connect(f"{(folder / 'notso.db').as_uri()}?mode=ro", uri=True)) as database:
+        *texts, uses = database.execute(sql, (chat.rpartition("/")[2],)).fetchone()
+    told = [[use[name] for name in ("name", "arguments", "state", "result", "content_at")] for use in json.loads(uses)]
+    return (*texts, json.dumps(told))
+
+
+def places(rng: random.Random, has_call: bool) -> list[str]:
+    drawn = [str(place) for place in sorted(rng.sample(range(1, 60 if has_call else 30), KILLS))]
+    if has_call:
+        drawn.insert(rng.randrange(len(drawn)), "tool")
+    return drawn[:KILLS]
+
+
+@pytest.mark.timeout(0 if LONG else 300)
+def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -> None:
+    kills, differing, seconds = 0, 0, 0.0
+    for number in range(ANSWERS):
+        rng = random.Random(number)
+        question = QUESTIONS[number % len(QUESTIONS)].format(rng.randint(2, 99), rng.randint(2, 99))
+        folder = tmp_path / f"{number}"
+        chat = generation = ""
+        for place in places(rng, has_call=number % len(QUESTIONS) < 2):
+            server = Server(folder, place)
+            try:
+                if not chat:
+                    chat = server.ask(question, seed=number)
+                    generation = server.generation(chat)
+                ended = server.follow(generation)
+            except (httpx.HTTPError, IndexError):
+                assert chat, "it died before the question was stored"
+                ended = None
+            server.end()
+            if ended is not None:
+                break  # the answer is shorter than the place
+            kills += 1
+        server = Server(folder)
+        try:
+            generation = generation or server.generation(chat)
+            assert server.follow(generation) == "done", question
+            seconds += time.monotonic() - server.began
+            killed = answer(folder, chat)
+            undisturbed = server.ask(question, seed=number)
+            server.follow(server.generation(undisturbed))
+            differing += killed != answer(folder, undisturbed)
+        finally:
+            server.end()
+    ledger.note(
+        "store",
+        "the server is killed in an answer's thoughts, tool call, tool or text",
+        f"{kills} times in {ANSWERS} answers, which went on by themselves",
+        differing,
+        {"s from the last start to the end": seconds / ANSWERS},
+    )
+    assert kills >= ANSWERS * min(KILLS, 3) / 2

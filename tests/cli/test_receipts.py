@@ -1,0 +1,46 @@
+"""`notso run --receipt` and `notso verify --receipt`, on the demo model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from notso.smollm3.engine.receipts import _hash, sealed
+from notso.smollm3.engine.request import ids_digest
+
+Run = Callable[..., Any]
+
+
+def test_a_receipt_is_written_and_checked(notso: Run, tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    answer = notso("run", "Tell me something", "--temperature", "1.2", "--max-tokens", "40", "--receipt", str(path))
+    assert answer.code in (0, 8)
+    told = json.loads(path.read_text())
+    checked = notso("verify", "--receipt", str(path))
+    assert checked.code == 0 and "all equal" in checked.out and f"{told['answer']['tokens']:,} tokens" in checked.out
+
+    closed = tmp_path / "sealed.json"
+    closed.write_text(json.dumps(sealed(told)))
+    assert notso("verify", "--receipt", str(closed)).code == 1
+    assert notso("verify", "--receipt", str(closed), "--transcript", str(path)).code == 0
+
+    told["answer"]["ids"][3] += 1
+    told["answer"]["sha256"] = ids_digest(told["answer"]["ids"])
+    told.pop("digest")
+    path.write_text(json.dumps(told | {"digest": _hash(told)}))
+    found = notso("verify", "--receipt", str(path), "--json")
+    assert found.code == 1 and json.loads(found.out)["place"] == 3
+
+
+def test_what_is_no_receipt_is_named(notso: Run, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text("{")
+    assert notso("verify", "--receipt", str(path)).code == 2
+    for text in ("[]", "{}", '{"notso_receipt": 1}', '{"prompt": {"tokens": 5}, "kv_format": []}'):
+        path.write_text(text)
+        assert notso("verify", "--receipt", str(path)).code == 1
+    assert notso("verify", "--transcript", str(path)).code == 2
+    where = str(tmp_path / "no" / "such.json")
+    assert notso("run", "Hello", "--no-think", "--receipt", where).code == 2

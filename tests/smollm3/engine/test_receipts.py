@@ -1,0 +1,144 @@
+"""Receipts: an untouched one is drawn again token by token, and whatever was changed in it is found and named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from smollm3.engine.test_replay import OPTIONS, PARAMS, Written, asked, write
+
+from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
+from notso.smollm3.engine.receipts import _hash, sealed
+from notso.smollm3.engine.request import ids_digest
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(None, threads=1, context_tokens=1024) as loaded:
+        yield loaded
+
+
+def receipt_of(engine: Engine, params: SamplingParams, options: RequestOptions) -> dict[str, Any]:
+    messages = asked(options)
+    written = write(engine, messages, params, options)
+    told = engine.receipt(messages, params, replace(options, replay=written.replay))
+    return json.loads(json.dumps(told))  # type: ignore[no-any-return]
+
+
+def signed_again(receipt: dict[str, Any]) -> dict[str, Any]:
+    """As somebody changes it who knows how it is made: all hashes fit."""
+    for part in ("prompt", "answer"):
+        receipt[part] |= {"tokens": len(receipt[part]["ids"]), "sha256": ids_digest(receipt[part]["ids"])}
+    receipt["options"].pop("sha256")
+    receipt["options"]["sha256"] = _hash(receipt["options"])
+    receipt.pop("digest")
+    return receipt | {"digest": _hash(receipt)}
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_an_untouched_receipt_is_drawn_again(engine: Engine, options: RequestOptions, params: SamplingParams) -> None:
+    receipt = receipt_of(engine, replace(params, seed=11), options)
+    found = engine.check_receipt(receipt)
+    assert (found.problem, found.place) == ("", None) and found.tokens == receipt["answer"]["tokens"] > 0
+    closed = sealed(receipt)
+    assert engine.check_receipt(closed, receipt) == found
+    text = json.dumps(closed)
+    assert '"ids"' not in text and "weather" not in text and "Oslo" not in text, "it tells nothing of the conversation"
+
+
+def test_a_text_is_continued_the_same_way(engine: Engine) -> None:
+    params, options = SamplingParams(seed=4, max_tokens=20, temperature=1.3), RequestOptions(token_ids=True)
+    written = Written(list(engine.submit("Once upon", params, options).events()))
+    receipt = engine.receipt("Once upon", params, RequestOptions(replay=written.replay))
+    assert engine.check_receipt(json.loads(json.dumps(receipt))).problem == ""
+
+
+def test_a_stopped_answer_is_drawn_as_far_as_it_came(engine: Engine) -> None:
+    params, messages = SamplingParams(seed=5, max_tokens=80, ignore_eos=True), [Message("user", "Go on")]
+    written = write(engine, messages, params, RequestOptions())
+    stopped = replace(written.replay, ids=written.replay.ids[:30], closed_at=())
+    receipt = engine.receipt(messages, params, RequestOptions(replay=stopped))
+    assert receipt["answer"]["finish_reason"] == "cancelled" and engine.check_receipt(receipt).problem == ""
+
+
+def test_a_changed_token_is_found_at_its_place(engine: Engine) -> None:
+    rng = random.Random(1)
+    receipt = receipt_of(engine, SamplingParams(seed=3, temperature=1.2, max_tokens=60), RequestOptions())
+    ids = receipt["answer"]["ids"]
+    for place in rng.sample(range(len(ids)), 12):
+        changed = copy.deepcopy(receipt)
+        changed["answer"]["ids"][place] = (ids[place] + rng.randrange(1, 200)) % engine.config.vocab_size
+        with pytest.raises(InvalidRequestError) as refused:
+            engine.check_receipt(changed)
+        assert refused.value.param == "digest"
+        found = engine.check_receipt(signed_again(changed))
+        assert found.place == place and found.problem, (place, found)
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "model": lambda told: told["model"].update(sha256="0" * 64),
+    "template": lambda told: told["template"].update(sha256="0" * 64),
+    "adapter": lambda told: told.update(adapter={"name": "none", "sha256": "0" * 64}),
+    "arithmetic": lambda told: told.update(arithmetic=told["arithmetic"] + 1),
+    "kv_format": lambda told: told.update(kv_format="q8_0" if told["kv_format"] != "q8_0" else "f16"),
+    "finish": lambda told: told["answer"].update(finish_reason="length"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_another_fact_is_refused_by_name(engine: Engine, change: Callable[[dict[str, Any]], Any]) -> None:
+    receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=60), RequestOptions())
+    change(receipt)
+    try:
+        found = engine.check_receipt(signed_again(receipt))
+    except InvalidRequestError as error:
+        assert error.param in (*CHANGES, "adapter")
+    else:
+        assert change is CHANGES["finish"] and found.problem and found.place is None
+
+
+def test_another_seed_or_parameter_is_found_where_it_draws_another_token(engine: Engine) -> None:
+    messages, params = asked(RequestOptions()), SamplingParams(seed=3, temperature=1.5, max_tokens=60)
+    receipt = receipt_of(engine, params, RequestOptions())
+    others = [replace(params, seed=seed) for seed in range(10, 16)]
+    others += [replace(params, temperature=t) for t in (0.0, 0.7, 1.4)] + [replace(params, top_p=0.5)]
+    for other in others:
+        written = write(engine, messages, other, RequestOptions()).replay.ids
+        pairs = zip(receipt["answer"]["ids"], (*written, -1), strict=False)
+        place = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
+        told = copy.deepcopy(receipt) | {"seed": other.seed}
+        told["sampling"] = {"temperature": other.temperature, "top_p": other.top_p}
+        assert engine.check_receipt(signed_again(told)).place == place
+
+
+def test_what_is_no_receipt_is_refused(engine: Engine) -> None:
+    receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=9), RequestOptions())
+    for bad in (None, [], {}, {"notso_receipt": 2}, {**receipt, "prompt": 1}, {**receipt, "form": "x"}):
+        with pytest.raises(InvalidRequestError):
+            engine.check_receipt(bad)  # type: ignore[arg-type]
+    for part, name, value in (
+        ("prompt", "ids", "abc"),
+        ("answer", "ids", [[1]]),
+        ("answer", "closed_at", 5),
+        ("options", "grammar", {"kind": "x"}),
+        ("options", "strict_tools", None),
+        ("sampling", "temperature", "hot"),
+        ("sampling", "logit_bias", {"a": 1}),
+    ):
+        odd = copy.deepcopy(receipt)
+        odd[part][name] = value
+        odd["options"]["sha256"] = _hash({key: odd["options"][key] for key in odd["options"] if key != "sha256"})
+        odd.pop("digest")
+        with pytest.raises(InvalidRequestError):
+            engine.check_receipt(odd | {"digest": _hash(odd)})
+    with pytest.raises(InvalidRequestError, match="transcript"):
+        engine.check_receipt(sealed(receipt))
+    other = receipt_of(engine, SamplingParams(seed=4, max_tokens=9), RequestOptions())
+    with pytest.raises(InvalidRequestError, match="seed"):
+        engine.check_receipt(sealed(receipt), other)

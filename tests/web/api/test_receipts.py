@@ -1,0 +1,82 @@
+"""Receipts in the responses of all APIs: what is asked for is there once, and is drawn again by the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine
+
+HELLO = [{"role": "user", "content": "Tell me something"}]
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": HELLO, "temperature": 1.3, "max_tokens": 40}),
+    "chat usage": (
+        "/v1/chat/completions",
+        {"messages": HELLO, "max_tokens": 30, "stream_options": {"include_usage": True}},
+    ),
+    "tools": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "What is 12 * 34?"}],
+            "tools": [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}],
+        },
+    ),
+    "text": ("/v1/completions", {"prompt": "Once upon", "max_tokens": 12}),
+    "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 40}),
+    "responses": ("/v1/responses", {"input": "Hello", "store": False}),
+    "ollama": ("/api/chat", {"messages": HELLO, "options": {"num_predict": 20}}),
+    "generate": ("/api/generate", {"prompt": "Hello", "options": {"num_predict": 20}}),
+    "llama.cpp": ("/completion", {"prompt": "Once upon", "n_predict": 9}),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(threads=1, context_tokens=1024)
+
+
+@pytest.fixture(scope="module")
+def served(engine: Engine, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("api"))
+    server = type(shared)(lambda: engine, settings)
+    yield server.ready()
+    server.close()
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    lines = (line.removeprefix("data: ") for line in text.splitlines())
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@pytest.mark.parametrize("form", ["open", "sealed"])
+@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
+def test_each_api_gives_a_receipt_that_holds(
+    served: Any, engine: Engine, path: str, body: dict[str, Any], form: str
+) -> None:
+    headers = {"x-notso-receipt": form}
+    model = {"model": served.client.get("/v1/models").json()["data"][0]["id"]}
+    plain = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
+    whole = served.client.post(path, json=model | plain, headers=headers)
+    assert whole.status_code == 200, whole.text
+    frames = objects(served.client.post(path, json=model | body | {"stream": True}, headers=headers).text)
+    assert [("notso_receipt" in frame) for frame in frames] == [False] * (len(frames) - 1) + [True]
+    for receipt in (whole.json()["notso_receipt"], frames[-1]["notso_receipt"]):
+        assert receipt["form"] == form, receipt
+        if form == "open":
+            assert engine.check_receipt(receipt).problem == "" and receipt["answer"]["tokens"] > 0
+        else:
+            assert "ids" not in receipt["prompt"]
+    without = served.client.post(path, json=model | plain)
+    assert "notso_receipt" not in without.text
+
+
+def test_choices_have_one_each_and_an_unknown_form_is_refused(served: Any, engine: Engine) -> None:
+    body = {"model": served.client.get("/v1/models").json()["data"][0]["id"], "messages": HELLO, "n": 2}
+    receipts = served.client.post("/v1/chat/completions", json=body, headers={"x-notso-receipt": "open"}).json()
+    assert [engine.check_receipt(each).problem for each in receipts["notso_receipt"]] == ["", ""]
+    refused = served.client.post("/v1/chat/completions", json=body, headers={"x-notso-receipt": "yes"})
+    assert refused.status_code == 400 and "x-notso-receipt" in refused.json()["error"]["message"]

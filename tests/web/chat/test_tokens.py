@@ -1,0 +1,106 @@
+"""The tokens of an answer on the demo model: alternatives, versions that go on from one, and receipts of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine
+from notso.web.values.ids import new_id
+
+JSON = {"accept": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(threads=1, context_tokens=2048)
+
+
+@pytest.fixture(scope="module")
+def served(engine: Engine, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("tokens"))
+    server = type(shared)(lambda: engine, settings).ready()
+    server.client.post("/settings", data={"temperature": "1.3", "max_tokens": "80", "seed": "5"})
+    yield server
+    server.close()
+
+
+def path_of(asked: Any) -> str:
+    return f"/chats/{asked.chat_id}/messages/{asked.message_id}"
+
+
+def trace_of(server: Any, asked: Any) -> Any:
+    return server.on_loop(lambda: server.shared.store.trace("local", asked.message_id))
+
+
+def test_a_token_has_alternatives_among_them_the_one_written(served: Any) -> None:
+    asked = served.ask("Tell me something")
+    stored = served.finished(asked)
+    (run,) = trace_of(served, asked).runs
+    for at in (0, 2, len(run.ids) - 1):
+        told = served.client.get(f"{path_of(asked)}/tokens", params={"at": at}, headers=JSON).json()
+        assert [each["id"] for each in told["tokens"]] == list(run.ids) and told["total"] == len(run.ids)
+        chances = [each["probability"] for each in told["alternatives"]]
+        assert chances == sorted(chances, reverse=True) and 0.5 < sum(chances) <= 1.0001
+        assert run.ids[at] in {each["id"] for each in told["alternatives"]}
+    assert stored.content in "".join(each["text"] for each in told["tokens"])
+    page = served.client.get(f"{path_of(asked)}/tokens", params={"at": 2}, headers={"accept": "text/html"}).text
+    assert "/fork" in page and 'aria-current="true"' in page
+    for bad in ({"at": 10**6}, {"run": 7}, {"at": -1}):
+        assert served.client.get(f"{path_of(asked)}/tokens", params=bad, headers=JSON).status_code == 400
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_version_goes_on_from_a_token_and_reads_little_again(served: Any, engine: Engine, thinking: bool) -> None:
+    asked = served.ask("Tell me more", thinking=thinking)
+    first = served.finished(asked)
+    (run,) = trace_of(served, asked).runs
+    for at in (1, len(run.ids) // 2):
+        told = served.client.get(f"{path_of(asked)}/tokens", params={"at": at}, headers=JSON).json()
+        other = next(each["id"] for each in told["alternatives"] if each["id"] != run.ids[at])
+        before = engine.stats()
+        answer = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": at, "token": other})
+        assert answer.status_code == 303, answer.text
+        version = served.last(asked.chat_id)
+        stored = served.finished(version)
+        (forked,) = trace_of(served, version).runs
+        assert stored.state == "done" and forked.ids[: at + 1] == (*run.ids[:at], other)
+        assert stored.parent_id == first.parent_id and stored.id != first.id
+        after = engine.stats()
+        read = after.prompt_tokens_total - before.prompt_tokens_total + at
+        assert read - (after.cached_tokens_total - before.cached_tokens_total) <= 128, "the rest was in the cache"
+    typed = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": 1, "text": " In short,"})
+    assert typed.status_code == 303
+    stored = served.finished(version := served.last(asked.chat_id))
+    (forked,) = trace_of(served, version).runs
+    assert engine.detokenize(forked.ids[1:9]).startswith(" In short,")
+    assert " In short," in stored.reasoning + stored.content
+
+
+def test_a_form_without_a_token_is_refused_and_an_edited_answer_has_none(served: Any) -> None:
+    asked = served.ask("Hello")
+    served.finished(asked)
+    for fields in ({"at": "1"}, {"at": "1", "token": "5", "text": "x"}, {"token": "5"}, {"at": "x", "token": "5"}):
+        answer = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), **fields})
+        assert answer.status_code == 400, fields
+    gone = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": "1", "token": "99999999"})
+    assert gone.status_code == 409
+    served.client.post(f"{path_of(asked)}/edit", data={"text": "mine"})
+    assert served.client.get(f"{path_of(asked)}/tokens").status_code == 409
+    assert served.client.get(f"{path_of(asked)}/receipt").status_code == 409
+
+
+def test_a_receipt_of_the_page_holds_for_each_request_of_the_answer(served: Any, engine: Engine) -> None:
+    asked = served.ask("Tell me a secret")
+    served.finished(asked)
+    answer = served.client.get(f"{path_of(asked)}/receipt")
+    assert "attachment" in answer.headers["content-disposition"]
+    assert engine.check_receipt(answer.json()).problem == ""
+    sealed = served.client.get(f"{path_of(asked)}/receipt?form=sealed").json()
+    assert engine.check_receipt(sealed, answer.json()).problem == "" and "secret" not in json.dumps(sealed)
+    (run,) = trace_of(served, asked).runs
+    assert answer.json()["answer"]["ids"] == list(run.ids)
