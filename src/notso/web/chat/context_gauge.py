@@ -92,7 +92,7 @@ def measure(
     nothing = replace(draft, content="", attachments=())
     without_text, without_draft = prompt(replace(draft, content="")), prompt(nothing)
     alone = (Message("user", ""),)
-    plain_messages = prompt(nothing, NO_DOCUMENTS)
+    plain_messages = prompt(nothing, PromptDocuments(instructions=documents.instructions))
     system = plain_messages[0] if plain_messages[0].role == "system" else None
     reasoning = 0
     if any(each.keep_reasoning for each in messages):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from notso.web.store.protocol import Damage, Heartbeat, StoredMessage, WholeChat
+from notso.web.store.protocol import ChatBase, Damage, Heartbeat, StoredMessage, WholeChat
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
@@ -262,7 +262,7 @@ def whole_chats(copy: Path) -> Iterator[WholeChat]:
                 messages = db.execute(
                     "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
                 )
-                owned = defaults.get(row["owner"], {})
+                owned = ChatBase(defaults.get(row["owner"], {}))
                 yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
     finally:
         db.close()
