@@ -39,7 +39,8 @@ OTHERS = ("B", "member", "operator")
 @dataclass(frozen=True)
 class Entry:
     """What a route is asked, with `{names}` of a Things in it. `others` and `own`: the statuses for who is known and
-    does not own what is named, and for its owner; `member`: for a member of the project, where that differs. `ids`: parameters of the path that are Things of another name."""
+    does not own what is named, and for its owner; `member`: for a member of the project, where that differs. `ids`:
+    parameters of the path that are Things of another name."""
 
     kind: str = "owned"
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +74,7 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
     **dict.fromkeys(("GET /backup", "GET /metrics", "GET /operator", "POST /plugins/{name}/start"), OPERATOR),
     **dict.fromkeys(("POST /models/switch", "POST /models/download", "POST /models/download/stop"), OPERATOR),
-    **dict.fromkeys(("POST /operator/keys", "POST /operator/keys/revoke"), OPERATOR),
+    **dict.fromkeys(("POST /operator/keys", "POST /operator/keys/revoke", "POST /operator/users/remove"), OPERATOR),
     **dict.fromkeys(("POST /models/adapters/load", "POST /models/adapters/unload"), OPERATOR),
     **dict.fromkeys(("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"), OPERATOR),
     **{f"POST /engine/v1/{name}": FRONT_END for name in ("events", "submit", "prepare", "steer", "call")},

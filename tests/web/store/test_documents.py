@@ -338,7 +338,7 @@ def test_no_row_of_a_deleted_document_stays_in_postgres(database: str) -> None:
         planted = await planted_and_deleted(store, words)
 
         def tables(db: Any) -> list[str]:
-            sql = "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = 'public'"
+            sql = "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = current_schema()"
             return [row["name"] for row in db.execute(sql).fetchall()]
 
         for name in await store.look(tables):

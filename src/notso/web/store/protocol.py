@@ -579,6 +579,12 @@ class ChatStore(Protocol):
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
         """Add messages to existing chats; parents precede their children. Written in pieces."""
 
+    async def remove_owner(self, owner: str) -> None:
+        """Delete everything of an owner for good, in pieces between which others write.
+
+        What engines must forget is kept for `documents.stale`. It can be repeated after a failure.
+        """
+
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""
 

@@ -42,6 +42,7 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.documents import SQLDocuments, project_of
 from notso.web.store.sql.records import SQLRecords
+from notso.web.store.sql.removal import forget_conversations, remove_piece
 from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
@@ -496,6 +497,16 @@ class SQLStore(ABC):
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+
+    async def remove_owner(self, owner: str) -> None:
+        await self.write(lambda db: forget_conversations(db, owner))
+        for library in await self.documents.libraries(owner):
+            if library.rights == "own":
+                await self.documents.delete_library(owner, library.id)
+        while await self.write(lambda db: remove_piece(db, owner)):
+            pass
+        while await self.write(lambda db: db.merge_index()):
+            pass
 
     async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
         most = self.most_kept(owner)

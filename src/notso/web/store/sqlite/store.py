@@ -306,6 +306,9 @@ ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, in
 """
 
 
+MERGED_PAGES = 500  # of the search index, per transaction
+
+
 class SQLiteDatabase(Database):
     """Database in which every unfinished answer is this process's."""
 
@@ -344,6 +347,12 @@ class SQLiteDatabase(Database):
     def remove_message(self, message_id: str) -> None:
         sql = "DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE message_id = ?)"
         self.execute(sql, (message_id,))
+
+    def merge_index(self) -> bool:
+        before = self._connection.total_changes
+        # Negative: of all segments. FTS5 keeps deleted words until their segments are merged.
+        self.execute("INSERT INTO texts (texts, rank) VALUES ('merge', ?)", (-MERGED_PAGES,))
+        return self._connection.total_changes - before > 1
 
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
         return self.execute(_FIND, (fts5_query(terms), owner, limit)).fetchall()
