@@ -114,7 +114,9 @@ async def prompt_documents(
     if not documents:
         return without
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
-    room = context - max(LEAST_FREE_TOKENS, context // 4)
+    # Whole documents at the head are a fixed prefix, for which the engine may have a longer context.
+    longer = max(engine.info.document_tokens if engine is not None and known.keys() & set(head_ids) else 0, context)
+    room = longer - max(LEAST_FREE_TOKENS, longer // 4)
     texts = await _texts_that_fit(store.documents, owner, documents, room, engine)
     if texts is None:
         question = next((each.content for each in reversed(line) if each.role == "user"), "")
