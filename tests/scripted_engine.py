@@ -227,8 +227,9 @@ class ScriptedEngine:
         if request.options.when_full == "drop_oldest":  # older messages may be dropped
             messages = (*(message for message in messages[:1] if message.role == "system"), messages[-1])
         length = self.count_tokens(messages, RequestOptions(tools=request.options.tools))
-        if length >= self.info.context_tokens:
-            raise ContextLengthError(length + 1, self.info.context_tokens)
+        context = self.info.context_of(request.options)
+        if length >= context:
+            raise ContextLengthError(length + 1, context)
 
     def _begin(self, request: Request) -> ScriptedGeneration:
         if self.refusal is not None:

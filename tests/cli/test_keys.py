@@ -45,6 +45,27 @@ def test_reading_creates_nothing(notso: Notso, tmp_path: Path) -> None:
     assert not missing.exists() and not list(empty.iterdir())
 
 
+def test_a_user_is_removed_by_key_or_name(notso: Notso, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    where = ("--data-dir", str(data))
+    missing = notso("keys", "remove", "ann", *where)
+    assert missing.code == 1 and not data.exists()
+    for name in ("ann", "bob"):
+        notso("keys", "add", name, *where)
+    notso("keys", "revoke", "ann", *where)
+    notso("keys", "add", "ann", *where)
+    several = notso("keys", "remove", "ann", *where)
+    assert several.code == 2 and "2 keys are named ann: name one by its id: " in several.err
+    ids = [each["id"] for each in json.loads(notso("keys", "--json", *where).out) if each["name"] == "ann"]
+    assert len(ids) == 2 and all(each in several.err for each in ids)
+    for each in ids:
+        assert notso("keys", "remove", each, *where).out.endswith("documents and usage.\n")
+    assert "ann" not in notso("keys", *where).out and "bob" in notso("keys", *where).out
+    unknown = notso("keys", "remove", "ann", *where)
+    assert unknown.code == 2 and "such as proxy:ann" in unknown.err
+    assert json.loads(notso("keys", "remove", "proxy:ann", "--json", *where).out) == {"removed": "proxy:ann"}
+
+
 def test_what_is_none_is_refused(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
     for arguments in (("add",), ("revoke",), ("revoke", "ann"), ("add", " "), ("forget", "ann")):

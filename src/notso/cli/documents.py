@@ -12,13 +12,14 @@ import typer
 from notso.cli import options, terminal
 
 if TYPE_CHECKING:
-    from notso.web.store.documents import StoredDocument
+    from notso.web.store.documents import Library, StoredDocument
     from notso.web.store.protocol import ChatStore
 
 EXAMPLES = """\
   notso documents add report.pdf notes/
   notso documents list
   notso documents search license costs
+  notso documents add --library Taxes 2025/
   notso documents read report.pdf --page 3"""
 
 MOST_HITS = 10
@@ -38,6 +39,10 @@ def documents(
         ),
     ] = None,
     page: Annotated[int | None, typer.Option("--page", metavar="N", min=1, help="Read only this page.")] = None,
+    library: Annotated[
+        str,
+        typer.Option("--library", metavar="NAME", help="Library, created by add; a project if it has another name."),
+    ] = "Documents",
     unconfined: Annotated[
         bool,
         typer.Option(
@@ -50,7 +55,7 @@ def documents(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Add, list, read, search or remove documents.
+    """Add, list, read, search or remove documents of a library.
 
     Chats ask about them: open Documents in the browser. With a data directory, stop the server first; a PostgreSQL
     database (DATABASE_URL) can be used at the same time. Exits with an error if a document cannot be read; it is kept.
@@ -58,19 +63,29 @@ def documents(
     if (action == "list") != (not items):
         raise typer.BadParameter(f"{action} {'takes none' if items else 'needs at least one'}", param_hint="ITEM")
     from notso.web.edge.access import LOCAL_OWNER
+    from notso.web.store.documents import DEFAULT_LIBRARY
     from notso.web.store.opening import in_store
+    from notso.web.values.errors import StorageError
     from notso.web.values.settings import Settings
+    from notso.web.values.visible_text import visible_line
 
     settings = Settings(data_dir=data_dir, database_url=database_url or None)
+    if not 1 <= len(library) <= 100 or library != visible_line(library, 100):
+        raise typer.BadParameter("a name has 1 to 100 visible characters", param_hint="--library")
     files = [path for item in items or [] for path in _files(Path(item))] if action == "add" else []
 
     async def act(store: ChatStore) -> None:
         if action == "add":
-            await _add(store, unconfined, files, as_json)
-        elif action == "search":
-            await _search(store, " ".join(items or []), as_json)
+            return await _add(store, library, unconfined, files, as_json)
+        found = await store.documents.libraries(LOCAL_OWNER)
+        chosen = next((each for each in found if each.owner == LOCAL_OWNER and each.name == library), None)
+        if chosen is None and library != DEFAULT_LIBRARY:
+            names = ", ".join(each.name for each in found if each.owner == LOCAL_OWNER)
+            raise StorageError(f"there is no library called {library}; there are: {names or 'none'}")
+        if action == "search":
+            await _search(store, chosen, " ".join(items or []), as_json)
         else:
-            known = await store.documents.documents(LOCAL_OWNER)
+            known = await store.documents.documents(LOCAL_OWNER, chosen.id) if chosen is not None else []
             if action == "list":
                 _show(known, as_json)
             for document in [_named(known, item) for item in items or []]:
@@ -82,10 +97,11 @@ def documents(
     in_store(settings.directory, settings.database_url, act)
 
 
-async def _search(store: ChatStore, query: str, as_json: bool) -> None:
+async def _search(store: ChatStore, library: Library | None, query: str, as_json: bool) -> None:
     from notso.web.edge.access import LOCAL_OWNER
 
-    hits = await store.documents.search(LOCAL_OWNER, query, MOST_HITS)
+    library_id = library.id if library is not None else ""
+    hits = await store.documents.search(LOCAL_OWNER, query, MOST_HITS, library_id=library_id)
     if as_json:
         terminal.say_json([asdict(each) for each in hits])
         return
@@ -93,20 +109,20 @@ async def _search(store: ChatStore, query: str, as_json: bool) -> None:
         shown = f", page {each.page}" if each.document.pages > 1 else ""
         terminal.say(f"{each.document.name}{shown}:\n{each.text}\n")
     if not hits:
-        count = len(await store.documents.documents(LOCAL_OWNER))
+        count = len(await store.documents.documents(LOCAL_OWNER, library_id))
         terminal.say(f"Nothing in {count:,} document{'s' * (count != 1)} mentions these words.")
 
 
-async def _add(store: ChatStore, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
-    from notso.web.chat.library import DEFAULT_LIBRARY, LibraryWork
+async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tuple[Path, str]], as_json: bool) -> None:
+    from notso.web.chat.library import LibraryWork
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.values.errors import StorageError
 
-    library = await store.documents.library(LOCAL_OWNER, DEFAULT_LIBRARY)
+    library = await store.documents.library(LOCAL_OWNER, name)
     work = LibraryWork(store, unconfined=unconfined)
     ids = []
-    for path, name in files:
-        ids.append((await store.documents.add(LOCAL_OWNER, library.id, name, path.read_bytes())).id)
+    for path, shown in files:
+        ids.append((await store.documents.add(LOCAL_OWNER, library.id, shown, path.read_bytes())).id)
         await work.parse_queued()
     added = await store.documents.some(LOCAL_OWNER, ids)
     _show(added, as_json)

@@ -1,7 +1,8 @@
-"""`notso keys`: API keys with limits; a running server applies changes immediately."""
+"""`notso keys`: API keys with limits, which a running server applies at once, and removal of users."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,17 +13,22 @@ from notso.cli import options, terminal
 
 if TYPE_CHECKING:
     from notso.web.store.access import ApiKey
+    from notso.web.store.protocol import ChatStore
+    from notso.web.values.settings import Settings
 
 EXAMPLES = """\
   notso keys add ann --tokens-per-day 100000
-  notso keys revoke ann"""
+  notso keys revoke ann
+  notso keys remove ann"""
 
 
 def keys(
     action: Annotated[
-        Literal["list", "add", "revoke"], typer.Argument(metavar="list|add|revoke", help="Action.")
+        Literal["list", "add", "revoke", "remove"], typer.Argument(metavar="list|add|revoke|remove", help="Action.")
     ] = "list",
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the key, or user to remove.", show_default=False)
+    ] = None,
     requests_per_minute: Annotated[
         int,
         typer.Option(
@@ -43,10 +49,13 @@ def keys(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """List, add or revoke keys.
+    """List, add or revoke keys, or remove users.
 
     A key is shown only once, when it is created: only its hash is stored. After adding the first key to a data
     directory, restart the server. Keys in a database (DATABASE_URL) apply to all servers that use it.
+
+    `remove` deletes a key for good, or a signed-in user such as proxy:ann, with all chats, documents and usage. With a
+    data directory, stop the server first, or use its administration page.
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
@@ -65,7 +74,15 @@ def keys(
             raise FileNotFoundError(
                 errno.ENOENT, "the data directory does not exist; nothing was created", str(settings.directory)
             )
-        _show([], as_json)
+        if action == "list":
+            _show([], as_json)
+            return
+    if action == "remove" and name is not None:
+        _remove(settings, name)
+        if as_json:
+            terminal.say_json({"removed": name})
+        else:
+            terminal.say(f"{name} removed, with all chats, documents and usage.")
         return
     book = KeyBook(lambda: access_store_at(settings.directory, settings.database_url))
     if name is None or action == "list":
@@ -89,6 +106,23 @@ def keys(
             terminal.say_json(asdict(revoked))
         else:
             terminal.say(f"Key {revoked.name} revoked.")
+
+
+def _remove(settings: Settings, name: str) -> None:
+    from notso.web.sign_in.removal import remove_user, user_named
+    from notso.web.store.opening import access_store_at, in_store
+    from notso.web.store.sqlite.access import SQLiteAccessStore
+
+    async def work(store: ChatStore) -> None:
+        async with contextlib.AsyncExitStack() as closing:
+            access = None
+            if settings.database_url is not None or SQLiteAccessStore.exists(settings.directory):
+                access = access_store_at(settings.directory, settings.database_url)
+                closing.push_async_callback(access.close)
+                await access.open()
+            await remove_user(store, access, await user_named(access, name), "command line")
+
+    in_store(settings.directory, settings.database_url, work)
 
 
 def _show(found: list[ApiKey], as_json: bool) -> None:

@@ -86,7 +86,7 @@ def serve(
     **chosen: Any,
 ) -> None:
     """Serve the chat page and the API until Ctrl-C."""
-    from notso.smollm3.values.engine_config import EngineConfig
+    from notso.smollm3.values.engine_config import DOCUMENT_TOKENS, EngineConfig
     from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
@@ -112,6 +112,7 @@ def serve(
     )
     config = EngineConfig(
         context_tokens=context,
+        document_tokens=DOCUMENT_TOKENS,
         threads=threads,
         device=device,
         weights=weights,
@@ -196,6 +197,8 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
         model = [f"model    {path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"]
     is_maximum = config.context_tokens is not None and plan.context_tokens < config.context_tokens
     reduced = " (the maximum of this model)" if is_maximum else " (reduced to fit)" if plan.reduced else ""
+    if plan.document_tokens > plan.context_tokens:
+        reduced += f" ({plan.document_tokens:,} with documents)"
     lines = [
         *model,
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
@@ -209,6 +212,7 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
         "needed_bytes": plan.needed_bytes,
         "available_bytes": plan.limit.available_bytes,
         "context_tokens": plan.context_tokens,
+        "document_tokens": plan.document_tokens,
         "reduced": plan.reduced,
         "kv": str(plan.kv_format),
         "device": str(device),

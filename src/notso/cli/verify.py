@@ -42,7 +42,10 @@ def verify(
     receipt: Annotated[
         Path | None,
         typer.Option(
-            "--receipt", metavar="JSON", help="Draw the answer of this receipt again, token by token.", show_default=False
+            "--receipt",
+            metavar="JSON",
+            help="Draw the answer of this receipt again, token by token.",
+            show_default=False,
         ),
     ] = None,
     transcript: Annotated[
@@ -73,7 +76,9 @@ def verify(
         _check_receipt(receipt, transcript, file or model, adapter or [], as_json)
         return
     if transcript is not None or adapter:
-        raise typer.BadParameter("this option needs --receipt", param_hint="--transcript" if transcript else "--adapter")
+        raise typer.BadParameter(
+            "this option needs --receipt", param_hint="--transcript" if transcript else "--adapter"
+        )
     file = file or model
     engines.prepare_for_a_lost_file()
     if golden or golden_file:
@@ -117,9 +122,7 @@ def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
         raise typer.Exit(exit_codes.BAD_MODEL)
 
 
-def _check_receipt(
-    path: Path, transcript: Path | None, model: Path | None, adapters: list[str], as_json: bool
-) -> None:
+def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adapters: list[str], as_json: bool) -> None:
     from notso.smollm3.errors import InvalidRequestError
     from notso.smollm3.values.engine_config import KV_CHOICES
 

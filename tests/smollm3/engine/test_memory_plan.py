@@ -194,6 +194,24 @@ def test_of_what_is_left_half_is_not_taken() -> None:
     assert 0.45 * left < made.needed_bytes - alone.needed_bytes <= 0.5 * left
 
 
+@pytest.mark.parametrize("gib", [2.35, 2.8, 3.2, 4.0, 5.0, 6.0, 64.0])
+def test_documents_have_a_longer_context_that_changes_nothing_else(gib: float) -> None:
+    alone, made = plan(gib), plan(gib, document_tokens=100_000)
+    left = alone.limit.available_bytes - plan(gib, max_num_seqs=alone.max_num_seqs).needed_bytes
+
+    for name in ("context_tokens", "kv_format", "max_num_seqs", "scratch_bytes", "reduced"):
+        assert getattr(made, name) == getattr(alone, name)
+    assert made.context_tokens <= made.document_tokens <= 65_536 and made.kv_blocks >= alone.kv_blocks
+    assert made.document_tokens <= made.kv_blocks * BLOCK_TOKENS and made.needed_bytes <= made.limit.available_bytes
+    assert made == alone or made.document_tokens % 1024 == 0
+    assert (made.document_tokens == 65_536) == (gib > 6) or gib == 6.0
+    assert left >= 0 and alone.document_tokens == alone.context_tokens
+
+
+def test_a_context_that_was_asked_for_holds_documents_too() -> None:
+    assert plan(64, context_tokens=16_384, document_tokens=65_536) == plan(64, context_tokens=16_384)
+
+
 def test_sequences_of_a_tiny_context_have_a_tile_each() -> None:
     assert plan(64, context_tokens=16).kv_blocks == 16
 
@@ -225,6 +243,9 @@ def test_what_is_planned_fits_and_holds_what_was_asked_for(
     assert made.needed_bytes <= made.limit.available_bytes
     assert made.needed_bytes == WEIGHTS + made.kv_bytes + scratch_bytes(SMOLLM3_3B, made.context_tokens) + PROCESS_BYTES
     assert made.context_tokens <= made.kv_blocks * BLOCK_TOKENS
+    with_documents = plan(gib, context_tokens=context, document_tokens=65_536, kv=kv, max_num_seqs=sequences)
+    assert with_documents.needed_bytes <= made.limit.available_bytes
+    assert with_documents.document_tokens <= with_documents.kv_blocks * BLOCK_TOKENS
     assert context in (None, made.context_tokens) and sequences in (None, made.max_num_seqs)
     assert kv in ("auto", made.kv_format)
 

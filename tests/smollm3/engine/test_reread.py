@@ -10,8 +10,19 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from golden.random_models import RandomModel
 
-from notso.smollm3 import Engine, FixedPrefix, InvalidRequestError, Message, RequestOptions, SamplingParams, Usage
+from notso.qtensor import GGUFFile
+from notso.smollm3 import (
+    ContextLengthError,
+    Engine,
+    FixedPrefix,
+    InvalidRequestError,
+    Message,
+    RequestOptions,
+    SamplingParams,
+    Usage,
+)
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.formats import KVFormat
@@ -44,6 +55,27 @@ def options(
     return RequestOptions(
         thinking=thinking, date=READING_DAY, owner=owner, conversation=conversation or owner, prefix=prefix
     )
+
+
+def test_documents_have_a_longer_context_than_other_prompts(tmp_path: Path) -> None:
+    small = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
+    path, template = small.write(tmp_path / "small.gguf", context=16_384), tmp_path / "template.jinja"
+    with GGUFFile.open(demo_path()) as demo:
+        template.write_text(str(demo.metadata["tokenizer.chat_template"]))
+    with Engine.load(path, document_tokens=65_536, threads=1, chat_template_file=template) as engine:
+        info, text = engine.info, "x" * 9_000
+        assert (info.context_tokens, info.document_tokens) == (8_192, 16_384)
+        with_prefix = RequestOptions(prefix=FixedPrefix(0, 8_000))
+        assert (info.context_of(with_prefix), info.context_of(RequestOptions())) == (16_384, 8_192)
+        with pytest.raises(ContextLengthError, match="the context is 8,192"):
+            engine.chat([Message("user", text)], params=FEW)
+        touched = engine._runner.cache._touched
+        assert touched < 9_000 // BLOCK_TOKENS, "reserved, not touched"
+        used = engine.chat([Message("user", text)], params=FEW, options=with_prefix).usage
+        assert used.prompt_tokens > 9_000 and engine._runner.cache._touched >= 9_000 // BLOCK_TOKENS
+        assert engine.estimate([Message("user", text)], with_prefix).cached_tokens > 8_900
+        with pytest.raises(ContextLengthError, match="the context is 16,384"):
+            engine.chat([Message("user", text * 2)], params=FEW, options=with_prefix)
 
 
 def usage(engine: Engine, question: str, asked: RequestOptions | None = None, documents: str = DOCUMENT) -> Usage:

@@ -14,7 +14,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.cli.app import run_command_line
 from notso.web.chat.files.dataset import NO_THOUGHTS, conversation, preferences
-from notso.web.store.protocol import Attachment, Chat, StoredMessage, ToolUse, WholeChat
+from notso.web.store.protocol import Attachment, Chat, ChatBase, StoredMessage, ToolUse, WholeChat
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -31,7 +31,7 @@ def assistant(name: str, text: str, parent: str, **changes: Any) -> StoredMessag
 
 
 def whole(*messages: StoredMessage, **settings: Any) -> WholeChat:
-    return WholeChat(replace(CHAT, settings=settings), {"system_prompt": "Be brief."}, messages)
+    return WholeChat(replace(CHAT, settings=settings), ChatBase({"system_prompt": "Be brief."}), messages)
 
 
 def said(row: Any) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,26 @@ def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable
     messages = engine.requests[-1].messages
     assert messages[0].content == "What is the secret of the walrus?", "passages are in the last question only"
     assert messages[-1].content == "Nothing in the document mentions the words of this question.\n\nXylophone?"
+
+
+def test_documents_fit_into_the_longer_context_of_documents(start: Callable[..., Any]) -> None:
+    engine = answering()
+    engine.info = replace(engine.info, context_tokens=8_192, document_tokens=65_536)
+    server = start(engine).ready()
+    found = upload(server, "long.txt", f"{HERONS} ".encode() * 800)
+    asked = ask(server, "Who eats fish?", found["id"])
+    request = engine.requests[-1]
+    assert request.options.prefix is not None and request.messages[0].content.count("fish") > 800
+
+    gauge = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": "x"}, headers={"HX-Request": "true"})
+    assert "65,536" in gauge.text and "8,192" not in gauge.text
+    plain = ask(server, "Hello")
+    gauge = server.client.post(f"/chats/{plain.chat_id}/estimate", data={"text": "x"}, headers={"HX-Request": "true"})
+    assert "8,192" in gauge.text
+    ask(server, "Who eats fish?", found["id"], chat=plain.chat_id)
+    assert engine.requests[-1].options.prefix is None and "Passages of the document" in str(
+        engine.requests[-1].messages
+    )
 
 
 def test_a_question_about_what_is_no_document_is_refused(start: Callable[..., Any]) -> None:

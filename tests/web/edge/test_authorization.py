@@ -32,13 +32,15 @@ WORD, SECRET = "heliotrope", "tropaeolum"
 """What is searched for, and what only its owner may be shown of what is found."""
 ENGINE_KEY = "a key for front ends only"
 OUTSIDERS = ("anonymous", "wrong", "revoked", "expired")
-OTHERS = ("B", "operator")
+OTHERS = ("B", "member", "operator")
+"""The member may read a project of A."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """What a route is asked, with `{names}` of a Things in it. `others` and `own`: the statuses for who is known and
-    does not own what is named, and for its owner. `ids`: parameters of the path that are Things of another name."""
+    does not own what is named, and for its owner; `member`: for a member of the project, where that differs. `ids`:
+    parameters of the path that are Things of another name."""
 
     kind: str = "owned"
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -48,10 +50,12 @@ class Entry:
     headers: Mapping[str, str] = field(default_factory=dict)
     others: frozenset[int] = frozenset({404})
     own: frozenset[int] = frozenset({200, 204, 303})
+    member: frozenset[int] | None = None
 
 
 ANSWERED = {"role": "assistant", "content": "y"}
 FOUND = frozenset({200, 204, 303})
+DENIED = frozenset({403})
 FRAGMENT = {"HX-Request": "true"}
 PUBLIC, OPEN, OPERATOR, FRONT_END = Entry("public"), Entry("open"), Entry("operator"), Entry("front end")
 OWNED = Entry()
@@ -70,7 +74,7 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("GET /login/oidc", "GET /login/oidc/callback"), PUBLIC),
     **dict.fromkeys(("GET /backup", "GET /metrics", "GET /operator", "POST /plugins/{name}/start"), OPERATOR),
     **dict.fromkeys(("POST /models/switch", "POST /models/download", "POST /models/download/stop"), OPERATOR),
-    **dict.fromkeys(("POST /operator/keys", "POST /operator/keys/revoke"), OPERATOR),
+    **dict.fromkeys(("POST /operator/keys", "POST /operator/keys/revoke", "POST /operator/users/remove"), OPERATOR),
     **dict.fromkeys(("POST /models/adapters/load", "POST /models/adapters/unload"), OPERATOR),
     **dict.fromkeys(("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"), OPERATOR),
     **{f"POST /engine/v1/{name}": FRONT_END for name in ("events", "submit", "prepare", "steer", "call")},
@@ -116,6 +120,18 @@ ENTRIES: dict[str, Entry] = {
     "GET /documents/{document_id}/file": OWNED,
     "POST /documents/{document_id}/retry": Entry(form={}, own=frozenset({404})),
     "POST /documents/{document_id}/delete": Entry(ids={"document_id": "other_document"}, form={}),
+    "POST /projects": Entry(form={"name": "{new_key}"}, others=FOUND),
+    "GET /projects/{project_id}": Entry(member=FOUND),
+    "POST /projects/{project_id}": Entry(form={"instructions": "Obey."}, member=DENIED),
+    "POST /projects/{project_id}/delete": Entry(form={}, member=DENIED),
+    "GET /projects/{project_id}/settings": Entry(member=DENIED),
+    "POST /projects/{project_id}/settings": Entry(form={"temperature": "0.5"}, member=DENIED),
+    "POST /projects/{project_id}/members": Entry(form={"name": "B", "rights": "add"}, member=DENIED),
+    "POST /projects/{project_id}/members/remove": Entry(form={"member": "none"}, own=frozenset({404}), member=DENIED),
+    "POST /chats/{chat_id}/project": _form(project="{project_id}"),
+    "GET /memory": TO_ANYBODY,
+    "POST /memory": _form(id="{memory_id}", text="Forget it."),
+    "POST /memory/{memory_id}/delete": _form(),
     **dict.fromkeys(("POST /logout", "POST /estimate"), Entry("open", form={})),
     **dict.fromkeys(
         ("GET /", "GET /archive", "GET /export", "GET /prompts", "GET /settings", "GET /tools"), TO_ANYBODY
@@ -223,6 +239,8 @@ class Things:
             "file_id": lambda: {"file_id": self._file()},
             "other_file": lambda: {"other_file": self._file()},
             "batch_id": self._batch,
+            "project_id": self._project,
+            "memory_id": self._memory,
             "document_id": lambda: {"document_id": self._document()},
             "other_document": lambda: {"other_document": self._document()},
         }
@@ -288,9 +306,24 @@ class Things:
         files = {"file": (f"{SECRET}.jsonl", json.dumps(line))}
         return str(self._post("/v1/files", files=files, data={"purpose": "batch"}).json()["id"])
 
-    def _document(self) -> str:
-        name = f"{SECRET}-{new_id()}.txt"
-        document_id = str(self._post(f"/documents?name={name}", content=f"{WORD} {name}".encode()).json()["id"])
+    def _project(self) -> dict[str, str]:
+        """A project that the member reads, with a chat of A's."""
+        address = self._post("/projects", data={"name": f"Birds {new_id()}"}).headers["location"]
+        project_id = address.removeprefix("/projects/")
+        self._post(f"{address}/members", data={"name": "mia", "rights": "read"})
+        self._document("shared", library=project_id)
+        self._post("/chats", data={"text": f"{WORD} {SECRET}", "key": new_id(), "project": project_id})
+        return {"project_id": project_id}
+
+    def _memory(self) -> dict[str, str]:
+        self._post("/memory", data={"text": SECRET})
+        store = self._world.server.shared.store
+        return {"memory_id": self._world.server.on_loop(lambda: store.memories(self.owner))[-1].id}
+
+    def _document(self, secret: str = SECRET, library: str = "") -> str:
+        name = f"{secret}-{new_id()}.txt"
+        asked = {"params": {"name": name, "library": library}, "content": f"{WORD} {name}".encode()}
+        document_id = str(self._post("/documents", **asked).json()["id"])
         documents = self._world.server.shared.store.documents
 
         def is_ready() -> bool:
@@ -335,6 +368,7 @@ class World:
         book = KeyBook(lambda: SQLiteAccessStore(folder))
         (self._a, key), (b, _), (revoked, _) = book.add("A"), book.add("B"), book.add("gone")
         operator, _ = book.add("olga", is_operator=True)
+        member, _ = book.add("mia")
         book.revoke("gone")
         self.owner = f"key:{key.id}"
         engine = ScriptedEngine(self._script, slots=256)
@@ -343,7 +377,14 @@ class World:
             **{"sign_in": SignInSettings(require_key=True), "engine_api": True, "engine_key": ENGINE_KEY},
             max_waiting_turns=256,
         ).ready()
-        keys = {"B": b, "operator": operator, "A": self._a, "wrong": "notso-wrong", "revoked": revoked}
+        keys = {
+            "B": b,
+            "operator": operator,
+            "member": member,
+            "A": self._a,
+            "wrong": "notso-wrong",
+            "revoked": revoked,
+        }
         self._headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
         self._headers |= {
             "anonymous": {},
@@ -369,6 +410,9 @@ class World:
         with sqlite3.connect(f"file:{self._folder}/notso.db?mode=ro", uri=True) as db:
             for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 columns = [name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")]
+                if "library_id" in columns:
+                    own = f"SELECT * FROM {table} WHERE library_id IN (SELECT id FROM libraries WHERE owner = ?)"
+                    rows.append((table, db.execute(own, (self.owner,)).fetchall()))
                 if "owner" in columns:
                     rows.append((table, db.execute(f"SELECT * FROM {table} WHERE owner = ?", (self.owner,)).fetchall()))
         running = [(each.name, each._stopped) for each in self.server.shared.requests._open if each.owner == self.owner]
@@ -462,7 +506,8 @@ def _is_right(entry: Entry, who: str, status: int) -> bool:
     if entry.kind == "operator" and who != "operator":
         return status == 403
     if entry.kind == "owned":
-        return status in (entry.own if who == "A" else entry.others)
+        others = entry.member if who == "member" and entry.member is not None else entry.others
+        return status in (entry.own if who == "A" else others)
     return status not in (401, 403) and status < 503
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, say
 
 from notso.web.edge.access import mark_of
+from notso.web.engine.port import Event, Progress
 from notso.web.sign_in.given_keys import KNOWN_SECONDS, digest_of, is_name, new_key, owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.access import Used
@@ -315,6 +317,44 @@ def test_keys_are_created_and_revoked_on_the_operators_page(start: Start, book: 
     log = [entry.action for entry in server.on_loop(lambda: server.shared.accounts.store.audit(20))]
     (key,) = (key for key in book.all() if key.name == "bob")
     assert f"added the key {key.id}" in log and f"revoked the key {key.id}" in log
+
+
+def test_a_user_is_removed_on_the_operators_page(start: Start, book: KeyBook) -> None:
+    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann")[0]
+    release = threading.Event()
+
+    def held(messages: Any, thinking: bool) -> Iterator[Event]:
+        yield from say("held")
+        while not release.wait(0.05):
+            yield Event("progress", progress=Progress(1, 1, 0))
+
+    server = start(ScriptedEngine(held), sign_in=MANY).ready()
+    owner = owner_of_key(next(key.id for key in book.all() if key.name == "ann"))
+    answer = server.client.post("/chats", data={"text": "A secret", "key": new_id()}, headers=bearer(ann))
+    assert answer.status_code == 303
+    server.client.post("/memory", data={"text": "Private."}, headers=bearer(ann))
+
+    def remove(name: str) -> httpx.Response:
+        where = "/operator/users/remove"
+        response: httpx.Response = server.client.post(where, data={"name": name}, headers=bearer(operator))
+        return response
+
+    for name, reason in (("olga", "cannot remove yourself"), ("eve", "no key named eve"), ("", "no key named")):
+        refused = remove(name)
+        assert refused.status_code == 400 and reason in refused.text
+    assert remove("ann").status_code == 303, "the running answer is stopped first"
+    assert server.client.get("/", headers=bearer(ann)).status_code == 401
+    assert {key.name for key in book.all()} == {"olga"}
+    store, accounts = server.shared.store, server.shared.accounts
+    assert server.on_loop(lambda: store.chats(owner)) == [] == server.on_loop(lambda: store.memories(owner))
+    server.on_loop(accounts.flush)
+    rows = server.on_loop(lambda: accounts.store.usage(accounts.today(), accounts.today()))
+    assert [row for row in rows if row.owner == owner] == []
+    page = server.client.get("/operator", headers=bearer(operator)).text
+    assert "ann</th>" not in page and "with all data" in page
+    release.set()
+    server.on_loop(accounts.flush)
+    assert remove("proxy:ann").status_code == 303, "a user without a key"
 
 
 def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(

@@ -18,9 +18,11 @@ from notso.cli.app import run_command_line
 from notso.smollm3 import Message, ToolCall
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
 from notso.web.store.copy import copy_everything
+from notso.web.store.documents import Member
 from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import (
     Attachment,
+    Memory,
     NewMessage,
     Numbers,
     SavedPrompt,
@@ -42,6 +44,10 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
     for owner in (OWNER, "other"):
         await store.set_defaults(owner, {"temperature": 0.1, "seed": 2**53 + 1})
         await store.save_prompt(owner, SavedPrompt(STRANGE, "instructions", STRANGE))
+    project = await store.documents.new_library("other", STRANGE.replace("\x00", ""))
+    assert project is not None
+    assert await store.documents.set_member("other", project.id, Member(OWNER, "somebody", "read"))
+    assert await store.save_memory(OWNER, Memory(new_id(), "Likes walruses.", 1))
     for number in range(chats):
         chat = replace(a_chat(f"Walrus {number} {STRANGE}"), settings={"seed": number, "suggestions": False})
         turn = await finished(store, a_turn(chat, f"q {STRANGE}"), "a", chat)
@@ -91,7 +97,7 @@ def in_directory(directory: Path, work: Any) -> None:
 def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
     """What is in the tables, and in which order responses came."""
     db = sqlite3.connect(directory / "notso.db")
-    tables = ("chats", "messages", "trash", "preferences", "prompts")
+    tables = ("chats", "messages", "trash", "preferences", "prompts", "library_members", "memories")
     tables += ("api_files", "api_file_parts", "api_batches", "kept_answers")
     found = {name: sorted(db.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in tables}
     found["responses"] = db.execute("SELECT * FROM responses ORDER BY rowid").fetchall()

@@ -19,12 +19,14 @@ from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store
 from notso.documents.values import Document
 from notso.web.store import documents as limits
 from notso.web.store.copy import copy_everything
-from notso.web.store.documents import EVERYONE, PARSING_SECONDS, PassageHit, StoredDocument
-from notso.web.store.protocol import Attachment, ChatStore
+from notso.web.store.documents import DEFAULT_LIBRARY, EVERYONE, PARSING_SECONDS, Member, PassageHit, StoredDocument
+from notso.web.store.protocol import Attachment, ChatStore, Memory
 from notso.web.store.sql import documents as sql_documents
 from notso.web.store.sql import passage_index
+from notso.web.store.sql import store as sql_store
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.ids import new_id
 
 PAGES = ("The heron stands in the reeds.", "Storks nest on chimneys.", "A crane dances in spring.")
 
@@ -131,6 +133,116 @@ def test_an_owner_keeps_so_many_documents(kept: Kept, monkeypatch: pytest.Monkey
     assert sql_documents.MAX_DOCUMENTS_OF_OWNER == limits.MAX_DOCUMENTS_OF_OWNER
 
 
+def test_members_read_and_add_and_do_nothing_else(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: ChatStore) -> None:
+        documents = store.documents
+        mine = await added(store, *PAGES)
+        library = mine.library_id
+        assert await documents.set_member(OWNER, library, Member("ann", "Ann", "read"))
+        assert await documents.set_member(OWNER, library, Member("bob", "Bob", "add"))
+        assert not await documents.set_member("ann", library, Member("eve", "Eve", "add"))
+        assert not await documents.set_member(OWNER, library, Member(OWNER, "me", "read"))
+        assert [(each.name, each.rights) for each in await documents.members(OWNER, library)] == [
+            ("Ann", "read"),
+            ("Bob", "add"),
+        ]
+        assert await documents.members("ann", library) == []
+        for member, rights in (("ann", "read"), ("bob", "add")):
+            (found,) = await documents.libraries(member)
+            assert (found.id, found.rights, found.salt) == (library, rights, (await documents.libraries(OWNER))[0].salt)
+            assert await documents.some(member, [mine.id]) == [mine] and await documents.text(member, mine.id)
+            assert [hit.document.id for hit in await documents.search(member, "heron", 9)] == [mine.id]
+            assert await documents.search(member, "heron", 9, library_id="another") == []
+            assert not await documents.delete(member, mine.id) and not await documents.delete_library(member, library)
+            assert not await documents.change_library(member, library, instructions="Obey.")
+            assert not await documents.remove_member(member, library, "ann")
+        with pytest.raises(StorageError, match="no such library"):
+            await documents.add("ann", library, "ann.txt", b"ann")
+        added_by_bob = await documents.add("bob", library, "bob.txt", b"bob")
+        assert await documents.some(OWNER, [added_by_bob.id]) == [added_by_bob]
+        with monkeypatch.context() as patched:
+            patched.setattr(sql_documents, "MAX_DOCUMENTS_OF_OWNER", 2)
+            with pytest.raises(StorageFullError):
+                await documents.add("bob", library, "more.txt", b"more")
+        with monkeypatch.context() as patched:
+            patched.setattr(sql_documents, "MAX_MEMBERS", 2)
+            assert not await documents.set_member(OWNER, library, Member("eve", "Eve", "read"))
+            assert await documents.set_member(OWNER, library, Member("bob", "Bob", "read")), "changed, not added"
+        with pytest.raises(StorageError, match="no such library"):
+            await documents.add("bob", library, "later.txt", b"later")
+        assert await documents.remove_member(OWNER, library, "ann")
+        assert await documents.libraries("ann") == [] and await documents.documents("ann") == []
+        assert await documents.search("ann", "heron", 9) == []
+
+    kept.run(work)
+
+
+def test_a_project_holds_chats_and_is_deleted_with_its_documents_alone(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        documents = store.documents
+        project = await documents.new_library(OWNER, "Birds")
+        assert project is not None and project.is_project and await documents.new_library(OWNER, "Birds") is None
+        other = await documents.new_library(OWNER, "Fish")
+        assert other is not None and not await documents.change_library(OWNER, other.id, name="Birds")
+        assert not (await documents.library(OWNER, DEFAULT_LIBRARY)).is_project
+        changes: dict[str, Any] = {"name": "Herons", "instructions": "Be brief.", "settings": {"temperature": 0.5}}
+        assert await documents.change_library(OWNER, project.id, **changes)
+        await store.set_defaults(OWNER, {"temperature": 0.9, "min_p": 0.1})
+        for number in range(sql_documents.DELETED_AT_ONCE + 1):
+            await documents.add(OWNER, project.id, f"{number}.txt", f"{number}".encode())
+        chat = replace(a_chat(), project=project.id)
+        accepted = await finished(store, a_turn(chat), "fine", chat)
+        base = await store.chat_base(OWNER, project.id)
+        assert base.defaults == {"temperature": 0.5, "min_p": 0.1}
+        assert (
+            base.project == replace(project, **changes) and (await store.chat_base("eve", project.id)).project is None
+        )
+        for found in (await store.branch(OWNER, chat.id, None), await store.shown_chat(OWNER, chat.id, 9)):
+            assert found is not None and found.base == base
+        assert [each.id for each in (await store.chat_list(OWNER, 9, project=project.id)).chats] == [chat.id]
+        assert (await store.chat_list(OWNER, 9, project=other.id)).chats == ()
+        assert not await documents.move_chat("eve", chat.id, other.id)
+        assert not await documents.move_chat(OWNER, chat.id, "unknown") and await documents.stale() == []
+        assert await documents.move_chat(OWNER, chat.id, other.id) and await documents.move_chat(
+            OWNER, chat.id, other.id
+        )
+        stale = await documents.stale()
+        assert [(each.owner, each.conversation) for each in stale] == [(OWNER, accepted.user_message.id)]
+        await documents.forgot(stale)
+        assert await documents.move_chat(OWNER, chat.id, project.id)
+        await documents.forgot(await documents.stale())
+        one = (await documents.documents(OWNER, project.id))[0]
+        assert await documents.delete(OWNER, one.id), "a chat of the project has read it"
+        assert [each.conversation for each in await documents.stale()] == [accepted.user_message.id]
+        assert await documents.delete_library(OWNER, project.id)
+        assert not await documents.delete_library(OWNER, project.id)
+        left = await store.chat(OWNER, chat.id)
+        assert left is not None and left.project == "" and await documents.documents(OWNER, project.id) == []
+
+    kept.run(work)
+
+
+def test_a_memory_is_short_and_its_owners(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: ChatStore) -> None:
+        first, second = Memory(new_id(), "Vegetarian.", 1), Memory(new_id(), "Lives in Oslo.", 2)
+        assert await store.save_memory(OWNER, second) and await store.save_memory(OWNER, first)
+        assert await store.memories(OWNER) == [first, second] and await store.memories("eve") == []
+        assert (await store.chat_base(OWNER)).memories == ("Vegetarian.", "Lives in Oslo.")
+        await store.save_memory("eve", replace(first, text="Eats meat."))
+        assert await store.memories(OWNER) == [first, second] and not await store.delete_memory("eve", first.id)
+        assert await store.save_memory(OWNER, replace(first, text="Vegan."))
+        with monkeypatch.context() as patched:
+            patched.setattr(sql_store, "MAX_MEMORIES", 2)
+            assert not await store.save_memory(OWNER, Memory(new_id(), "One too many.", 3))
+            assert await store.save_memory(OWNER, replace(first, text="Vegan!"))
+            patched.setattr(sql_store, "MAX_MEMORY_CHARACTERS", 20)
+            assert not await store.save_memory(OWNER, replace(first, text="Vegan, since 1999"))
+        assert await store.delete_memory(OWNER, first.id) and not await store.delete_memory(OWNER, first.id)
+        assert await store.memories(OWNER) == [second]
+
+    kept.run(work)
+
+
 # ---------------------------------------------------------------- deletion
 
 
@@ -226,7 +338,7 @@ def test_no_row_of_a_deleted_document_stays_in_postgres(database: str) -> None:
         planted = await planted_and_deleted(store, words)
 
         def tables(db: Any) -> list[str]:
-            sql = "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = 'public'"
+            sql = "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = current_schema()"
             return [row["name"] for row in db.execute(sql).fetchall()]
 
         for name in await store.look(tables):

@@ -129,7 +129,7 @@ class Engine:
         cache = KVCache(
             backend,
             self.config,
-            plan.context_tokens,
+            plan.document_tokens,
             max_num_seqs=plan.max_num_seqs + 1,  # an extra row of the block table for `logits`
             blocks=plan.kv_blocks,
             kv_format=plan.kv_format,
@@ -161,6 +161,7 @@ class Engine:
             self._prompts,
             self.tokenizer,
             plan.context_tokens,
+            plan.document_tokens,
             self.config.hidden_size,
             signal,
             latency if config.speculation else None,
@@ -335,7 +336,7 @@ class Engine:
         """Return a prompt's current cost. Raises ContextLengthError if it is too long to be counted."""
         self._require_open()
         options = options or RequestOptions()
-        prompt = self._prompts.write(messages, options, most_tokens=self._context_tokens)
+        prompt = self._prompts.write(messages, options, most_tokens=self._inputs.context_of(options))
         ids, salt = prompt.ids, self._inputs.salted(self._salt(options), prompt, messages, options)
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
@@ -376,9 +377,7 @@ class Engine:
         receipt = receipt_of(request, asked, self._facts(adapter))
         return seal(receipt) if sealed else receipt
 
-    def check_receipt(
-        self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None
-    ) -> ReceiptCheck:
+    def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
         """Read a receipt's prompt and answer again, and draw every token anew.
 
         transcript: an open receipt of the answer, for a sealed one. Raises InvalidRequestError for a receipt that is

@@ -53,6 +53,7 @@ class InputProcessor:
         prompts: PromptWriter,
         tokenizer: Tokenizer,
         context_tokens: int,
+        document_tokens: int,
         hidden_size: int,
         signal: WorkSignal,
         latency: StepLatency | None,
@@ -65,6 +66,7 @@ class InputProcessor:
         self._grammars = Grammars(tokenizer)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
+        self._document_tokens = document_tokens
         self._hidden_size = hidden_size
         # Woken when a reader stops or redirects its answer.
         self._signal = signal
@@ -91,7 +93,7 @@ class InputProcessor:
         prompt = written or self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
         is_plain = isinstance(asked, str) or options.is_plain
-        room = self._context_tokens - len(prompt.ids)
+        room = self.context_of(options) - len(prompt.ids)
         structured_output = structured_output_for(
             options,
             tokenizer,
@@ -188,6 +190,10 @@ class InputProcessor:
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
 
+    def context_of(self, options: RequestOptions) -> int:
+        """Return the capacity for a prompt and its answer."""
+        return self._document_tokens if options.prefix is not None else self._context_tokens
+
     def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:
         """Return `salt` with the number of blocks that contain nothing but the fixed prefix of `options`."""
         if options.prefix is None:
@@ -218,8 +224,8 @@ class InputProcessor:
     def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
         needed = len(prompt.ids) + (0 if options.prompt_only else 1)
-        if needed > self._context_tokens:
-            raise ContextLengthError(needed, self._context_tokens)
+        if needed > self.context_of(options):
+            raise ContextLengthError(needed, self.context_of(options))
         return prompt
 
     def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
@@ -236,8 +242,8 @@ class InputProcessor:
         return self._prompts.write_for(
             cast(Sequence[Message], asked),
             options,
-            context_tokens=self._context_tokens,
-            kept_free=self._kept_free(params),
+            context_tokens=self.context_of(options),
+            kept_free=self._kept_free(params, options),
         )
 
     def _next_ids(
@@ -248,8 +254,8 @@ class InputProcessor:
             return None
         messages = tuple(cast(Sequence[Message], asked))
         keep = any(message.keep_reasoning for message in messages)
-        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else 1
-        most = self._context_tokens - kept_free
+        kept_free = self._kept_free(params, options) if options.when_full == "drop_oldest" else 1
+        most = self.context_of(options) - kept_free
 
         def write(answer: Message) -> list[int]:
             history = [*messages, replace(answer, keep_reasoning=keep)]
@@ -258,11 +264,11 @@ class InputProcessor:
 
         return write
 
-    def _kept_free(self, params: SamplingParams) -> int:
+    def _kept_free(self, params: SamplingParams, options: RequestOptions) -> int:
         # Trimming history for the whole of max_tokens would drop too much: many programs request more than any context
         # holds.
-        usual = min(GENERATION_TOKENS, self._context_tokens // 4)
-        return min(params.max_tokens or usual, self._context_tokens // 2)
+        context = self.context_of(options)
+        return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 
     def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)

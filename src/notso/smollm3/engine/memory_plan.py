@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
@@ -55,10 +55,11 @@ class EnginePlan:
     """Planned memory of an engine.
 
     All sequences and cached prefixes share `kv_blocks` tiles; low-bit formats add `window_blocks` tiles of k8v8.
-    `reduced`: the default context did not fit.
+    `document_tokens`: context of prompts with a fixed prefix. `reduced`: the default context did not fit.
     """
 
     context_tokens: int
+    document_tokens: int
     kv_format: KVFormat
     max_num_seqs: int
     kv_blocks: int
@@ -113,6 +114,7 @@ def plan_engine(
     weights_bytes: int,
     *,
     context_tokens: int | None = None,
+    document_tokens: int = 0,
     kv: KVChoice = "auto",
     max_num_seqs: int | None = None,
     limit: MemoryLimit | None = None,
@@ -125,6 +127,8 @@ def plan_engine(
 
     context_tokens: the model's maximum replaces a larger value. None chooses up to 8,192 in steps of 1,024, at least
     2,048 (or the trained context if smaller).
+    document_tokens: with a context of None, the context of prompts with a fixed prefix, in steps of 1,024, up to the
+    trained context and as far as half of the remaining memory allows. It changes no other choice.
     kv: "auto" is k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it; with `fine_weights`
     (floats or 8 bits) always f16 up to 32,768 tokens, k8v8 beyond. `kept`: an earlier choice, which takes precedence.
     max_num_seqs: None chooses up to 16. mapped_bytes: weights already in the address space.
@@ -133,7 +137,10 @@ def plan_engine(
     Raises InvalidRequestError for values out of range, OutOfMemoryError naming what is needed and available, and the
     largest context that fits.
     """
-    EngineConfig(context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)  # checks the ranges
+    EngineConfig(  # checks the ranges
+        context_tokens=context_tokens, document_tokens=document_tokens, kv=kv, max_num_seqs=max_num_seqs
+    )
+    most_document_tokens = min(document_tokens, config.max_position_embeddings) if context_tokens is None else 0
     if context_tokens is not None:
         context_tokens = min(context_tokens, longest_context(config))
     limit = limit or available_memory(mapped_bytes=mapped_bytes)
@@ -152,7 +159,7 @@ def plan_engine(
         for sequences in counts:
             plan = planner.plan(context, kv_format, sequences, reduced=context_tokens is None and context < usual)
             if plan.needed_bytes <= plan.limit.available_bytes:
-                return planner.with_shared_blocks(plan)
+                return planner.with_documents(planner.with_shared_blocks(plan), most_document_tokens)
     raise planner.refusal(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1])
 
 
@@ -177,6 +184,7 @@ class _Planner:
         windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS if KV_FORMATS[kv_format].is_low_bit else 0
         return EnginePlan(
             context_tokens=context,
+            document_tokens=context,
             kv_format=kv_format,
             max_num_seqs=sequences,
             kv_blocks=blocks,
@@ -190,10 +198,20 @@ class _Planner:
         )
 
     def with_shared_blocks(self, plan: EnginePlan) -> EnginePlan:
+        return self._with_blocks(plan, min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS))
+
+    def with_documents(self, plan: EnginePlan, most_tokens: int) -> EnginePlan:
+        """Reserve a longer context for prompts with a fixed prefix."""
+        least = self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, reduced=plan.reduced)
+        larger = self._with_blocks(least, max(plan.kv_blocks, most_tokens // BLOCK_TOKENS))
+        tokens = min(most_tokens, larger.kv_blocks * BLOCK_TOKENS) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
+        return replace(larger, document_tokens=tokens) if tokens > plan.context_tokens else plan
+
+    def _with_blocks(self, plan: EnginePlan, blocks: int) -> EnginePlan:
         # At most half of the remaining memory: the rest is left for other programs.
         left = plan.limit.available_bytes - plan.needed_bytes
         room = reserved_blocks(plan.kv_blocks) + left // 2 // self._block_bytes(plan.kv_format)
-        blocks = min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS, room)
+        blocks = min(blocks, room)
         while reserved_blocks(blocks) > room:
             blocks -= 1
         if blocks <= plan.kv_blocks:
@@ -263,6 +281,7 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
         config,
         need,
         context_tokens=asked.context_tokens,
+        document_tokens=asked.document_tokens,
         kv=asked.kv,
         max_num_seqs=asked.max_num_seqs,
         limit=limit,

@@ -22,6 +22,7 @@ MAX_THREADS = 1024
 MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
 DEFAULT_CACHE_BYTES = 4 * 10**9  # cached conversations on disk: some 100,000 tokens of the 3B
+DOCUMENT_TOKENS = 65_536  # the model's trained context
 DEFAULT_LIBRARY_BYTES = 20 * 10**9  # pinned readings on disk
 
 DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
@@ -32,11 +33,13 @@ class EngineConfig:
     """Settings of a loaded model; JSON-compatible.
 
     model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer, at most the model's
-    maximum (YaRN doubles the trained context); None: up to 8,192 as memory allows. threads: None: one per physical
-    core. weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the
-    background, packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto"
-    chooses by context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation:
-    draft tokens where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
+    maximum (YaRN doubles the trained context); None: up to 8,192 as memory allows. document_tokens: with a context of
+    None, capacity for prompts with a fixed prefix, such as documents, as far as the trained context and half of the
+    remaining memory allow; it is reserved, and takes memory only when used. threads: None: one per physical core.
+    weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the background,
+    packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto" chooses by
+    context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation: draft tokens
+    where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
     so that conversations survive restarts; None: no disk cache. library_bytes: size of the pinned readings in that
     folder, besides `cache_bytes`. device: "cpu"; "cuda" or "cuda:1", refused if
     unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same. adapters: LoRA
@@ -49,6 +52,7 @@ class EngineConfig:
 
     model: str | None = None
     context_tokens: int | None = None
+    document_tokens: int = 0
     threads: int | None = None
     weights: Placement = "auto"
     kv: KVChoice = "auto"
@@ -74,7 +78,7 @@ class EngineConfig:
         require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
         require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
         require(isinstance(self.speculation, bool), "speculation", "true or false")
-        for name in ("cache_bytes", "library_bytes"):
+        for name in ("cache_bytes", "library_bytes", "document_tokens"):
             size = getattr(self, name)
             require(type(size) is int and size >= 0, name, "a whole number, 0 or more")
         require(is_device(self.device), "device", DEVICES)
@@ -101,6 +105,7 @@ class EngineSettings(TypedDict, total=False):
     """The fields of EngineConfig besides `model`."""
 
     context_tokens: int | None
+    document_tokens: int
     threads: int | None
     weights: Placement
     kv: KVChoice

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from notso.smollm3.values.request_options import RequestOptions
 
 LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools under /system_override"
 
@@ -52,6 +56,11 @@ class ModelInfo:
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
     arithmetic: str = ""  # equal where the same tokens give the same logits, bit for bit; "": unknown
+    document_tokens: int = 0  # context of prompts with a fixed prefix; 0: as of others
+
+    def context_of(self, options: RequestOptions) -> int:
+        """Return the capacity for a prompt with these options and its answer."""
+        return max(self.document_tokens, self.context_tokens) if options.prefix is not None else self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)

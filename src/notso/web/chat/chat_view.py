@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from notso.web.chat.services import ChatServices
-from notso.web.store.protocol import Chat, SettingValue, Shown, ShownChat, StoredMessage, TurnAccepted
-from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.store.protocol import Chat, ChatBase, Shown, ShownChat, StoredMessage, TurnAccepted
+from notso.web.turns.chat_settings import ChatSettings, settings_in_chat
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id
 from notso.web.values.wording import words
@@ -23,26 +22,26 @@ class ShownView:
     """A chat as a page shows it, below `earlier` hidden messages."""
 
     chat: Chat
-    defaults: Mapping[str, SettingValue]
+    base: ChatBase
     path: list[Shown]
     earlier: int
     revision: str
 
     @property
     def settings(self) -> ChatSettings:
-        return settings_from(self.defaults, self.chat.settings)
+        return settings_in_chat(self.base, self.chat)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, its owner's defaults and the end of one branch: the source of a prompt.
+    """A chat, what it starts from and the end of one branch: the source of a prompt.
 
     `above` messages were not read: a summary replaces them (`summarized`) or no prompt has room. `revision` is
     the feed position that the view includes.
     """
 
     chat: Chat
-    defaults: Mapping[str, SettingValue]
+    base: ChatBase
     revision: str
     line: tuple[StoredMessage, ...] = ()
     # Not the chat's id: an emptied chat continues as another conversation.
@@ -52,7 +51,7 @@ class ChatView:
 
     @property
     def settings(self) -> ChatSettings:
-        return settings_from(self.defaults, self.chat.settings)
+        return settings_in_chat(self.base, self.chat)
 
     @property
     def left_out(self) -> int:
@@ -100,7 +99,7 @@ async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, l
     found = await services.shared.store.branch(owner, chat_id, last, most_characters=most)
     if found is None:
         return None
-    return ChatView(found.chat, found.defaults, revision, found.line, found.first_id, found.above, found.summarized)
+    return ChatView(found.chat, found.base, revision, found.line, found.first_id, found.above, found.summarized)
 
 
 async def read_turn(
@@ -128,7 +127,7 @@ async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted:
         shown = await read_turn(services, owner, accepted, limit=3)  # includes the turn above, which links to this one
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
-    return ShownView(view.chat, view.defaults, path, 0, view.revision)
+    return ShownView(view.chat, view.base, path, 0, view.revision)
 
 
 async def read_shown(
@@ -175,7 +174,7 @@ async def read_above(services: ChatServices, owner: str, chat_id: str, message_i
 
 
 def _view_of(found: ShownChat, revision: str) -> ShownView:
-    return ShownView(found.chat, found.defaults, _on_page(list(found.path), found.earlier), found.earlier, revision)
+    return ShownView(found.chat, found.base, _on_page(list(found.path), found.earlier), found.earlier, revision)
 
 
 def _on_page(path: list[Shown], earlier: int) -> list[Shown]:

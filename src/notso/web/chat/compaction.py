@@ -40,7 +40,9 @@ class Compaction:
         engine = self._services.shared.engine.model(turn.request.model).engine
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return
-        if 100 * (usage.prompt_tokens + usage.completion_tokens) >= WARN_PERCENT * engine.info.context_tokens:
+        if 100 * (usage.prompt_tokens + usage.completion_tokens) >= WARN_PERCENT * engine.info.context_of(
+            turn.request.options
+        ):
             task = asyncio.create_task(self._compact(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -84,7 +84,7 @@ def measure(
     try:
         estimate = engine.estimate(messages, options)
     except ContextLengthError as error:
-        used, total = error.needed_tokens, engine.info.context_tokens
+        used, total = error.needed_tokens, engine.info.context_of(options)
         parts = dict.fromkeys(PARTS, 0) | {"history": used}
         return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers, at_least=True)
     used = estimate.prompt_tokens
@@ -92,7 +92,7 @@ def measure(
     nothing = replace(draft, content="", attachments=())
     without_text, without_draft = prompt(replace(draft, content="")), prompt(nothing)
     alone = (Message("user", ""),)
-    plain_messages = prompt(nothing, NO_DOCUMENTS)
+    plain_messages = prompt(nothing, PromptDocuments(instructions=documents.instructions))
     system = plain_messages[0] if plain_messages[0].role == "system" else None
     reasoning = 0
     if any(each.keep_reasoning for each in messages):
@@ -121,7 +121,7 @@ def measure(
     }
     return ContextGauge(
         used,
-        engine.info.context_tokens,
+        engine.info.context_of(options),
         parts,
         used - estimate.cached_tokens,
         estimate.cached_tokens,

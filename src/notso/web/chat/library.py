@@ -24,7 +24,6 @@ from notso.web.values.visible_text import visible_line
 
 logger = logging.getLogger("notso.web.library")
 
-DEFAULT_LIBRARY = "Documents"
 MAX_NAME_CHARACTERS = 200
 LOOK_SECONDS = 5.0  # for documents that another server queued, and for changes in the folder
 

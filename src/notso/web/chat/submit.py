@@ -413,7 +413,8 @@ def title_of(text: str) -> str:
 
 
 async def settings_of(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
-    return settings_from(await services.shared.store.defaults(owner), chat.settings if chat is not None else {})
+    base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
+    return settings_from(base.defaults, chat.settings if chat is not None else {})
 
 
 @contextlib.contextmanager
@@ -538,7 +539,7 @@ async def documents_in(
     if view.above and view.line:
         above = await store.attachments_above(owner, view.chat.id, view.line[0].id)
     engine = services.shared.engine.model(choice.model).engine
-    return await prompt_documents(store, owner, view.chat.prompt_date, line, above, engine)
+    return await prompt_documents(store, owner, view.chat.prompt_date, line, above, engine, view.base.project)
 
 
 async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message, ...]:
@@ -578,7 +579,8 @@ async def _every_part(services: ChatServices, owner: str, view: ChatView, reques
     store = services.shared.store
     documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
     today = f"Today is {view.chat.prompt_date.isoformat()}."
-    behind = [each for each in (today, view.settings.system_prompt.strip(), question.content) if each]
+    instructions = view.base.project.instructions if view.base.project is not None else ""
+    behind = [each for each in (today, instructions, view.settings.system_prompt.strip(), question.content) if each]
     engine = services.shared.engine.model(request.model).engine
     parts = await document_parts(store, owner, documents, behind, request, engine)
     if not 0 < len(parts) <= MAX_PARTS:

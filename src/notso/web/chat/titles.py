@@ -14,7 +14,7 @@ from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.store.protocol import Chat, ChatStore
 from notso.web.tools.toolbox import Toolbox
-from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.turns.chat_settings import ChatSettings, settings_in_chat
 from notso.web.turns.documents import PromptDocuments, prompt_documents
 from notso.web.turns.prompt import conversation_of, prompt_messages
 from notso.web.turns.tab_feed import Feed
@@ -74,12 +74,14 @@ class Titles:
             if found is None:
                 return
             chat, line = found.chat, [shown.message for shown in found.path]
-            settings = settings_from(found.defaults, chat.settings)
+            settings = settings_in_chat(found.base, chat)
             is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
             if not settings.titles or not is_first or chat.title != title_of(line[0].content):
                 return  # named already, or past its first answer
             engine = self._requests.host.model(turn.request.model).engine
-            documents = await prompt_documents(self._store, owner, chat.prompt_date, line, engine=engine)
+            documents = await prompt_documents(
+                self._store, owner, chat.prompt_date, line, engine=engine, project=found.base.project
+            )
             messages = await asyncio.to_thread(
                 prompt_messages,
                 line,

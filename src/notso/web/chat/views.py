@@ -16,7 +16,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
-from notso.web.store.documents import StoredDocument
+from notso.web.store.documents import Library, StoredDocument
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
 from notso.web.turns.turn_stats import TurnStats, stats_of
@@ -45,13 +45,15 @@ async def chat_page(
     draft: str = "",
     temporary: bool = False,
     documents: Sequence[StoredDocument] = (),
+    project: str = "",
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """Render the page of a chat or of a new one, with `problem` and its draft."""
+    """Render the page of a chat or of a new one (in `project`), with `problem` and its draft."""
     # Taken before anything is read, so that later changes are announced to the page.
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
-    settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
+    base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
+    settings = view.settings if view is not None else settings_from(base.defaults)
     path = await services.kept_html.path(
         owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
     )
@@ -68,6 +70,7 @@ async def chat_page(
         **await list_context(services, owner, chat),
         prompts=await services.shared.store.prompts(owner),
         chosen_documents=documents,
+        project=base.project,
         temporary=chat.temporary if chat is not None else temporary,
         path=path,
         earlier=view.earlier if view is not None else 0,
@@ -144,6 +147,7 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
     """Return the sidebar's chats, their marks, and how many others are unread."""
     limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
     found = await services.shared.store.chat_list(owner, limit)
+    libraries = await services.shared.store.documents.libraries(owner)
     marks: dict[str, str] = {each.id: "unread" for each in found.chats if each.unread} | dict(services.turns.marks)
     if chat is not None and marks.get(chat.id) == "unread":
         del marks[chat.id]
@@ -151,7 +155,8 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
     news = sum(marks.get(each.id) in ("unread", "asking") for each in others)
     news += found.unread - sum(each.unread for each in found.chats)
     more = min(limit + LISTED_CHATS, MOST_LISTED) if found.has_more else 0
-    return {"chats": found.chats, "marks": marks, "news": news, "listed": limit, "more": more}
+    listed = {"chats": found.chats, "marks": marks, "news": news, "listed": limit, "more": more}
+    return listed | {"projects": [each for each in libraries if each.is_project]}
 
 
 async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None = None) -> dict[str, Any]:
@@ -159,7 +164,7 @@ async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None 
     try:
         return await list_context(services, owner, chat) | {"chat": chat}
     except StorageError:
-        return {"chats": (), "marks": {}, "news": 0, "listed": LISTED_CHATS, "more": 0, "chat": chat}
+        return dict.fromkeys(("chats", "projects"), ()) | {"marks": {}, "news": 0, "listed": 0, "more": 0, "chat": chat}
 
 
 def in_step_context(request: Request, revision: str) -> dict[str, Any]:
@@ -268,6 +273,23 @@ async def _named_chat(request: Request, services: Services, owner: Owner) -> Cha
 
 NamedChat = Annotated[Chat | None, Depends(_named_chat)]
 """The chat in the path, or None for routes of new chats. Raises Problem 404."""
+
+
+async def find_project(services: ChatServices, owner: str, project_id: str) -> Library:
+    """Return a readable library. Raises Problem 404."""
+    found = await services.shared.store.documents.libraries(owner) if is_id(project_id) else []
+    project = next((each for each in found if each.id == project_id and each.is_project), None)
+    if project is None:
+        raise Problem(404, words["error_unknown_project"])
+    return project
+
+
+async def own_project(services: ChatServices, owner: str, project_id: str) -> Library:
+    """Return a library of the owner. Raises Problem 404, and 403 for a member."""
+    project = await find_project(services, owner, project_id)
+    if project.rights != "own":
+        raise Problem(403, words["error_project_rights"])
+    return project
 
 
 async def find_message(services: ChatServices, owner: str, chat_id: str, message_id: str) -> StoredMessage:

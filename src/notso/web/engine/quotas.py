@@ -67,7 +67,8 @@ class Submissions:
 
 def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
     """Return the maximum use. Raise ModelError. Blocks."""
-    prompt, options, context = submission.prompt, submission.options, engine.info.context_tokens
+    prompt, options = submission.prompt, submission.options
+    context = engine.info.context_of(options)
     if isinstance(prompt, str):
         length = len(engine.tokenize(prompt))
     elif len(prompt) and isinstance(prompt[0], int):

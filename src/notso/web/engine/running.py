@@ -362,6 +362,13 @@ class RunningRequests:
         """Return the owner's request of that name."""
         return next((each for each in self._open if each.name == name and each.owner == owner), None)
 
+    def stop_owner(self, owner: str) -> bool:
+        """Stop all requests of an owner; return whether there were any."""
+        found = [each for each in self._open if each.owner == owner]
+        for request in found:
+            request.stop()
+        return bool(found)
+
     def stop_all(self) -> None:
         for request in list(self._open):
             request.stop()

@@ -183,6 +183,16 @@ class Accounts:
                 self._reserved.pop(each, None)
             self._freed.set()
 
+    async def forget(self, owner: str) -> None:
+        """Drop what is to be written about an owner that is removed."""
+        await self.flush()
+        async with self._writing:
+            for key in [each for each in self._pending if each[1] == owner]:
+                del self._pending[key]
+            self._quotas.pop(owner, None)
+            for action in [each for each in self._audited if each[0] == owner]:
+                del self._audited[action]
+
     async def _renew(self) -> None:
         # Reservations expire in the store; those of running requests are extended.
         now = time.monotonic()

@@ -9,7 +9,7 @@
     report.textContent = refused(file.name, "running");
     const headers = { "Content-Type": "application/octet-stream" };
     try {
-      const answer = await fetch(`${document.documentElement.dataset.root}/documents?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file });
+      const answer = await fetch(`${document.documentElement.dataset.root}/documents?library=${input.dataset.library ?? ""}&name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file });
       return answer.ok ? "" : refused(file.name, (await answer.json()).problem);
     } catch { return refused(file.name, "offline"); }
   };

@@ -114,6 +114,9 @@ class AccessStore(Protocol):
         reserved, and the usage is returned.
         """
 
+    async def remove_owner(self, owner: str) -> None:
+        """Delete an owner's key, usage, reservations and audit entries for good."""
+
     async def renew(self, reservations: Collection[Reservation]) -> None:
         """Extend reservations by RESERVED_SECONDS; lapsed ones stay lapsed."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, Statements, Value
-from notso.web.store.sql.documents import DOCUMENT_COLUMNS, index_again
+from notso.web.store.sql.documents import DOCUMENT_COLUMNS, LIBRARY_COLUMNS, MEMBER_COLUMNS, index_again
 from notso.web.store.sql.rows import CHAT_COLUMNS, CHAT_TRUTHS, MESSAGE_COLUMNS, message_of
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -50,7 +50,9 @@ TABLES = (
     Table("answer_traces", ("message_id", "trace", "tries", "resumes"), ("message_id",)),
     Table("imported_messages", ("chat_id", "source", "message_id"), ("chat_id", "source")),
     Table("shares", ("id", "owner", "chat_id", "message_id", "created_ms", "expires_ms"), ("id",)),
-    Table("libraries", ("id", "owner", "name", "salt", "created_ms"), ("id",)),
+    Table("libraries", LIBRARY_COLUMNS, ("id",)),
+    Table("library_members", MEMBER_COLUMNS, ("library_id", "member")),
+    Table("memories", ("id", "owner", "text", "created_ms"), ("id",)),
     Table("documents", DOCUMENT_COLUMNS, ("id",)),
     Table("document_parts", ("document_id", "part", "content"), ("document_id", "part")),
     Table("document_texts", ("document_id", "text", "pages", "passages"), ("document_id",)),

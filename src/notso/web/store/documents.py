@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from notso.documents.passages import Passage
 from notso.documents.values import Document
 
 DocumentState = Literal["queued", "parsing", "ready", "failed"]
+Rights = Literal["own", "add", "read"]
+"""`own`: everything. `add`: read and add documents."""
 
 EVERYONE = ""
 """Owner of the libraries that everyone can read."""
+DEFAULT_LIBRARY = "Documents"
+"""Name of the library of an owner that is no project."""
+MAX_LIBRARIES_OF_OWNER = 500
+MAX_MEMBERS = 500
 MAX_DOCUMENTS_OF_OWNER = 10_000
 MAX_DOCUMENT_BYTES_OF_OWNER = 2 << 30
 MAX_HITS = 50
@@ -22,13 +28,33 @@ PARSING_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Named documents of an owner. Blocks of the KV cache that contain them start from `salt`."""
+    """Named documents of an owner. Blocks of the KV cache that contain them start from `salt`.
+
+    In chats of a project, `instructions` follow the documents in the prompt, and `settings` take precedence over the
+    user's defaults. `rights` are those of the user for whom the library was read.
+    """
 
     id: str
     owner: str
     name: str
     salt: str
     created_ms: int
+    instructions: str = ""
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    rights: Rights = "own"
+
+    @property
+    def is_project(self) -> bool:
+        return self.owner != EVERYONE and self.name != DEFAULT_LIBRARY
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Another user of a library, `member` as an owner of chats, and `name` as the library's owner entered it."""
+
+    member: str
+    name: str
+    rights: Literal["add", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +115,35 @@ class StaleCache:
 class DocumentStore(Protocol):
     """Documents of libraries that an owner may read; others are treated as unknown. Methods raise StorageError.
 
-    An owner reads its own libraries and those of EVERYONE, and changes its own.
+    An owner reads its own libraries, those of EVERYONE and those it is a member of, and changes its own. A member may
+    have the right to add documents. A bool result is False if the object does not exist or is not the owner's.
     """
 
     async def library(self, owner: str, name: str) -> Library:
         """Return the owner's library of that name, which is created if it does not exist."""
 
+    async def new_library(self, owner: str, name: str) -> Library | None:
+        """Create a library; None if the owner has one of that name, or MAX_LIBRARIES_OF_OWNER."""
+
     async def libraries(self, owner: str) -> list[Library]:
         """Return all readable libraries, oldest first."""
+
+    async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
+        """Change name, instructions or settings; False also if the name is taken."""
+
+    async def delete_library(self, owner: str, library_id: str) -> bool:
+        """Delete a library with its documents. Chats of the project stay, outside of it."""
+
+    async def members(self, owner: str, library_id: str) -> list[Member]:
+        """Return the members of an own library, by name."""
+
+    async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
+        """Add a member or change its rights; False also past MAX_MEMBERS."""
+
+    async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
+
+    async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
+        """Move a chat into a project, or out of all ('')."""
 
     async def add(self, owner: str, library_id: str, name: str, content: bytes) -> StoredDocument:
         """Store a document to be parsed, or return the one with the same content.
@@ -117,9 +164,18 @@ class DocumentStore(Protocol):
         """Return the text of a document that is ready."""
 
     async def search(
-        self, owner: str, query: str, limit: int, *, document_ids: Sequence[str] | None = None
+        self,
+        owner: str,
+        query: str,
+        limit: int,
+        *,
+        document_ids: Sequence[str] | None = None,
+        library_id: str | None = None,
     ) -> list[PassageHit]:
-        """Rank the passages that contain words of the query by BM25, the best first, in these documents or in all."""
+        """Rank the passages that contain words of the query by BM25, the best first.
+
+        Searches these documents, this library, or everything readable.
+        """
 
     async def retry(self, owner: str, document_id: str) -> bool:
         """Queue a document that failed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notso.smollm3 import Message
-from notso.web.store.documents import DocumentStore
+from notso.web.store.documents import DocumentStore, Library
 from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
@@ -21,6 +21,8 @@ SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the integrity check fails. `behind`: commits are missing. `gone`: the file is empty or missing."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
+MAX_MEMORIES, MAX_MEMORY_CHARACTERS = 50, 4_000
+"""Limits of an owner's memory: entries, and characters of all of them."""
 MOST_SHOWN = 1000
 """Maximum messages of a chat that one page begins with."""
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
@@ -37,7 +39,7 @@ class Chat:
     `settings` holds differences from the owner's defaults. `chosen_root` starts the branch last shown (None: the
     newest). `unread`: not opened since its answer ended. `archived` chats are not listed. `temporary` chats are
     not listed, searched or exported, and are deleted after a time without use. `source` identifies what an imported
-    chat was made of ('': not imported).
+    chat was made of ('': not imported). `project` is the id of a library ('': none).
     """
 
     id: str
@@ -54,6 +56,25 @@ class Chat:
     archived: bool = False
     temporary: bool = False
     source: str = ""
+    project: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An entry of the list that an owner's chats have in their prompts."""
+
+    id: str
+    text: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatBase:
+    """What chats of an owner start from: its settings, overridden by those of the project, and its memory."""
+
+    defaults: Mapping[str, SettingValue] = field(default_factory=dict)
+    project: Library | None = None
+    memories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +350,7 @@ class WholeChat:
     """A chat with the messages of all branches, oldest first, in one snapshot."""
 
     chat: Chat
-    defaults: Mapping[str, SettingValue]
+    base: ChatBase
     messages: tuple[StoredMessage, ...]
 
 
@@ -341,7 +362,7 @@ class Branch:
     """
 
     chat: Chat
-    defaults: Mapping[str, SettingValue]
+    base: ChatBase
     line: tuple[StoredMessage, ...]
     first_id: str | None
     above: int = 0
@@ -376,7 +397,7 @@ class ShownChat:
     """The end of a chat's shown branch, and the number of messages above."""
 
     chat: Chat
-    defaults: Mapping[str, SettingValue]
+    base: ChatBase
     path: tuple[Shown, ...]
     earlier: int
 
@@ -438,8 +459,10 @@ class ChatStore(Protocol):
     async def chats(self, owner: str) -> list[Chat]:
         """Return all chats, pinned first, then by last use."""
 
-    async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
-        """Return a page of the list, including archived chats only with `archived`."""
+    async def chat_list(
+        self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
+    ) -> ChatList:
+        """Return a page of the list, or of a project's, including archived chats only with `archived`."""
 
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
@@ -533,6 +556,17 @@ class ChatStore(Protocol):
 
     async def delete_prompt(self, owner: str, name: str) -> bool: ...
 
+    async def memories(self, owner: str) -> list[Memory]:
+        """Return the owner's memory, oldest first."""
+
+    async def save_memory(self, owner: str, memory: Memory) -> bool:
+        """Add an entry or replace its text; False past MAX_MEMORIES or MAX_MEMORY_CHARACTERS."""
+
+    async def delete_memory(self, owner: str, memory_id: str) -> bool: ...
+
+    async def chat_base(self, owner: str, project: str = "") -> ChatBase:
+        """Return what new chats of the owner, or of a project, start from."""
+
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         """Return the owner's settings that differ from the program's."""
 
@@ -588,6 +622,12 @@ class ChatStore(Protocol):
 
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
         """Add messages to existing chats; parents precede their children. Written in pieces."""
+
+    async def remove_owner(self, owner: str) -> None:
+        """Delete everything of an owner for good, in pieces between which others write.
+
+        What engines must forget is kept for `documents.stale`. It can be repeated after a failure.
+        """
 
     async def backup(self, target: Path) -> None:
         """Write a snapshot to a new file. Raises StorageError if shared."""

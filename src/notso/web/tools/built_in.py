@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
-from notso.web.store.protocol import Attachment, SearchHit
+from notso.web.store.protocol import Attachment, Memory, SearchHit
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.fetch import FETCH
 from notso.web.tools.mcp_config import LeftOut
 from notso.web.values.errors import ToolError
+from notso.web.values.ids import new_id
+from notso.web.values.visible_text import visible_line
 
 MAX_HITS = 5
 LOOKED_AT = 40  # the current chat contains the words, too, and is left out
@@ -50,6 +53,35 @@ CHAT_SEARCH = ChatTool(
         "required": ["query"],
     },
     run=_search_chats,
+)
+
+
+MAX_MEMORY_ENTRY = 500  # characters
+
+
+async def _remember(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    text = visible_line(arguments["text"], MAX_MEMORY_ENTRY + 1)
+    if not 1 <= len(text) <= MAX_MEMORY_ENTRY:
+        raise ToolError(f"the text needs 1 to {MAX_MEMORY_ENTRY} characters")
+    memories = await surroundings.store.memories(surroundings.owner)
+    if any(each.text == text for each in memories):
+        return "this is remembered already"
+    entry = Memory(new_id(), text, time.time_ns() // 1_000_000)
+    if not await surroundings.store.save_memory(surroundings.owner, entry):
+        raise ToolError("the memory is full: the user has to delete entries first")
+    return "remembered, for this and other chats"
+
+
+REMEMBER = ChatTool(
+    name="remember",
+    description="Remember a fact or wish for all later chats, if the user asks for it.",
+    parameters={
+        "type": "object",
+        "properties": {"text": {"type": "string", "description": "One sentence that is clear on its own"}},
+        "required": ["text"],
+    },
+    run=_remember,
+    always_asks=True,
 )
 
 
@@ -144,7 +176,7 @@ CLOCK = ChatTool(
 class BuiltInTools:
     """The source of built-in tools."""
 
-    TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH)
+    TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH, REMEMBER)
 
     def tools(self) -> Sequence[ChatTool]:
         """Return all built-in tools."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from notso.smollm3 import PARAMETERS, OnPage, Parameter
 from notso.web.engine.port import SamplingParams, WhenFull
-from notso.web.store.protocol import SettingValue
+from notso.web.store.protocol import Chat, ChatBase, SettingValue
 from notso.web.values.wording import localised, number, words
 
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
@@ -23,12 +23,14 @@ CHOICES = {
     "raw_user_messages": ("on", "off"),
     "titles": ("off", "on"),
     "speculative_prefill": ("on", "off"),
+    "memory": ("on", "off"),
 }
 """Settings that the page shows as a list of choices."""
 NUMERIC = sorted(
     (each for each in PARAMETERS.values() if each.page), key=lambda each: each.page.place if each.page else 0
 )
 """Sampling parameters that the page shows as a field."""
+MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
 """Marks a number as unlimited even where the default is a limit."""
 
@@ -44,6 +46,7 @@ class ChatSettings:
     raw_user_messages: bool = True  # show user messages as typed
     titles: bool = False  # let the model name new chats
     speculative_prefill: bool = True  # prefill a draft when idle
+    memory: bool = True  # put the owner's memory into prompts
     when_full: WhenFull = "stop"
     compaction: Literal["off", "ask", "automatic"] = "ask"  # summarize older messages near the limit
     tools: str | None = None  # names separated by spaces
@@ -67,6 +70,18 @@ def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
                 merged[name] = None if value == NO_LIMIT else value
     sampling = {each.name: merged.pop(each.name) for each in NUMERIC if each.name in merged}
     return ChatSettings(**merged, sampling=SamplingParams(**sampling, given=tuple(sampling)))
+
+
+def settings_in_chat(base: ChatBase, chat: Chat) -> ChatSettings:
+    """Return the settings of a chat for its prompts: the system prompt follows the owner's memory.
+
+    A temporary chat has no memory.
+    """
+    settings = settings_from(base.defaults, chat.settings)
+    if not base.memories or not settings.memory or chat.temporary:
+        return settings
+    memory = "\n".join([MEMORY_HEADING, *(f"- {text}" for text in base.memories)])
+    return replace(settings, system_prompt="\n\n".join(filter(None, (memory, settings.system_prompt.strip()))))
 
 
 def changed(

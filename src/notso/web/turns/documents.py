@@ -1,5 +1,6 @@
 """Documents in prompts: whole at the head where they fit the context, passages in the last question where not.
 
+In a project, the head consists of its documents and instructions, and documents of questions stand in the questions.
 A head is the same in every chat that begins with these documents: it comes before everything that differs between
 chats, and its date is the day of the first document. The engine therefore reads it once.
 """
@@ -14,7 +15,7 @@ from datetime import date
 
 from notso.documents.passages import estimated_tokens
 from notso.web.engine.port import ChatEngine, FixedPrefix, Message, RequestOptions
-from notso.web.store.documents import DocumentStore, DocumentText, PassageHit, StoredDocument
+from notso.web.store.documents import DocumentStore, DocumentText, Library, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore, StoredMessage
 from notso.web.turns.attachments import with_attachments
 
@@ -34,6 +35,7 @@ class PromptDocuments:
 
     `head` precedes the first question, and `scope`, `reading` and `day` identify it for the engine. `behind` follows
     it. `texts` are those of documents attached to later questions, by id. `passages` precedes the last question.
+    `instructions` are those of a project without a head.
     """
 
     head: str = ""
@@ -43,6 +45,7 @@ class PromptDocuments:
     behind: str = ""
     texts: dict[str, str] = field(default_factory=dict)
     passages: str = ""
+    instructions: str = ""
 
     def user_text(self, message: StoredMessage, *, is_last: bool) -> str:
         """Return a question below its files, as the prompt contains it."""
@@ -85,42 +88,52 @@ async def prompt_documents(
     line: Sequence[StoredMessage],
     above: Sequence[Attachment] = (),
     engine: ChatEngine | None = None,
+    project: Library | None = None,
 ) -> PromptDocuments:
-    """Return what the documents of a branch add to its prompt.
+    """Return what the documents of a branch, and of its project, add to its prompt.
 
     `above` are attachments of messages that precede `line`. The engine, if there is one, counts tokens.
     """
-    later = list(line)
+    later, later_ids = list(line), list[str]()
     head_ids = [each.document for each in above if each.document]
-    if not head_ids:
+    instructions = project.instructions.strip() if project is not None else ""
+    if project is not None:
+        later_ids, head_ids = head_ids, [each.id for each in await store.documents.documents(owner, project.id)]
+    elif not head_ids:
         first = next((at for at, each in enumerate(line) if each.role == "user"), None)
         if first is not None:
             head_ids = [each.document for each in line[first].attachments if each.document]
             later = list(line[first + 1 :])
-    later_ids = [each.document for message in later for each in message.attachments if each.document]
+    later_ids += [each.document for message in later for each in message.attachments if each.document]
+    without = PromptDocuments(instructions=instructions) if instructions else NO_DOCUMENTS
     if not head_ids and not later_ids:
-        return NO_DOCUMENTS
+        return without
     ids = list(dict.fromkeys([*head_ids, *later_ids]))
     known = {each.id: each for each in await store.documents.some(owner, ids) if each.state == "ready"}
     documents = [known[each] for each in ids if each in known]
     if not documents:
-        return NO_DOCUMENTS
+        return without
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
-    room = context - max(LEAST_FREE_TOKENS, context // 4)
+    # Whole documents at the head are a fixed prefix, for which the engine may have a longer context.
+    longer = max(engine.info.document_tokens if engine is not None and known.keys() & set(head_ids) else 0, context)
+    room = longer - max(LEAST_FREE_TOKENS, longer // 4)
     texts = await _texts_that_fit(store.documents, owner, documents, room, engine)
     if texts is None:
         question = next((each.content for each in reversed(line) if each.role == "user"), "")
         most = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
-        return PromptDocuments(passages=await _passages(store.documents, owner, question, documents, most, engine))
+        passages = await _passages(store.documents, owner, question, documents, most, engine)
+        return replace(without, passages=passages)
     head = [each for each in documents if each.id in head_ids]
     if not head:
-        return PromptDocuments(texts=texts)
+        return replace(without, texts=texts)
     salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
     scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
-    reading = hashlib.sha256(" ".join(each.id for each in head).encode()).hexdigest()[:32]
+    identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
+    reading = hashlib.sha256(identity.encode()).hexdigest()[:32]
     await store.documents.note_reading(scope, reading, [each.id for each in head])
+    shown = [with_attachments("", (Attachment(each.name, texts[each.id]),)) for each in head]
     return PromptDocuments(
-        head="".join(f"{with_attachments('', (Attachment(each.name, texts[each.id]),))}\n\n" for each in head),
+        head="\n\n".join([*shown, *filter(None, [instructions]), ""]),
         scope=scope,
         reading=reading,
         day=date.fromisoformat(head[0].reading_day),

@@ -26,7 +26,7 @@ def prompt_messages(
 ) -> tuple[Message, ...]:
     """Return system prompt, newest summary and the messages after it, with documents where they belong."""
     summary = next((at for at in reversed(range(len(line))) if _stands(line[at])), None)
-    system = [system_prompt.strip()] if system_prompt.strip() else []
+    system = [each for each in (documents.instructions, system_prompt.strip()) if each]
     if summary is not None:
         system.append(f"{SUMMARY_HEADING}\n{line[summary].content}")
         line = line[summary + 1 :]

@@ -81,7 +81,7 @@ def _is_good(message: StoredMessage) -> bool:
 
 
 def _prompt(whole: WholeChat, line: Sequence[StoredMessage]) -> tuple[Message, ...]:
-    settings = settings_from(whole.defaults, whole.chat.settings)
+    settings = settings_from(whole.base.defaults, whole.chat.settings)
     return prompt_messages(line, settings.system_prompt, keep_thinking=True)
 
 

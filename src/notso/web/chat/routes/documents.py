@@ -10,13 +10,13 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.documents.passages import page_at
-from notso.web.chat.library import DEFAULT_LIBRARY, is_open, shown_name
+from notso.web.chat.library import is_open, shown_name
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, sidebar_context
+from notso.web.chat.views import Owner, find_chat, find_project, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.store.documents import StoredDocument
+from notso.web.store.documents import DEFAULT_LIBRARY, Library, StoredDocument
 from notso.web.turns.attachments import MAX_ATTACHMENTS
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_id
@@ -37,36 +37,60 @@ async def library_page(
     q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
     chat: str = "",
 ) -> Response:
-    """Show all documents, or passages with words of `q`. Chosen ones are asked about in `chat`, or a new one."""
-    store = services.shared.store.documents
-    documents = await store.documents(owner)
-    context: dict[str, Any] = {
-        "documents": documents,
-        "own": {each.id for each in await store.libraries(owner) if each.owner == owner},
-        "polling": any(map(is_open, documents)),
+    """Show the documents of no project, or passages of all documents with words of `q`.
+
+    Chosen ones are asked about in `chat`, or a new one.
+    """
+    context = await documents_context(services, owner)
+    context |= {
         "query": q,
-        "hits": await store.search(owner, q, SHOWN_HITS) if q.strip() else [],
+        "hits": await services.shared.store.documents.search(owner, q, SHOWN_HITS) if q.strip() else [],
         "asking": (await find_chat(services, owner, chat)).id if chat else "",
-        "most": MAX_ATTACHMENTS,
-        "facts": {each.id: facts_of(each) for each in documents},
     }
     if is_fragment(request):
         return await services.pages.respond(request, "_documents.html", **context)
     return await services.pages.respond(request, "documents.html", **await sidebar_context(services, owner), **context)
 
 
+async def documents_context(services: ChatServices, owner: str, project: Library | None = None) -> dict[str, Any]:
+    """Return the list of documents of a project, or of none."""
+    store = services.shared.store.documents
+    libraries = [project] if project is not None else await store.libraries(owner)
+    shown = {each.id for each in libraries if project is not None or not each.is_project}
+    found = await store.documents(owner, project.id if project is not None else None)
+    documents = [each for each in found if each.library_id in shown]
+    return {
+        "documents": documents,
+        "project": project,
+        "rights": {each.id: each.rights for each in libraries},
+        "polling": any(map(is_open, documents)),
+        "most": MAX_ATTACHMENTS,
+        "facts": {each.id: facts_of(each) for each in documents},
+    }
+
+
 @router.post("/documents", dependencies=[GUARDED])
 async def upload(
-    request: Request, services: Services, owner: Owner, name: Annotated[str, Query(max_length=1000)] = ""
+    request: Request,
+    services: Services,
+    owner: Owner,
+    name: Annotated[str, Query(max_length=1000)] = "",
+    library: str = "",
 ) -> JSONResponse:
-    """Store the file in the body as a document, which is then parsed. The same content is stored once."""
+    """Store the file in the body as a document, of a project if `library` names one, which is then parsed.
+
+    The same content is stored once.
+    """
+    project = await find_project(services, owner, library) if library else None
+    if project is not None and project.rights == "read":
+        raise Problem(403, words["error_project_rights"])
     data = await request.body()
     if not data:
         return JSONResponse({"problem": words["document_empty"]}, 422)
     try:
-        library = await services.shared.store.documents.library(owner, DEFAULT_LIBRARY)
+        target = project or await services.shared.store.documents.library(owner, DEFAULT_LIBRARY)
         document = await services.shared.store.documents.add(
-            owner, library.id, shown_name(name.replace("\\", "/").rpartition("/")[2]), data
+            owner, target.id, shown_name(name.replace("\\", "/").rpartition("/")[2]), data
         )
     except StorageError as error:
         return JSONResponse({"problem": str(error)}, 507)
@@ -99,6 +123,7 @@ async def show_document(
         "document.html",
         **await sidebar_context(services, owner),
         document=document,
+        list_address=await _list_of(services, owner, document_id),
         facts=facts_of(document),
         page=page,
         pages=len(pages),
@@ -121,19 +146,29 @@ async def download(services: Services, owner: Owner, document_id: str) -> Respon
 async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     """Parse a document again that could not be read."""
     await read_form(request)
+    where = await _list_of(services, owner, document_id)
     if not await services.shared.store.documents.retry(owner, document_id):
         raise Problem(404, words["document_unknown"])
     services.library.wake()
-    return RedirectResponse("/documents", 303)
+    return RedirectResponse(where, 303)
 
 
 @router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     """Delete a document with everything derived from it."""
     await read_form(request)
+    where = await _list_of(services, owner, document_id)
     if not await services.shared.store.documents.delete(owner, document_id):
         raise Problem(404, words["document_unknown"])
-    return RedirectResponse("/documents", 303)
+    return RedirectResponse(where, 303)
+
+
+async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
+    """Return the address of the list that a document is in. Raises Problem 404."""
+    document = await _find(services, owner, document_id)
+    libraries = await services.shared.store.documents.libraries(owner)
+    is_in_project = any(each.id == document.library_id and each.is_project for each in libraries)
+    return f"/projects/{document.library_id}" if is_in_project else "/documents"
 
 
 async def chosen_documents(services: ChatServices, owner: str, ids: Sequence[str]) -> list[StoredDocument]:

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_branch, read_shown, read_turn
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import add_version, ask, branched, keeping, write_on
+from notso.web.chat.submit import add_version, ask, branched, keeping, settings_of, write_on
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
@@ -30,7 +30,6 @@ from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names
 from notso.web.store.protocol import Attachment, Rating, TurnAccepted
-from notso.web.turns.chat_settings import settings_from
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id, new_id
 from notso.web.values.wording import words
@@ -139,7 +138,7 @@ async def again_form(request: Request, services: Services, owner: Owner, chat_id
     shown: dict[str, Any] = {
         "message": message,
         "models": await choosable_names(*models_of(services)),
-        "settings": settings_from(await services.shared.store.defaults(owner), chat.settings),
+        "settings": await settings_of(services, owner, chat),
         "key": new_id(),
     }
     if is_fragment(request):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -14,8 +15,9 @@ from notso.web.edge.access import operator_only
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.given_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
+from notso.web.sign_in.removal import KEY_OWNER, remove_user, user_named
 from notso.web.store.access import AuditEntry
-from notso.web.values.errors import Problem
+from notso.web.values.errors import Problem, SettingsError
 from notso.web.values.wording import words
 
 router = APIRouter()
@@ -23,6 +25,7 @@ router = APIRouter()
 DAYS = 30
 LIMITS = ("requests_per_minute", "requests_per_day", "tokens_per_day")
 MAX_ROWS, MAX_ENTRIES = 500, 200
+STOP_ROUNDS, STOP_SECONDS = 50, 0.1  # for requests of a user that is removed
 
 
 @router.get("/operator", dependencies=[operator_only(audit="looked at the operator's page")])
@@ -56,6 +59,28 @@ async def revoke_key(request: Request, services: Services, owner: Owner) -> Resp
     if key is None:
         raise Problem(404, words["error_unknown_page"])
     await _note(accounts, owner, f"revoked the key {key.id}")
+    return RedirectResponse("/operator", 303)
+
+
+@router.post("/operator/users/remove", dependencies=[operator_only()])
+async def remove(request: Request, services: Services, owner: Owner) -> Response:
+    """Delete a user's key, chats, documents and usage for good."""
+    accounts, shared = _accounts(services), services.shared
+    name = (await read_form(request)).get("name", "").strip()
+    try:
+        user = await user_named(accounts.store, name)
+    except SettingsError as error:
+        return await _page(request, services, owner, problem=str(error))
+    if user == owner:
+        return await _page(request, services, owner, problem=words["error_remove_self"])
+    if user.startswith(KEY_OWNER) and (key := await accounts.store.key(user.removeprefix(KEY_OWNER))) is not None:
+        await accounts.store.revoke_key(key.name, time.time_ns() // 1_000_000)
+    for _ in range(STOP_ROUNDS):  # what still runs would be stored after the removal
+        if not shared.requests.stop_owner(user):
+            break
+        await asyncio.sleep(STOP_SECONDS)
+    await accounts.forget(user)
+    await remove_user(shared.store, accounts.store, user, owner)
     return RedirectResponse("/operator", 303)
 
 

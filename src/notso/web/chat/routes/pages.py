@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
@@ -79,27 +79,29 @@ async def home(
     undo: str = "",
     start: str = "",
     temporary: str = "",
+    project: str = "",
 ) -> Response:
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     draft = words[f"start_{start}_text"] if start in STARTS else ""
     documents = await chosen_documents(services, owner, document)
-    return await chat_page(
-        request, services, owner, None, draft=draft, temporary=temporary == "on", documents=documents, toast=toast
-    )
+    chosen: dict[str, Any] = {"temporary": temporary == "on", "documents": documents, "project": project}
+    return await chat_page(request, services, owner, None, draft=draft, toast=toast, **chosen)
 
 
 @router.post("/chats", dependencies=[GUARDED])
 async def begin_chat(request: Request, services: Services, owner: Owner) -> Response:
     fields = await read_form(request)
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
-    chat = replace(chat, temporary="temporary" in fields)
+    chat = replace(chat, temporary="temporary" in fields, project=fields.get("project", ""))
     if fields.get("thinking_budget"):
         chat = replace(chat, settings=_with_field(chat, fields, "thinking_budget").settings)
     chat = _with_field(chat, fields, "system_prompt")
     revision = services.feed.revision
     with keeping(fields.get("text", "")):
-        defaults = await services.shared.store.defaults(owner)
-    view = ChatView(chat, defaults, revision)
+        base = await services.shared.store.chat_base(owner, chat.project)
+        if chat.project and base.project is None:
+            raise Problem(404, words["error_unknown_project"])
+    view = ChatView(chat, base, revision)
     accepted, _ = await ask(services, owner, view, fields, is_new=True)
     services.feed.announce(owner, accepted.user_message.chat_id, tab_of(request))
     return to_page(request, f"/chats/{accepted.user_message.chat_id}")

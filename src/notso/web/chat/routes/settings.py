@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
@@ -16,17 +17,26 @@ from notso.smollm3 import process_memory
 from notso.web.chat.chat_view import ChatView, read_branch_if_any
 from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import documents_in, settings_of
+from notso.web.chat.submit import documents_in, new_chat
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown, sidebar_context
+from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown, own_project, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.languages.page_language import LANGUAGE_COOKIE
-from notso.web.store.protocol import Chat
+from notso.web.store.documents import Library
+from notso.web.store.protocol import Chat, SettingValue
 from notso.web.turns.attachments import attachments_from
-from notso.web.turns.chat_settings import ChatSettings, changed, digests, settings_from, shown_defaults, shown_values
+from notso.web.turns.chat_settings import (
+    ChatSettings,
+    changed,
+    digests,
+    settings_from,
+    settings_in_chat,
+    shown_defaults,
+    shown_values,
+)
 from notso.web.turns.documents import NO_DOCUMENTS, prompt_documents
 from notso.web.turns.prompt import text_size
 from notso.web.values.errors import Problem
@@ -37,37 +47,56 @@ router = APIRouter()
 YEAR_SECONDS = 365 * 24 * 3600
 
 
+async def _named_project(request: Request, services: Services, owner: Owner) -> Library | None:
+    project_id = request.path_params.get("project_id")
+    return await own_project(services, owner, project_id) if project_id is not None else None
+
+
+NamedProject = Annotated[Library | None, Depends(_named_project)]
+
+
 @router.get("/settings", dependencies=[GUARDED])
 @router.get("/chats/{chat_id}/settings", dependencies=[GUARDED])
-async def show_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    return await _show(request, services, owner, chat)
+@router.get("/projects/{project_id}/settings", dependencies=[GUARDED])
+async def show_settings(
+    request: Request, services: Services, owner: Owner, chat: NamedChat, project: NamedProject
+) -> Response:
+    return await _show(request, services, owner, chat, project)
 
 
 @router.post("/settings", dependencies=[GUARDED])
 @router.post("/chats/{chat_id}/settings", dependencies=[GUARDED])
-async def change_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
+@router.post("/projects/{project_id}/settings", dependencies=[GUARDED])
+async def change_settings(
+    request: Request, services: Services, owner: Owner, chat: NamedChat, project: NamedProject
+) -> Response:
     """Change settings: missing and invalid fields stay, empty ones are reset."""
     form = await read_form(request)
-    own = await services.shared.store.defaults(owner)
-    settings, problems = changed(own if chat is None else chat.settings, form)
+    if project is not None:
+        form.pop("system_prompt", None)  # a project has instructions
+    settings, problems = changed(await _settings_of(services, owner, chat, project), form)
     by_command = "command" in form and is_fragment(request)
     if problems and by_command:
         problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
         return await services.pages.respond(request, "_problem.html", 400, problem=problem)
-    if chat is None:
+    if project is not None:
+        await services.shared.store.documents.change_library(owner, project.id, settings=settings)
+        project = replace(project, settings=settings)
+    elif chat is None:
         await services.shared.store.set_defaults(owner, settings)
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
     if problems:  # keep all typed text: the sheet may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in shown_values({})}
-        return await _show(request, services, owner, chat, typed=typed, problems=problems)
+        return await _show(request, services, owner, chat, project, typed=typed, problems=problems)
     if not is_fragment(request):
-        return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
+        of_chat = f"/chats/{chat.id}" if chat is not None else "/"
+        return RedirectResponse(f"/projects/{project.id}" if project is not None else of_chat, 303)
     # A command shows no form, so a toast reports the change.
     toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # the state of a page that has no chat yet
-    return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
+    return await _show(request, services, owner, chat, project, saved=not by_command, toast=toast, thinking=thinking)
 
 
 @router.post("/estimate", dependencies=[GUARDED])
@@ -111,6 +140,7 @@ async def _show(
     services: ChatServices,
     owner: str,
     chat: Chat | None,
+    project: Library | None,
     *,
     typed: Mapping[str, str] | None = None,
     problems: Mapping[str, str] | None = None,
@@ -118,18 +148,20 @@ async def _show(
     toast: Mapping[str, str] | None = None,
     thinking: bool = True,
 ) -> Response:
-    own = await services.shared.store.defaults(owner)
-    settings = settings_from(own, chat.settings if chat is not None else {})
-    values = shown_values(own if chat is None else chat.settings)
+    base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
+    own = await _settings_of(services, owner, chat, project)
+    settings, values = settings_from(base.defaults, own), shown_values(own)
     info = services.shared.engine.info
     of_model = {} if info is None else info.sampling
-    own_defaults = shown_defaults(ChatSettings() if chat is None else settings_from(own), of_model)
+    is_default = chat is None and project is None
+    own_defaults = shown_defaults(ChatSettings() if is_default else settings_from(base.defaults), of_model)
     return await services.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",
         400 if problems else 200,
         part=is_fragment(request),
         **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
+        project=project,
         values=values | dict(typed or {}),
         models=await choosable_names(*models_of(services)),
         defaults=own_defaults,
@@ -141,6 +173,14 @@ async def _show(
         thinking=thinking if chat is None else chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
     )
+
+
+async def _settings_of(
+    services: ChatServices, owner: str, chat: Chat | None, project: Library | None
+) -> Mapping[str, SettingValue]:
+    if project is not None:
+        return project.settings
+    return chat.settings if chat is not None else await services.shared.store.defaults(owner)
 
 
 async def _folder(services: ChatServices) -> DataFolder:
@@ -158,7 +198,9 @@ async def _estimate(
     request: Request, services: ChatServices, owner: str, fields: Mapping[str, str], view: ChatView | None
 ) -> Response:
     chat = view.chat if view is not None else None
-    settings = view.settings if view is not None else await settings_of(services, owner, None)
+    new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
+    base = view.base if view is not None else await services.shared.store.chat_base(owner, fields.get("project", ""))
+    settings = view.settings if view is not None else settings_in_chat(base, new)
     engine, choice = await loaded_engine(*models_of(services), settings.model)
     if engine is None:
         return Response(status_code=204)
@@ -178,8 +220,9 @@ async def _estimate(
     documents = NO_DOCUMENTS
     if view is not None:
         documents = await documents_in(services, owner, view, choice, draft)
-    elif any(each.document for each in draft.attachments):
-        documents = await prompt_documents(services.shared.store, owner, date.today(), [draft], engine=engine)
+    elif base.project is not None or any(each.document for each in draft.attachments):
+        store = services.shared.store
+        documents = await prompt_documents(store, owner, date.today(), [draft], engine=engine, project=base.project)
     try:
         gauge = await services.shared.large_work.run(
             lambda: measure(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner

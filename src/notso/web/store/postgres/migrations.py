@@ -349,6 +349,31 @@ MIGRATIONS: tuple[str, ...] = (
         resumes BIGINT NOT NULL
     );
     """,
+    # 13: projects, members of libraries, and memory.
+    """
+    ALTER TABLE libraries ADD COLUMN instructions TEXT COLLATE "C" NOT NULL DEFAULT '';
+    ALTER TABLE libraries ADD COLUMN settings TEXT COLLATE "C" NOT NULL DEFAULT '{}';
+    CREATE TABLE library_members (
+        library_id TEXT COLLATE "C" NOT NULL REFERENCES libraries (id) ON DELETE CASCADE DEFERRABLE,
+        member TEXT COLLATE "C" NOT NULL,
+        name TEXT COLLATE "C" NOT NULL,
+        rights TEXT COLLATE "C" NOT NULL CHECK (rights IN ('add', 'read')),
+        PRIMARY KEY (library_id, member)
+    );
+    CREATE INDEX libraries_of_members ON library_members (member);
+    CREATE VIEW library_readers (library_id, reader, rights) AS
+        SELECT id, owner, 'own' COLLATE "C" FROM libraries
+        UNION ALL SELECT library_id, member, rights FROM library_members;
+    ALTER TABLE chats ADD COLUMN project TEXT COLLATE "C" NOT NULL DEFAULT '';
+    CREATE INDEX chats_of_projects ON chats (project) WHERE project <> '';
+    CREATE TABLE memories (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        text TEXT COLLATE "C" NOT NULL,
+        created_ms BIGINT NOT NULL
+    );
+    CREATE INDEX memories_of_owners ON memories (owner, created_ms);
+    """,
 )
 
 REINDEXES = frozenset({9})

@@ -136,6 +136,17 @@ class SQLAccessStore(ABC):
 
         return await self.write(work)
 
+    async def remove_owner(self, owner: str) -> None:
+        kind, _, key_id = owner.partition(":")
+
+        def work(db: Statements) -> None:
+            for table in ("usage", "reservations", *_LOGS.values()):
+                db.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
+            if kind == "key":
+                db.execute("DELETE FROM keys WHERE id = ?", (key_id,))
+
+        await self.write(work)
+
     async def renew(self, reservations: Collection[Reservation]) -> None:
         renewal = f"UPDATE reservations SET until_ms = {self.NOW_MS} + {_RESERVED_MS} WHERE id = ?"
 

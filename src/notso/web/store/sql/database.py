@@ -70,6 +70,10 @@ class Database(ABC):
     def remove_message(self, message_id: str) -> None:
         """Remove a message from the index, before it is deleted."""
 
+    def merge_index(self) -> bool:
+        """Remove a part of the words of deleted texts that the index still holds; return whether more are left."""
+        return False
+
     @abstractmethod
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
         """Return rows of chat_id, message_id, title, text and at_ms: titles first, then the newest messages."""

@@ -9,7 +9,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from datetime import date
 from typing import Any
 
@@ -20,9 +20,12 @@ from notso.web.store.documents import (
     MAX_DOCUMENT_BYTES_OF_OWNER,
     MAX_DOCUMENTS_OF_OWNER,
     MAX_HITS,
+    MAX_LIBRARIES_OF_OWNER,
+    MAX_MEMBERS,
     PARSING_SECONDS,
     DocumentText,
     Library,
+    Member,
     PassageHit,
     StaleCache,
     StoredDocument,
@@ -39,11 +42,16 @@ COMMIT_SPREAD = 1000  # numbers may be committed out of order
 ROWS_AT_ONCE = 200
 
 DOCUMENT_COLUMNS = tuple(each.name for each in fields(StoredDocument))
-_LIBRARY = ", ".join(each.name for each in fields(Library))
+LIBRARY_COLUMNS = tuple(each.name for each in fields(Library) if each.name != "rights")
+MEMBER_COLUMNS = ("library_id", *(each.name for each in fields(Member)))
+_LIBRARY = ", ".join(f"libraries.{name}" for name in LIBRARY_COLUMNS)
 _DOCUMENT = ", ".join(f"documents.{name}" for name in DOCUMENT_COLUMNS)
 _IN_ORDER = "ORDER BY documents.created_ms, documents.id"
-_READABLE = f"SELECT id FROM libraries WHERE owner IN (?, '{EVERYONE}')"
+_READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERYONE}')"
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
+_ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
+_STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
+DELETED_AT_ONCE = 20  # documents of a library, in one transaction
 
 
 class SQLDocuments:
@@ -58,17 +66,99 @@ class SQLDocuments:
 
     async def library(self, owner: str, name: str) -> Library:
         def work(db: Database) -> Library:
-            made = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
-            sql = f"INSERT INTO libraries ({_LIBRARY}) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            db.execute(sql, astuple(made))
+            _create(db, owner, name)
             row = db.execute(f"SELECT {_LIBRARY} FROM libraries WHERE owner = ? AND name = ?", (owner, name)).fetchone()
-            return Library(**row)
+            return _library(row)
+
+        return await self._write(work, owner)
+
+    async def new_library(self, owner: str, name: str) -> Library | None:
+        def work(db: Database) -> Library | None:
+            held = db.execute("SELECT count(*) AS n FROM libraries WHERE owner = ?", (owner,)).fetchone()
+            return _create(db, owner, name) if held["n"] < MAX_LIBRARIES_OF_OWNER else None
 
         return await self._write(work, owner)
 
     async def libraries(self, owner: str) -> list[Library]:
-        sql = f"SELECT {_LIBRARY} FROM libraries WHERE id IN ({_READABLE}) ORDER BY created_ms, id"
-        return await self._look(lambda db: [Library(**row) for row in db.execute(sql, (owner,))], owner)
+        sql = (
+            f"SELECT {_LIBRARY}, rights FROM libraries JOIN library_readers ON library_id = libraries.id"
+            f" WHERE reader IN (?, '{EVERYONE}') ORDER BY created_ms, libraries.id"
+        )
+        found = await self._look(lambda db: [_library(row) for row in db.execute(sql, (owner,))], owner)
+        return [replace(each, rights="read") if each.owner == EVERYONE != owner else each for each in found]
+
+    async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
+        values = {name: _stored(changes[name]) for name in ("name", "instructions", "settings") if name in changes}
+        assigned = ", ".join(f"{name} = ?" for name in values)
+
+        def work(db: Database) -> bool:
+            if "name" in values:
+                taken = "SELECT 1 AS one FROM libraries WHERE owner = ? AND name = ? AND id <> ?"
+                if db.execute(taken, (owner, values["name"], library_id)).fetchone() is not None:
+                    return False
+            sql = f"UPDATE libraries SET {assigned} WHERE id = ? AND owner = ?"
+            return db.execute(sql, (*values.values(), library_id, owner)).rowcount > 0
+
+        return await self._write(work, owner)
+
+    async def delete_library(self, owner: str, library_id: str) -> bool:
+        own = "SELECT 1 AS one FROM libraries WHERE id = ? AND owner = ?"
+
+        def empty(db: Database) -> None:
+            if db.execute(own, (library_id, owner)).fetchone() is not None:
+                _forget_chats(db, "SELECT id FROM chats WHERE project = ?", library_id)
+                db.execute("UPDATE chats SET project = '' WHERE project = ?", (library_id,))
+
+        def shorten(db: Database) -> bool | None:
+            """Return None while documents are left."""
+            sql = f"SELECT id FROM documents WHERE library_id = ? AND {_OWN} LIMIT {DELETED_AT_ONCE}"
+            some = db.execute(sql, (library_id, owner)).fetchall()
+            for row in some:
+                _delete(db, owner, row["id"])
+            if some:
+                return None
+            return db.execute("DELETE FROM libraries WHERE id = ? AND owner = ?", (library_id, owner)).rowcount > 0
+
+        await self._write(empty, owner)
+        while (deleted := await self._write(shorten, owner)) is None:
+            pass
+        return deleted
+
+    async def members(self, owner: str, library_id: str) -> list[Member]:
+        sql = f"SELECT member, name, rights FROM library_members WHERE library_id = ? AND {_OWN} ORDER BY name, member"
+        return await self._look(lambda db: [Member(**row) for row in db.execute(sql, (library_id, owner))], owner)
+
+    async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
+        def work(db: Database) -> bool:
+            sql = f"DELETE FROM library_members WHERE library_id = ? AND member = ? AND {_OWN}"
+            db.execute(sql, (library_id, member.member, owner))
+            sql = (
+                f"INSERT INTO library_members ({', '.join(MEMBER_COLUMNS)}) SELECT id, ?, ?, ? FROM libraries"
+                " WHERE id = ? AND owner = ? AND owner <> ?"
+                " AND (SELECT count(*) FROM library_members WHERE library_id = ?) < ?"
+            )
+            values = (*astuple(member), library_id, owner, member.member, library_id, MAX_MEMBERS)
+            return db.execute(sql, values).rowcount > 0
+
+        return await self._write(work, owner)
+
+    async def remove_member(self, owner: str, library_id: str, member: str) -> bool:
+        sql = f"DELETE FROM library_members WHERE library_id = ? AND member = ? AND {_OWN}"
+        return await self._write(lambda db: db.execute(sql, (library_id, member, owner)).rowcount > 0, owner)
+
+    async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
+        def work(db: Database) -> bool:
+            sql = (
+                "UPDATE chats SET project = ? WHERE id = ? AND owner = ? AND project <> ? AND trash_id IS NULL"
+                f" AND ('' = ? OR ? IN ({_READABLE}))"
+            )
+            moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
+            if moved:  # the conversation begins with other documents from now on
+                _forget_chats(db, "?", chat_id)
+            same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
+            return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
+
+        return await self._write(work, owner)
 
     async def add(self, owner: str, library_id: str, name: str, content: bytes) -> StoredDocument:
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
@@ -78,10 +168,12 @@ class SQLDocuments:
 
         def work(db: Database) -> StoredDocument:
             held = db.execute(
-                f"SELECT count(*) AS n, coalesce(sum(size), 0) AS bytes FROM documents WHERE {_OWN}", (owner,)
+                "SELECT count(*) AS n, coalesce(sum(size), 0) AS bytes FROM documents WHERE library_id IN"
+                " (SELECT id FROM libraries WHERE owner = (SELECT owner FROM libraries WHERE id = ?))",
+                (library_id,),
             ).fetchone()
             known = db.execute(
-                f"SELECT {_DOCUMENT} FROM documents WHERE library_id = ? AND sha256 = ? AND {_OWN}",
+                f"SELECT {_DOCUMENT} FROM documents WHERE library_id = ? AND sha256 = ? AND library_id IN ({_ADDABLE})",
                 (library_id, digest, owner),
             ).fetchone()
             if known is not None:
@@ -94,7 +186,7 @@ class SQLDocuments:
             names = ("id", "library_id", "name", "sha256", "size", "created_ms", "reading_day", "state")
             added = db.execute(
                 f"INSERT INTO documents ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
-                " WHERE ? IN (SELECT id FROM libraries WHERE owner = ?)",
+                f" WHERE ? IN ({_ADDABLE})",
                 (*(getattr(made, each) for each in names), library_id, owner),
             )
             if not added.rowcount:
@@ -131,20 +223,32 @@ class SQLDocuments:
         return await self._look(work, owner)
 
     async def search(
-        self, owner: str, query: str, limit: int, *, document_ids: Sequence[str] | None = None
+        self,
+        owner: str,
+        query: str,
+        limit: int,
+        *,
+        document_ids: Sequence[str] | None = None,
+        library_id: str | None = None,
     ) -> list[PassageHit]:
         words = query_words(query)
         if not words or (document_ids is not None and not document_ids):
             return []
+        among = ("", ())
+        if document_ids is not None:
+            among = (f" AND documents.id IN ({_marks(document_ids)})", tuple(document_ids))
+        elif library_id is not None:
+            among = (" AND documents.library_id = ?", (library_id,))
 
         def work(db: Database) -> list[PassageHit]:
             with db.snapshot():
-                return _found(db, owner, words, min(limit, MAX_HITS), document_ids)
+                return _found(db, owner, words, min(limit, MAX_HITS), *among)
 
         return await self._look(work, owner)
 
     async def retry(self, owner: str, document_id: str) -> bool:
-        sql = f"UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed' AND {_OWN}"
+        sql = "UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed'"
+        sql += f" AND library_id IN ({_ADDABLE})"
         return await self._write(lambda db: db.execute(sql, (document_id, owner)).rowcount > 0, owner)
 
     async def delete(self, owner: str, document_id: str) -> bool:
@@ -255,11 +359,8 @@ def _add_words(db: Database, document_id: str, index: TextIndex) -> None:
 
 
 def _found(
-    db: Database, owner: str, words: Sequence[str], limit: int, document_ids: Sequence[str] | None
+    db: Database, owner: str, words: Sequence[str], limit: int, among: str, ids: tuple[str, ...]
 ) -> list[PassageHit]:
-    among, ids = "", tuple[str, ...]()
-    if document_ids is not None:
-        among, ids = f" AND documents.id IN ({_marks(document_ids)})", tuple(document_ids)
     totals = db.execute(
         "SELECT coalesce(sum(passages), 0) AS passages, coalesce(sum(words), 0) AS words FROM documents"
         f" WHERE library_id IN ({_READABLE}){among}",
@@ -288,21 +389,17 @@ def _found(
 
 def _delete(db: Database, owner: str, document_id: str) -> bool:
     row = db.execute(
-        f"SELECT number FROM documents WHERE id = ? AND {_OWN}{db.for_update}", (document_id, owner)
+        f"SELECT number, library_id FROM documents WHERE id = ? AND {_OWN}{db.for_update}", (document_id, owner)
     ).fetchone()
     if row is None:
         return False
     now = _now_ms()
-    db.execute(
-        "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-        " SELECT DISTINCT messages.owner, messages.id, '', '', ? FROM chat_documents"
-        " JOIN messages ON messages.chat_id = chat_documents.chat_id AND parent_id IS NULL WHERE document_id = ?",
-        (now, document_id),
-    )
+    used = "SELECT chat_id FROM chat_documents WHERE document_id = ? UNION SELECT id FROM chats WHERE project = ?"
+    _forget_chats(db, used, document_id, row["library_id"])
     named = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
     for each in named:
         db.execute(
-            "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms) VALUES ('', '', ?, ?, ?)",
+            f"{_STALE} VALUES ('', '', ?, ?, ?)",
             (each["scope"], each["name"], now),
         )
         db.execute("DELETE FROM readings WHERE scope = ? AND name = ?", (each["scope"], each["name"]))
@@ -311,6 +408,36 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     db.execute("DELETE FROM document_words WHERE document = ?", (row["number"],))
     db.execute("DELETE FROM documents WHERE id = ?", (document_id,))
     return True
+
+
+def _forget_chats(db: Database, chats: str, *values: str) -> None:
+    db.execute(
+        f"{_STALE} SELECT messages.owner, messages.id, '', '', {_now_ms()} FROM messages"
+        f" WHERE parent_id IS NULL AND chat_id IN ({chats})",
+        values,
+    )
+
+
+def _create(db: Database, owner: str, name: str) -> Library | None:
+    made = Library(new_id(), owner, name, secrets.token_hex(16), _now_ms())
+    values = [_stored(getattr(made, each)) for each in LIBRARY_COLUMNS]
+    sql = f"INSERT INTO libraries ({', '.join(LIBRARY_COLUMNS)}) VALUES ({_marks(values)}) ON CONFLICT DO NOTHING"
+    return made if db.execute(sql, values).rowcount else None
+
+
+def _library(row: Any) -> Library:
+    return Library(**{**row, "settings": json.loads(row["settings"])})
+
+
+def _stored(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+
+
+def project_of(db: Database, owner: str, library_id: str) -> Library | None:
+    """Return a project that the owner may read."""
+    sql = f"SELECT {_LIBRARY} FROM libraries WHERE id = ? AND id IN ({_READABLE})"
+    row = db.execute(sql, (library_id, owner)).fetchone() if library_id else None
+    return _library(row) if row is not None else None
 
 
 def _some(db: Database, owner: str, document_ids: Iterable[str]) -> list[StoredDocument]:

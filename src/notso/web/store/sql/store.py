@@ -15,15 +15,19 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from notso.smollm3 import Message, ToolCall
 from notso.web.store.documents import DocumentStore
 from notso.web.store.protocol import (
+    MAX_MEMORIES,
+    MAX_MEMORY_CHARACTERS,
     AnswerTrace,
     Attachment,
     Branch,
     Chat,
+    ChatBase,
     ChatList,
     ChatOrder,
     ChatRow,
     Conversation,
     ImportedBefore,
+    Memory,
     SavedPrompt,
     SearchHit,
     SettingValue,
@@ -37,9 +41,18 @@ from notso.web.store.protocol import (
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
-from notso.web.store.sql.documents import SQLDocuments
+from notso.web.store.sql.documents import SQLDocuments, project_of
 from notso.web.store.sql.records import SQLRecords
-from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value, trace_of
+from notso.web.store.sql.removal import forget_conversations, remove_piece
+from notso.web.store.sql.rows import (
+    CHAT_FIELDS,
+    attachments_of,
+    chat_of,
+    message_of,
+    settings_text,
+    stored_value,
+    trace_of,
+)
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
@@ -65,6 +78,7 @@ _COUNTED = """
 """
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
+_MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
@@ -179,14 +193,18 @@ class SQLStore(ABC):
         )
         return [chat_of(row) for row in rows]
 
-    async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
+    async def chat_list(
+        self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
+    ) -> ChatList:
         listed = _LISTED if archived else f"{_LISTED} AND NOT archived"
+        values = (owner, project) if project else (owner,)
+        listed += " AND project = ?" if project else ""
 
         def read(db: Database) -> ChatList:
             page = db.execute(
-                f"SELECT * FROM chats WHERE {listed} {_IN_ORDER} LIMIT ? OFFSET ?", (owner, limit + 1, skip)
+                f"SELECT * FROM chats WHERE {listed} {_IN_ORDER} LIMIT ? OFFSET ?", (*values, limit + 1, skip)
             )
-            unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", (owner,))
+            unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", values)
             rows = page.fetchall()
             return ChatList(tuple(map(chat_of, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
 
@@ -222,9 +240,9 @@ class SQLStore(ABC):
             with db.snapshot():
                 found = _asked_for(db, owner, chat_id)
                 rows = db.execute(_MESSAGES, (chat_id, owner))
-                chat, defaults = found()
+                chat, base = found()
                 messages = rows.fetchall() if chat is not None else []
-            return WholeChat(chat, defaults, tuple(map(self._message, messages))) if chat is not None else None
+            return WholeChat(chat, base, tuple(map(self._message, messages))) if chat is not None else None
 
         return await self.look(read, owner)
 
@@ -241,8 +259,8 @@ class SQLStore(ABC):
                 line, first_id, above, summarized = shown_part.end_for_prompt(
                     db, owner, chat_id, last, self._message, most_characters=most_characters
                 )
-                chat, defaults = found()
-            return Branch(chat, defaults, tuple(line), first_id, above, summarized) if chat is not None else None
+                chat, base = found()
+            return Branch(chat, base, tuple(line), first_id, above, summarized) if chat is not None else None
 
         return await self.look(read, owner)
 
@@ -257,7 +275,7 @@ class SQLStore(ABC):
         if self.read_only:  # indexes may be damaged: read the tables
             whole = await self.whole_chat(owner, chat_id)
             path, earlier = end_of(_path_of(whole, through), limit, first)
-            return ShownChat(whole.chat, whole.defaults, tuple(path), earlier) if whole is not None else None
+            return ShownChat(whole.chat, whole.base, tuple(path), earlier) if whole is not None else None
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
@@ -265,8 +283,8 @@ class SQLStore(ABC):
                 path, earlier = shown_part.end_of_branch(
                     db, owner, chat_id, self._message, limit=limit, through=through, first=first
                 )
-                chat, defaults = found()
-            return ShownChat(chat, defaults, tuple(path), earlier) if chat is not None else None
+                chat, base = found()
+            return ShownChat(chat, base, tuple(path), earlier) if chat is not None else None
 
         return await self.look(read, owner)
 
@@ -278,14 +296,14 @@ class SQLStore(ABC):
             if whole is None or at is None:
                 return None
             path, earlier = end_of(line[:at], limit)
-            return ShownChat(whole.chat, whole.defaults, tuple(path), earlier)
+            return ShownChat(whole.chat, whole.base, tuple(path), earlier)
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
                 found = _asked_for(db, owner, chat_id)
                 part = shown_part.part_above(db, owner, chat_id, message_id, self._message, limit=limit)
-                chat, defaults = found()
-            return ShownChat(chat, defaults, tuple(part[0]), part[1]) if chat is not None and part else None
+                chat, base = found()
+            return ShownChat(chat, base, tuple(part[0]), part[1]) if chat is not None and part else None
 
         return await self.look(read, owner)
 
@@ -353,6 +371,22 @@ class SQLStore(ABC):
     restore = _writing(tree_writes.restore)
     keep_html = _writing(tree_writes.keep_html)
     save_response = _writing(save_response)
+
+    async def memories(self, owner: str) -> list[Memory]:
+        return [Memory(**row) for row in await self._read(owner, _MEMORIES, owner)]
+
+    async def save_memory(self, owner: str, memory: Memory) -> bool:
+        return await self.write(lambda db: _save_memory(db, owner, memory), owner)
+
+    async def delete_memory(self, owner: str, memory_id: str) -> bool:
+        return await self._change(owner, "DELETE FROM memories WHERE id = ? AND owner = ?", memory_id, owner)
+
+    async def chat_base(self, owner: str, project: str = "") -> ChatBase:
+        def read(db: Database) -> ChatBase:
+            with db.snapshot():
+                return _base(db, owner)(project)
+
+        return await self.look(read, owner)
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
         names = [name for name in CHAT_FIELDS if name in changes]
@@ -483,6 +517,16 @@ class SQLStore(ABC):
     async def delete_response(self, owner: str, response_id: str) -> bool:
         return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
+    async def remove_owner(self, owner: str) -> None:
+        await self.write(lambda db: forget_conversations(db, owner))
+        for library in await self.documents.libraries(owner):
+            if library.rights == "own":
+                await self.documents.delete_library(owner, library.id)
+        while await self.write(lambda db: remove_piece(db, owner)):
+            pass
+        while await self.write(lambda db: db.merge_index()):
+            pass
+
     async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
         most = self.most_kept(owner)
 
@@ -552,18 +596,42 @@ def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
         return None
     messages = whole.messages
     line = branch(messages, whole.chat.chosen_root) if last is None else line_to(messages, last)
-    return Branch(whole.chat, whole.defaults, tuple(line), line[0].id if line else None)
+    return Branch(whole.chat, whole.base, tuple(line), line[0].id if line else None)
 
 
-def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:
-    # Both are sent before either is read: PostgreSQL pipelines them.
-    chat, defaults = db.execute(_CHAT, (chat_id, owner)), db.execute(_DEFAULTS, (owner,))
+def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatBase]]:
+    # All are sent before any is read: PostgreSQL pipelines them.
+    chat, base = db.execute(_CHAT, (chat_id, owner)), _base(db, owner)
 
-    def found() -> tuple[Chat | None, dict[str, SettingValue]]:
+    def found() -> tuple[Chat | None, ChatBase]:
         row = chat.fetchone()
-        return (chat_of(row) if row is not None else None), _settings_in(defaults.fetchone())
+        return (chat_of(row) if row is not None else None), base(row["project"] if row is not None else "")
 
     return found
+
+
+def _base(db: Database, owner: str) -> Callable[[str], ChatBase]:
+    defaults, memories = db.execute(_DEFAULTS, (owner,)), db.execute(_MEMORIES, (owner,))
+
+    def found(project_id: str) -> ChatBase:
+        settings, texts = _settings_in(defaults.fetchone()), tuple(row["text"] for row in memories.fetchall())
+        project = project_of(db, owner, project_id)
+        return ChatBase(settings | dict(project.settings if project is not None else {}), project, texts)
+
+    return found
+
+
+def _save_memory(db: Database, owner: str, memory: Memory) -> bool:
+    others = "SELECT count(*) AS n, coalesce(sum(length(text)), 0) AS size FROM memories WHERE owner = ? AND id <> ?"
+    held = db.execute(others, (owner, memory.id)).fetchone()
+    if held["n"] >= MAX_MEMORIES or held["size"] + len(memory.text) > MAX_MEMORY_CHARACTERS:
+        return False
+    db.execute(
+        "INSERT INTO memories (owner, id, text, created_ms) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET text = excluded.text WHERE memories.owner = excluded.owner",
+        (owner, memory.id, memory.text, memory.created_ms),
+    )
+    return True
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:

@@ -222,7 +222,13 @@ def _open(path: Path, patience_ms: int) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, patience_ms: int) -> None:
     connection.row_factory = sqlite3.Row
-    for pragma in (f"busy_timeout={patience_ms}", "journal_mode=DELETE", "synchronous=FULL", "trusted_schema=OFF"):
+    for pragma in (
+        f"busy_timeout={patience_ms}",
+        "journal_mode=DELETE",
+        "synchronous=FULL",
+        "trusted_schema=OFF",
+        "secure_delete=ON",
+    ):
         connection.execute(f"PRAGMA {pragma}")
     if _version(connection) == len(MIGRATIONS):
         return

@@ -308,6 +308,30 @@ MIGRATIONS: tuple[str, ...] = (
         resumes INTEGER NOT NULL
     ) STRICT;
     """,
+    # 15: projects, members of libraries, and memory.
+    """
+    ALTER TABLE libraries ADD COLUMN instructions TEXT NOT NULL DEFAULT '';
+    ALTER TABLE libraries ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
+    CREATE TABLE library_members (
+        library_id TEXT NOT NULL REFERENCES libraries (id) ON DELETE CASCADE,
+        member TEXT NOT NULL,
+        name TEXT NOT NULL,
+        rights TEXT NOT NULL CHECK (rights IN ('add', 'read')),
+        PRIMARY KEY (library_id, member)
+    ) STRICT;
+    CREATE INDEX libraries_of_members ON library_members (member);
+    CREATE VIEW library_readers (library_id, reader, rights) AS
+        SELECT id, owner, 'own' FROM libraries UNION ALL SELECT library_id, member, rights FROM library_members;
+    ALTER TABLE chats ADD COLUMN project TEXT NOT NULL DEFAULT '';
+    CREATE INDEX chats_of_projects ON chats (project) WHERE project <> '';
+    CREATE TABLE memories (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        text TEXT NOT NULL,
+        created_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX memories_of_owners ON memories (owner, created_ms);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

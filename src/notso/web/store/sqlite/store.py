@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from notso.web.store.protocol import MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage, WholeChat
+from notso.web.store.protocol import MOST_TRIES, ChatBase, Damage, Heartbeat, Orphan, StoredMessage, WholeChat
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
@@ -115,7 +115,9 @@ _CANNOT_GO_ON = (
     " AND (trash_id IS NOT NULL OR chat_id IN (SELECT id FROM chats WHERE trash_id IS NOT NULL)"
     " OR id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?))"
 )
-_UNFINISHED = "SELECT owner, chat_id, id AS message_id, generation_id FROM messages WHERE state IN ('queued', 'running')"
+_UNFINISHED = (
+    "SELECT owner, chat_id, id AS message_id, generation_id FROM messages WHERE state IN ('queued', 'running')"
+)
 
 
 class SQLiteStore(SQLStore):
@@ -272,7 +274,7 @@ def whole_chats(copy: Path) -> Iterator[WholeChat]:
                 messages = db.execute(
                     "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
                 )
-                owned = defaults.get(row["owner"], {})
+                owned = ChatBase(defaults.get(row["owner"], {}))
                 yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
     finally:
         db.close()
@@ -316,6 +318,9 @@ ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, in
 """
 
 
+MERGED_PAGES = 500  # of the search index, per transaction
+
+
 class SQLiteDatabase(Database):
     """Database in which every unfinished answer is this process's."""
 
@@ -354,6 +359,12 @@ class SQLiteDatabase(Database):
     def remove_message(self, message_id: str) -> None:
         sql = "DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE message_id = ?)"
         self.execute(sql, (message_id,))
+
+    def merge_index(self) -> bool:
+        before = self._connection.total_changes
+        # Negative: of all segments. FTS5 keeps deleted words until their segments are merged.
+        self.execute("INSERT INTO texts (texts, rank) VALUES ('merge', ?)", (-MERGED_PAGES,))
+        return self._connection.total_changes - before > 1
 
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
         return self.execute(_FIND, (fts5_query(terms), owner, limit)).fetchall()

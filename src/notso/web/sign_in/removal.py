@@ -1,0 +1,49 @@
+"""Removal of a user: the key, its usage, and everything that is stored for it."""
+
+from __future__ import annotations
+
+import time
+
+from notso.web.sign_in.given_keys import owner_of_key
+from notso.web.store.access import AccessStore, AuditEntry
+from notso.web.store.protocol import ChatStore
+from notso.web.values.errors import SettingsError
+
+KEY_OWNER = owner_of_key("")
+
+
+async def user_named(access: AccessStore | None, name: str) -> str:
+    """Return the owner that belongs to the name or id of a key, revoked or not, or is named as `method:name`.
+
+    Raises SettingsError if there is none, or several.
+    """
+    keys = await access.keys() if access is not None else []
+    found = [owner_of_key(each.id) for each in keys if name in (each.name, each.id, owner_of_key(each.id))]
+    if len(found) > 1:
+        ids = ", ".join(each.removeprefix(KEY_OWNER) for each in found)
+        raise SettingsError(f"{len(found)} keys are named {name}: name one by its id: {ids}", setting="name")
+    if found:
+        return found[0]
+    method, colon, rest = name.partition(":")
+    if not colon or not method or not rest or method == KEY_OWNER.rstrip(":"):
+        raise SettingsError(
+            f"there is no key named {name}; a user without a key is named as in the usage table, such as proxy:{name}",
+            setting="name",
+        )
+    return name
+
+
+async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, by: str) -> None:
+    """Delete a user's key, usage, and everything stored for the user, for good. Raises StorageError.
+
+    It can be repeated after a failure. `by` is named in the audit log.
+    """
+    if access is not None:  # first, so that nothing new arrives
+        await access.remove_owner(owner)
+    await store.remove_owner(owner)
+    if access is not None:
+        await access.remove_owner(owner)  # what was counted meanwhile
+        # The name of a person who is removed is not written again.
+        shown = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
+        now_ms = time.time_ns() // 1_000_000
+        await access.add_audit(AuditEntry(now_ms, by, f"removed {shown} with all data", by_operator=True))
