@@ -59,6 +59,11 @@ class StructuredOutput:
         return self._matcher is not None
 
     @property
+    def in_call(self) -> bool:
+        """Whether the arguments of a call are being written."""
+        return False
+
+    @property
     def is_over(self) -> bool:
         return self._started and self._matcher is not None and self._matcher.is_over
 
@@ -178,6 +183,10 @@ class StructuredCalls(StructuredOutput):
     @property
     def holds_calls(self) -> bool:
         return True
+
+    @property
+    def in_call(self) -> bool:
+        return self._call is not None
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._call is not None:

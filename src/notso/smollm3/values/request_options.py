@@ -11,6 +11,7 @@ from notso.smollm3.errors import InvalidRequestError, require
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
 MAX_TOP_LOGPROBS = 20
+MAX_SOURCES = 999  # numbers of three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
@@ -60,6 +61,22 @@ class FixedPrefix:
             require(is_text, "prefix", f"given with a text in valid Unicode as {name}")
 
 
+@dataclass(frozen=True, slots=True)
+class QuoteSource:
+    """A text of the prompt that the answer may quote as `[[n: words]]`, where n is its place, counted from 1.
+
+    Raises InvalidRequestError.
+    """
+
+    text: str
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "name"):
+            value = getattr(self, name)
+            require(isinstance(value, str) and _is_unicode(value), "sources", f"given with valid Unicode as {name}")
+
+
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
 # Messages for the template, token ids, or plain text without control tokens.
 PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
@@ -79,7 +96,8 @@ class RequestOptions:
     scheduling class. owner: scope of prefix sharing. conversation: name for later eviction; None: evicted only with
     everything. continue_last: extend the last assistant message, or its reasoning. when_full: refuse an oversized
     conversation, or drop the oldest turns and report it. adapter: name of a loaded adapter. logits_processors:
-    names, applied in order. prefix: the fixed beginning of the prompt.
+    names, applied in order. prefix: the fixed beginning of the prompt. sources: texts of the
+    prompt that the answer quotes; what it writes between `[[n: ` and `]]` is held to the n-th.
 
     Raises InvalidRequestError naming the option.
     """
@@ -104,6 +122,7 @@ class RequestOptions:
     adapter: str | None = None
     logits_processors: tuple[str, ...] = ()
     prefix: FixedPrefix | None = None
+    sources: tuple[QuoteSource, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
@@ -131,6 +150,8 @@ class RequestOptions:
         require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
         require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")
+        are_sources = isinstance(self.sources, tuple) and all(isinstance(each, QuoteSource) for each in self.sources)
+        require(are_sources and len(self.sources) <= MAX_SOURCES, "sources", f"up to {MAX_SOURCES} QuoteSource")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         require(is_name, "conversation", "text in valid Unicode")
 
