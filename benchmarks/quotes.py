@@ -2,7 +2,7 @@
 
     python benchmarks/quotes.py --tokenizer tokenizer.json --characters 60000 300000 20000000
 
-The text is drawn from the words of this repository's documentation with Zipf's frequencies; logits are random, and those
+The text is drawn from the words of the documentation with Zipf frequencies; logits are random, and those
 of the tokens that continue the text are raised as a model would. Without --tokenizer, that of the demo model is used.
 """
 

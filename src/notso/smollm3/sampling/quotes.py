@@ -25,8 +25,8 @@ OPEN = re.compile(rb"\[\[(\d{1,3}):\Z")
 OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 512
-"""Places up to which every continuation is allowed. Of more, those among the LIKELIEST tokens are, which bounds the time
-of a mask; if there is none, those at the first places."""
+"""Places up to which every continuation is allowed. Of more, those among the LIKELIEST tokens are, which bounds the
+time of a mask; if there is none, those at the first places."""
 LIKELIEST = 512
 LEAST_LEFT = 48
 """Tokens that must be left where a quotation begins."""
