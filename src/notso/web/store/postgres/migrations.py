@@ -340,6 +340,10 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms BIGINT NOT NULL
     );
     """,
+    # 12: citations of answers.
+    """
+    ALTER TABLE messages ADD COLUMN citations TEXT COLLATE "C" NOT NULL DEFAULT '[]';
+    """,
 )
 
 REINDEXES = frozenset({9})

@@ -21,6 +21,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database, Rows
+from notso.web.store.sql.documents import confirmed
 from notso.web.store.sql.rows import insert_chat, insert_message, message_of, settings_text, update_message
 from notso.web.store.sql.shown_part import last_shown
 
@@ -127,7 +128,7 @@ def edit_message(
         replace(use, content_at=0, round_end=0) for use in assistant_message.tool_uses
     )  # the new text follows all calls
     assistant_message = replace(
-        assistant_message, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html=""
+        assistant_message, content=content, tool_uses=uses, citations=(), renderer=0, answer_html="", reasoning_html=""
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
@@ -170,6 +171,8 @@ def save_message(db: Database, assistant_message: StoredMessage) -> None:
     # The process may still complete an answer that others interrupted, unless a user edited it since.
     if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
+    if not assistant_message.active:
+        assistant_message = confirmed(db, row["owner"], assistant_message)
     update_message(db, row["owner"], assistant_message)
     if not assistant_message.active:
         db.let_go(assistant_message.id)

@@ -299,6 +299,10 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms INTEGER NOT NULL
     ) STRICT;
     """,
+    # 14: citations of answers.
+    """
+    ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
