@@ -50,6 +50,11 @@ def revision_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def framed(name: str, text: str) -> str:
+    """Return a document as prompts contain it."""
+    return f"--- {name} ---\n{text}\n--- end of {name} ---"
+
+
 def quotable(text: str) -> str:
     """Return a text as answers quote it: on one line, equally long."""
     return text.replace("\n", " ")

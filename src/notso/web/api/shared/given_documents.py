@@ -1,0 +1,132 @@
+"""Documents in requests: files read in child processes, and what answers may quote of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import Request
+
+from notso.documents.citations import QUOTE_FIRST, framed, quotable
+from notso.documents.reading import DocumentReader
+from notso.documents.values import Document, UnreadableError
+from notso.smollm3 import Message, QuoteSource, RequestOptions
+from notso.web.api.request_fields.fields import invalid
+from notso.web.api.shared.services import api_services
+from notso.web.api.shared.serving import T, read_body
+from notso.web.edge.api_error import ApiError
+from notso.web.values.child_work import child_work
+from notso.web.values.visible_text import visible_line
+
+MAX_FILES = 32
+MAX_NAME_CHARACTERS = 200
+
+Files = Mapping[str, Document]
+"""Documents by the digest of their base64 text."""
+NO_FILES: Files = {}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFile:
+    """A file in a request: base64 text, a name whose ending says what it is, and its field."""
+
+    data: str
+    name: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenDocument:
+    """A document of a prompt. `starts` are the offsets of its pages or blocks; `facts` belong to one API."""
+
+    text: str
+    is_quoted: bool
+    starts: tuple[int, ...] = (0,)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GivenDocuments:
+    """The documents of a prompt, numbered from 1 in its order."""
+
+    def __init__(self) -> None:
+        self._documents: list[GivenDocument] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._documents)
+
+    @property
+    def are_quoted(self) -> bool:
+        return any(each.is_quoted for each in self._documents)
+
+    def add(self, name: str, document: GivenDocument, context: str = "") -> str:
+        """Number a document; return it as the prompt contains it."""
+        self._documents.append(document)
+        text = f"{context}\n\n{document.text}" if context else document.text
+        return framed(visible_line(name, MAX_NAME_CHARACTERS) or f"document {len(self._documents)}", text)
+
+    def numbers(self, kind: str) -> list[int]:
+        """Return the numbers of the documents of one kind, in order."""
+        return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
+
+    def found(self, number: int, words: str) -> tuple[GivenDocument, int, int] | None:
+        """Return a quotation's document and place, or None."""
+        if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
+            return None
+        document = self._documents[number - 1]
+        start = quotable(document.text).find(words)  # as the engine holds it to the text
+        return None if start < 0 else (document, start, start + len(words))
+
+    def asking(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return messages whose last question asks for quotations, if there is something to quote."""
+        at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
+        if at < 0 or not self.are_quoted:
+            return tuple(messages)
+        asked = replace(messages[at], content=f"{messages[at].content}\n\n{QUOTE_FIRST}")
+        return (*messages[:at], asked, *messages[at + 1 :])
+
+    def options(self, options: RequestOptions) -> RequestOptions:
+        """Return options that hold quotations to the documents."""
+        if not self.are_quoted:
+            return options
+        sources = (QuoteSource(quotable(each.text) if each.is_quoted else "") for each in self._documents)
+        return replace(options, sources=tuple(sources))
+
+
+async def read_body_with_files(
+    request: Request,
+    files_in: Callable[[Mapping[str, Any]], Iterator[GivenFile]],
+    parse: Callable[[Mapping[str, Any], Files], T],
+) -> T:
+    """Parse a body as `read_body` does, and the files in it, each in a child process.
+
+    Raises ApiError (400) also for a file that cannot be read.
+    """
+    files: dict[str, Document] = {}
+    if b"base64" in await request.body():
+        given = await read_body(request, lambda body: list(files_in(body)))
+        if len(given) > MAX_FILES:
+            raise invalid(given[-1].param, f"a request has at most {MAX_FILES} files")
+        for each in given:
+            if digest_of(each.data) not in files:
+                files[digest_of(each.data)] = await _read(request, each)
+    return await read_body(request, lambda body: parse(body, files))
+
+
+def digest_of(data: str) -> str:
+    """Return the key of a file in Files."""
+    return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def _read(request: Request, file: GivenFile) -> Document:
+    unconfined = api_services(request).shared.settings.unconfined_documents
+    try:
+        data = base64.b64decode(file.data, validate=True)
+        return await child_work(lambda: DocumentReader(data, file.name, unconfined), DocumentReader.read)
+    except (binascii.Error, ValueError):
+        raise invalid(file.param, f"{file.param} is not base64") from None
+    except UnreadableError as error:
+        raise ApiError(400, "invalid_value", f"{file.param}: the file {error}", param=file.param) from None
