@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anthropic
+import openai
 import pytest
-from documents.made import text_pdf
+from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
 
 from notso.documents.citations import QUOTE_FIRST
@@ -157,3 +158,51 @@ def test_other_documents_are_refused_by_name(start: Start, source: dict[str, Any
     with pytest.raises(anthropic.BadRequestError) as refused:
         anthropic_client(server).messages.create(**ask(documents=[document(source)]))
     assert said in str(refused.value) and "messages.0.content.0" in str(refused.value)
+
+
+def openai_client(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+def test_openais_client_sends_files(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("So."))
+    server = start(engine).ready()
+    client = openai_client(server)
+    word = base64.b64encode(docx([paragraph("The wren sings")])).decode()
+    file = {"filename": "cranes.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+    parts: list[Any] = [
+        {"type": "file", "file": file},
+        {"type": "file", "file": {"filename": "wrens.docx", "file_data": word}},
+        {"type": "text", "text": "What is this?"},
+    ]
+    answer = client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
+    assert answer.choices[0].message.content == "So."
+    prompt = engine.requests[-1].messages[-1].content
+    assert "--- cranes.pdf ---\nThe first page of cranes\n\nThe second page of ibises\n--- end of" in prompt
+    assert "--- wrens.docx ---\nThe wren sings" in prompt and prompt.endswith("\nWhat is this?")
+    content: list[Any] = [{"type": "input_file", **file}, {"type": "input_text", "text": "What is this?"}]
+    first = client.responses.create(model="scripted", input=[{"role": "user", "content": content}])
+    assert "The second page of ibises" in engine.requests[-1].messages[-1].content
+    kept = client.responses.input_items.list(first.id).data[0]
+    client.responses.create(model="scripted", input="And?", previous_response_id=first.id)
+    assert "The second page of ibises" in engine.requests[-1].messages[0].content and PDF not in str(kept)
+
+
+@pytest.mark.parametrize(
+    "part, said",
+    [
+        ({"file_id": "file-1"}, "send file_data"),
+        ({"file_url": "https://example.org/a.pdf"}, "send file_data"),
+        ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,????"}, "is not base64"),
+        ({"filename": "a.pdf", "file_data": base64.b64encode(b"%PDF-1.7").decode()}, "is damaged"),
+        ({"filename": "a.png", "file_data": base64.b64encode(b"\x89PNG\r\n\x1a\n\0").decode()}, "the file"),
+    ],
+)
+def test_other_files_are_refused_by_name(start: Start, part: dict[str, Any], said: str) -> None:
+    client = openai_client(start(ScriptedEngine(citing)).ready())
+    with pytest.raises(openai.BadRequestError, match=said):
+        content: list[Any] = [{"type": "input_file", **part}]
+        client.responses.create(model="scripted", input=[{"role": "user", "content": content}])
+    with pytest.raises(openai.BadRequestError, match=said):
+        content = [{"type": "file", "file": part}]
+        client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])

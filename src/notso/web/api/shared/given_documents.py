@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +26,8 @@ from notso.web.values.visible_text import visible_line
 
 MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
+
+_DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
 """Documents by the digest of their base64 text."""
@@ -106,7 +110,8 @@ async def read_body_with_files(
     Raises ApiError (400) also for a file that cannot be read.
     """
     files: dict[str, Document] = {}
-    if b"base64" in await request.body():
+    body = await request.body()
+    if b"base64" in body or b"file_data" in body:
         given = await read_body(request, lambda body: list(files_in(body)))
         if len(given) > MAX_FILES:
             raise invalid(given[-1].param, f"a request has at most {MAX_FILES} files")
@@ -114,6 +119,47 @@ async def read_body_with_files(
             if digest_of(each.data) not in files:
                 files[digest_of(each.data)] = await _read(request, each)
     return await read_body(request, lambda body: parse(body, files))
+
+
+def openai_files(body: Mapping[str, Any]) -> Iterator[GivenFile]:
+    """Yield the files in messages of OpenAI's APIs, in a request that may be invalid."""
+    for _, param, file in _file_parts(body):
+        yield GivenFile(_payload(file), _name_of(file), param)
+
+
+def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
+    """Return a request to OpenAI's APIs with the text of its files in their place."""
+    if not files:
+        return body
+    body = json.loads(json.dumps(body))  # changed below
+    for part, _, file in _file_parts(body):
+        text = framed(visible_line(_name_of(file), MAX_NAME_CHARACTERS), files[digest_of(_payload(file))].text)
+        kind = "input_text" if part["type"] == "input_file" else "text"
+        part.clear()
+        part.update(type=kind, text=f"{text}\n")
+    return body
+
+
+def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    for name in ("messages", "input"):
+        given = body.get(name)
+        for at, message in enumerate(given if isinstance(given, list) else ()):
+            for inner in ("content", "output"):
+                parts = message.get(inner) if isinstance(message, dict) else None
+                for index, part in enumerate(parts if isinstance(parts, list) else ()):
+                    kind = part.get("type") if isinstance(part, dict) else None
+                    file = part if kind == "input_file" else part.get("file") if kind == "file" else None
+                    if isinstance(file, dict) and isinstance(file.get("file_data"), str):
+                        yield part, f"{name}.{at}.{inner}.{index}", file
+
+
+def _payload(file: Mapping[str, Any]) -> str:
+    return _DATA_URL.sub("", file["file_data"], count=1)
+
+
+def _name_of(file: Mapping[str, Any]) -> str:
+    name, is_pdf = file.get("filename"), file["file_data"].startswith("data:application/pdf")
+    return name if isinstance(name, str) and name else "document.pdf" if is_pdf else "document"
 
 
 def digest_of(data: str) -> str:
