@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
 
 from notso.documents.citations import QUOTE_FIRST
-from notso.smollm3 import Event, Message
+from notso.smollm3 import Engine, Event, Message
 
 Start = Callable[..., Any]
 HERONS = "Herons stand in the reeds.\nThey eat fish and frogs. Storks nest on chimneys."
@@ -206,3 +207,39 @@ def test_other_files_are_refused_by_name(start: Start, part: dict[str, Any], sai
     with pytest.raises(openai.BadRequestError, match=said):
         content = [{"type": "file", "file": part}]
         client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])
+
+
+def test_fields_of_a_schema_quote_files_and_the_prompt(start: Start) -> None:
+    server = start(lambda: Engine.load(threads=1)).ready()
+    quoting = {"type": "string", "x-quote-of": "cranes.pdf", "maxLength": 30}
+    asked = {"type": "string", "x-quote-of": "prompt"}
+    schema = {"type": "object", "properties": {"a": quoting, "b": asked}, "required": ["a", "b"]}
+    schema["additionalProperties"] = False
+    file = {"filename": "cranes.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+    content: list[Any] = [{"type": "file", "file": file}, {"type": "text", "text": "Which birds are meant?"}]
+    answer = openai_client(server).chat.completions.with_raw_response.create(
+        model="notso-demo",
+        messages=[{"role": "user", "content": content}],
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        extra_body={"enable_thinking": False},
+    )
+    found = json.loads(answer.parse().choices[0].message.content or "")
+    text = "The first page of cranes\n\nThe second page of ibises"
+    assert found["a"] and found["a"] in text and len(found["a"]) <= 30
+    assert (
+        found["b"] and found["b"] in f"--- cranes.pdf ---\n{text}\n--- end of cranes.pdf ---\n\nWhich birds are meant?"
+    )
+    assert "x-quote-of" not in answer.headers.get("x-notso-ignored", "")
+    titled = document({"type": "text", "media_type": "text/plain", "data": HERONS}, cites=False, title="herons")
+    schema["properties"] = {"a": {"type": "string", "x-quote-of": "herons"}}
+    schema["required"] = ["a"]
+    config = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    message = anthropic_client(server).messages.create(
+        **ask(documents=[titled]) | {"model": "notso-demo", "max_tokens": 400}, extra_body=config
+    )
+    assert json.loads(message.content[0].text)["a"] in HERONS  # type: ignore[union-attr]
+    with pytest.raises(anthropic.BadRequestError, match="names no document; there are: document 1"):
+        unnamed = document({"type": "text", "media_type": "text/plain", "data": HERONS}, cites=False)
+        anthropic_client(server).messages.create(
+            **ask(documents=[unnamed]) | {"model": "notso-demo"}, extra_body=config
+        )

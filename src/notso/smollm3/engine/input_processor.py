@@ -18,6 +18,7 @@ from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
+from notso.smollm3.sampling.quoted_fields import quoted_fields
 from notso.smollm3.sampling.quotes import Quotes
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
@@ -87,6 +88,7 @@ class InputProcessor:
         prompt = self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
         room = self._context_tokens - len(prompt.ids)
+        options, fields = quoted_fields(options, self._quotes)
         structured_output = structured_output_for(
             options,
             tokenizer,
@@ -94,6 +96,7 @@ class InputProcessor:
             may_think=prompt.may_think,
             started=prompt.started,
             closing=len(self._prompts.end_of_reasoning),
+            fields=fields,
         )
         structured_output = self._quotes.output(options.sources, structured_output, prompt.started)
         is_structured = structured_output is not None and structured_output.has_grammar

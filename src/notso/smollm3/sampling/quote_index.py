@@ -53,6 +53,7 @@ class QuoteLimits:
     most_words: int = 60
     least_characters: int = 8
     most_characters: int = 200
+    most_length: int = 0  # in characters of every kind; 0: none
 
 
 PROSE = QuoteLimits()
@@ -187,6 +188,9 @@ class QuoteIndex:
             np.searchsorted(self.ends, limit, "right"),
             np.searchsorted(most_after[ends], most_before[chosen] + most, "right"),
         )
+        if limits.most_length:
+            longest = segments[chosen] + limits.most_length
+            last = np.minimum(last, np.searchsorted(after[ends], longest, "right"))
         first = np.searchsorted(least_after[ends], least_before[chosen] + least)
         fits = (first < last) & (last > 0)
         begin, first, last = begin[fits], first[fits], last[fits]

@@ -11,6 +11,8 @@ from notso.smollm3.errors import InvalidRequestError, require
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
 MAX_TOP_LOGPROBS = 20
+QUOTE_OF = "x-quote-of"
+"""Keyword of a JSON schema: the string is a part of the source of this name."""
 MAX_SOURCES = 999  # numbers of three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
@@ -64,6 +66,8 @@ class FixedPrefix:
 @dataclass(frozen=True, slots=True)
 class QuoteSource:
     """A text of the prompt that the answer may quote as `[[n: words]]`, where n is its place, counted from 1.
+
+    Structured output names it in `x-quote-of`.
 
     Raises InvalidRequestError.
     """

@@ -54,7 +54,7 @@ def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock
     if isinstance(block, SearchResultBlock):
         text, starts = _joined(block.content)
         facts |= {"location": "search_result_location", "source": block.source}
-        return given.add(block.title, GivenDocument(text, is_quoted, starts, facts))
+        return given.add(GivenDocument(block.title, text, is_quoted, starts, facts))
     source = block.source
     if isinstance(source, PdfSource):
         document = files.get(digest_of(source.data))
@@ -69,7 +69,7 @@ def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock
     else:
         text, starts = source.data, (0,)
         facts["location"] = "char_location"
-    return given.add(block.title or "", GivenDocument(text, is_quoted, starts, facts), block.context or "")
+    return given.add(GivenDocument(block.title or "", text, is_quoted, starts, facts), block.context or "")
 
 
 def _joined(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import openai_files, read_body_with_files, with_texts
+from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
@@ -77,7 +77,9 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Pars
 
     async def read() -> ResponseRequest:
         return await read_body_with_files(
-            request, openai_files, lambda body, files: parse(with_texts(body, files), stored)
+            request,
+            openai_files,
+            lambda body, files: parsed_with_files(body, files, lambda given: parse(given, stored)),
         )
 
     asked = await read()

@@ -9,20 +9,23 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
 from notso.documents.citations import QUOTE_FIRST, framed, quotable
 from notso.documents.reading import DocumentReader
 from notso.documents.values import Document, UnreadableError
-from notso.smollm3 import Message, QuoteSource, RequestOptions
+from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
 from notso.web.api.request_fields.fields import invalid
+from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.services import api_services
 from notso.web.api.shared.serving import T, read_body
 from notso.web.edge.api_error import ApiError
 from notso.web.values.child_work import child_work
 from notso.web.values.visible_text import visible_line
+
+R = TypeVar("R", bound=ApiRequest)
 
 MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
@@ -45,8 +48,12 @@ class GivenFile:
 
 @dataclass(frozen=True, slots=True)
 class GivenDocument:
-    """A document of a prompt. `starts` are the offsets of its pages or blocks; `facts` belong to one API."""
+    """A document of a prompt, with the name it has there.
 
+    `starts` are the offsets of its pages or blocks; `facts` belong to one API.
+    """
+
+    name: str
     text: str
     is_quoted: bool
     starts: tuple[int, ...] = (0,)
@@ -66,11 +73,11 @@ class GivenDocuments:
     def are_quoted(self) -> bool:
         return any(each.is_quoted for each in self._documents)
 
-    def add(self, name: str, document: GivenDocument, context: str = "") -> str:
-        """Number a document; return it as the prompt contains it."""
-        self._documents.append(document)
-        text = f"{context}\n\n{document.text}" if context else document.text
-        return framed(visible_line(name, MAX_NAME_CHARACTERS) or f"document {len(self._documents)}", text)
+    def add(self, document: GivenDocument, context: str = "") -> str:
+        """Number a document, and name it by that if it has no name; return it as the prompt contains it."""
+        name = visible_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
+        self._documents.append(replace(document, name=name))
+        return framed(name, f"{context}\n\n{document.text}" if context else document.text)
 
     def numbers(self, kind: str) -> list[int]:
         """Return the numbers of the documents of one kind, in order."""
@@ -93,7 +100,9 @@ class GivenDocuments:
         return (*messages[:at], asked, *messages[at + 1 :])
 
     def options(self, options: RequestOptions) -> RequestOptions:
-        """Return options that hold quotations to the documents."""
+        """Return options that hold quotations, or the quoting fields of a schema, to the documents."""
+        if has_quoting_fields(options):
+            return replace(options, sources=tuple(QuoteSource(each.text, each.name) for each in self._documents))
         if not self.are_quoted:
             return options
         sources = (QuoteSource(quotable(each.text) if each.is_quoted else "") for each in self._documents)
@@ -138,6 +147,28 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
         part.clear()
         part.update(type=kind, text=f"{text}\n")
     return body
+
+
+def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
+    """Parse a request to OpenAI's APIs with the text of its files in their place.
+
+    Quoting fields of its schema name a file, or "prompt", which is the last message of the user.
+    """
+    asked = parse(with_texts(body, files))
+    if not has_quoting_fields(asked.options):
+        return asked
+    sources = [QuoteSource(files[digest_of(_payload(file))].text, _name_of(file)) for _, _, file in _file_parts(body)]
+    for each in reversed(asked.prompts[0]):
+        if isinstance(each, Message) and each.role == "user":
+            sources.append(QuoteSource(each.content, "prompt"))
+            break
+    return replace(asked, options=replace(asked.options, sources=tuple(sources)))
+
+
+def has_quoting_fields(options: RequestOptions) -> bool:
+    """Whether strings of a requested schema quote."""
+    grammar = options.grammar
+    return grammar is not None and grammar.kind == "json_schema" and QUOTE_OF in grammar.source
 
 
 def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
