@@ -54,6 +54,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/model/test_accuracy.py",
         "tests/smollm3/model/test_backends.py",
     ),
+    "quotes": (
+        "src/notso/documents/citations.py",
+        "src/notso/smollm3/sampling/quote_index.py",
+        "src/notso/smollm3/sampling/quotes.py",
+        "tests/documents/test_citations.py",
+        "tests/smollm3/sampling/test_quotes.py",
+    ),
     "conversion": (
         "src/notso/qtensor",
         "src/notso/smollm3/conversion",

@@ -14,6 +14,7 @@ from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
 from smollm3.engine.test_reread import settle
 
+from notso.documents.citations import QUOTE_FIRST
 from notso.smollm3 import Engine, RequestOptions
 from notso.smollm3.hub.registry import demo_path
 from notso.web.chat import library as library_module
@@ -112,12 +113,16 @@ def test_documents_stand_in_front_of_the_first_question(start: Callable[..., Any
     head += "--- b.txt ---\nStorks nest on chimneys.\n--- end of b.txt ---\n\n"
     today = date.today().isoformat()
     request = engine.requests[-1]
-    assert request.messages == (Message("user", f"{head}Today is {today}.\n\nBe brief.\n\nWho eats fish?"),)
+    assert request.messages == (
+        Message("user", f"{head}Today is {today}.\n\nBe brief.\n\nWho eats fish?\n\n{QUOTE_FIRST}"),
+    )
     prefix = request.options.prefix
     assert prefix is not None and (prefix.message, prefix.characters) == (0, len(head))
     ask(server, "And frogs?", chat=asked.chat_id)
     again = engine.requests[-1]
-    assert again.messages[0] == request.messages[0] and again.messages[-1] == Message("user", "And frogs?")
+    assert again.messages[0] == request.messages[0] and again.messages[-1] == Message(
+        "user", f"And frogs?\n\n{QUOTE_FIRST}"
+    )
     assert again.options.prefix == prefix and again.options.date == request.options.date
     ask(server, "Who nests?", first["id"], second["id"])
     assert engine.requests[-1].options.prefix == prefix, "the same reading in another chat"
@@ -137,7 +142,10 @@ def test_a_document_attached_later_is_part_of_its_question(start: Callable[..., 
     ask(server, "Who eats fish?", found["id"], chat=asked.chat_id)
     request = engine.requests[-1]
     assert request.options.prefix is None
-    assert request.messages[-1].content == f"--- a.txt ---\n{HERONS}\n--- end of a.txt ---\n\nWho eats fish?"
+    assert (
+        request.messages[-1].content
+        == f"--- a.txt ---\n{HERONS}\n--- end of a.txt ---\n\nWho eats fish?\n\n{QUOTE_FIRST}"
+    )
 
 
 def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable[..., Any]) -> None:
@@ -150,7 +158,10 @@ def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable
     content = engine.requests[-1].messages[-1].content
     assert engine.requests[-1].options.prefix is None
     assert "[book.pdf, page 21]" in content and "walrus is cheese" in content
-    assert content.endswith("What is the secret of the walrus?") and len(content) < 5 * MAX_PASSAGE_TOKENS
+    assert (
+        content.endswith(f"What is the secret of the walrus?\n\n{QUOTE_FIRST}")
+        and len(content) < 5 * MAX_PASSAGE_TOKENS
+    )
     places = [int(part.split("]")[0]) for part in content.split("book.pdf, page ")[1:]]
     assert places == sorted(places)
     ask(server, "Xylophone?", chat=asked.chat_id)
@@ -384,7 +395,7 @@ def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable
             lambda: any(each.state == "ready" for each in server.on_loop(lambda: documents.documents(EVERYONE)))
         )
         (found,) = server.on_loop(lambda: documents.documents(EVERYONE))
-        fields = {"text": f"Who? {new_id()}", "key": new_id(), "file-1-name": "x", "file-1-document": found.id}
+        fields = {"text": f"Who? {new_id()[:8]}", "key": new_id(), "file-1-name": "x", "file-1-document": found.id}
         server.client.post("/settings", data={"max_tokens": "4", "suggestions": "off"}, headers=headers)
         chat_id = server.client.post("/chats", data=fields, headers=headers).headers["location"].rpartition("/")[2]
         owner = f"key:{next(each.id for each in book.all() if each.name == ('ann' if key == keys[0] else 'bob'))}"

@@ -20,6 +20,8 @@ from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
+from notso.smollm3.sampling.quoted_fields import quoted_fields
+from notso.smollm3.sampling.quotes import Quotes
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
@@ -64,6 +66,7 @@ class InputProcessor:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
+        self._quotes = Quotes(tokenizer)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
         self._document_tokens = document_tokens
@@ -94,6 +97,7 @@ class InputProcessor:
         tokenizer = self._tokenizer
         is_plain = isinstance(asked, str) or options.is_plain
         room = self.context_of(options) - len(prompt.ids)
+        options, fields = quoted_fields(options, self._quotes)
         structured_output = structured_output_for(
             options,
             tokenizer,
@@ -101,7 +105,9 @@ class InputProcessor:
             may_think=prompt.may_think,
             started=prompt.started,
             closing=len(self._prompts.end_of_reasoning),
+            fields=fields,
         )
+        structured_output = self._quotes.output(options.sources, structured_output, prompt.started)
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
         _require_end(params, is_structured, tokenizer.vocab_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
+
+if TYPE_CHECKING:
+    from notso.smollm3.sampling.quoted_fields import QuotedFields
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 FAR = 1_000
@@ -35,7 +38,9 @@ class StructuredOutput:
         masked: Sequence[int] = (),
         started: bool = False,
         closing: int = 1,
+        fields: QuotedFields | None = None,
     ) -> None:
+        self._fields = fields
         self._matcher = matcher
         self._may_think = may_think
         self._started = started
@@ -44,6 +49,7 @@ class StructuredOutput:
         self._masked = list(masked)
         self.call_tag = tokenizer.tool_call_open_id
         self._ends = sorted(tokenizer.end_ids)
+        self._text_of = tokenizer.token_bytes
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
         newline = tokenizer.encode("\n")
         self._newline = newline[0] if len(newline) == 1 else None
@@ -57,6 +63,11 @@ class StructuredOutput:
     def holds_calls(self) -> bool:
         """Whether opened calls are enforced."""
         return self._matcher is not None
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the arguments of a call are being written."""
+        return False
 
     @property
     def is_over(self) -> bool:
@@ -73,6 +84,8 @@ class StructuredOutput:
             restricted[self._ends] = -np.inf
             return restricted
         allowed = self._matcher.allowed()
+        if self._fields is not None:
+            allowed = self._fields.narrow(allowed, logits)
         open_id, _ = self._tags
         if self._may_think and open_id is not None:
             allowed[open_id] = True
@@ -96,8 +109,8 @@ class StructuredOutput:
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
         """Whether the answer can end within `left` tokens after `token`, which is not masked."""
-        if self._matcher is None or in_reasoning:
-            return True
+        if self._matcher is None or in_reasoning or self._fields is not None:
+            return True  # the shortest end may not be a quotation
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._behind_close and token == self._newline)):
@@ -141,6 +154,8 @@ class StructuredOutput:
         first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
             self._matcher.take(token, left)
+            if self._fields is not None:
+                self._fields.take(self._text_of(token))
         return first
 
 
@@ -178,6 +193,10 @@ class StructuredCalls(StructuredOutput):
     @property
     def holds_calls(self) -> bool:
         return True
+
+    @property
+    def in_call(self) -> bool:
+        return self._call is not None
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._call is not None:
@@ -246,10 +265,12 @@ def structured_output_for(
     may_think: bool,
     started: str,
     closing: int = 1,
+    fields: QuotedFields | None = None,
 ) -> StructuredOutput | None:
     """Return a request's constraints, or None. Raises InvalidRequestError.
 
-    `started`: text of the answer that the prompt ends with. `closing`: tokens that end the reasoning.
+    `started`: text of the answer that the prompt ends with. `closing`: tokens that end the reasoning. `fields`: strings
+    of the grammar that quote.
     """
     # tool_choice "none" masks the call tag and keeps the tools in the prompt, so that its cached prefix remains valid.
     is_barred = options.tool_choice == "none" and bool(options.tools)
@@ -266,9 +287,11 @@ def structured_output_for(
             raise InvalidRequestError("the text so far does not match the grammar", param="continue_last")
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
+    if fields is not None:
+        fields.take(started.encode())
     may_think = options.thinking and may_think
     return StructuredOutput(
-        tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing
+        tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing, fields=fields
     )
 
 

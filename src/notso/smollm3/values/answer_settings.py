@@ -10,7 +10,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError, UnknownOptionError
 from notso.smollm3.values.messages import Priority, Tool, WhenFull
-from notso.smollm3.values.request_options import FixedPrefix, Grammar, RequestOptions, ToolChoice
+from notso.smollm3.values.request_options import FixedPrefix, Grammar, QuoteSource, RequestOptions, ToolChoice
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, SamplingSettings
 
 
@@ -37,6 +37,7 @@ class AnswerSettings(SamplingSettings, total=False):
     adapter: str | None
     logits_processors: Sequence[str]
     prefix: FixedPrefix | None
+    sources: Sequence[QuoteSource]
 
 
 _SAMPLING = frozenset(PARAMETERS)
@@ -52,7 +53,7 @@ def settings_of(
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = (sampling["stop"],)
     asked = {name: value for name, value in settings.items() if name in _OPTIONS}
-    for name in ("strict_tools", "logits_processors"):
+    for name in ("strict_tools", "logits_processors", "sources"):
         if isinstance(asked.get(name), list):
             asked[name] = tuple(asked[name])
     params, options = params or SamplingParams(), options or RequestOptions()

@@ -11,6 +11,9 @@ from notso.smollm3.errors import InvalidRequestError, require
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
 MAX_TOP_LOGPROBS = 20
+QUOTE_OF = "x-quote-of"
+"""Keyword of a JSON schema: the string is a part of the source of this name."""
+MAX_SOURCES = 999  # numbers of three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
@@ -79,6 +82,24 @@ class Replay:
             require(are_numbers, "replay", f"given with whole numbers as {name}, in a tuple")
 
 
+@dataclass(frozen=True, slots=True)
+class QuoteSource:
+    """A text of the prompt that the answer may quote as `[[n: words]]`, where n is its place, counted from 1.
+
+    Structured output names it in `x-quote-of`.
+
+    Raises InvalidRequestError.
+    """
+
+    text: str
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "name"):
+            value = getattr(self, name)
+            require(isinstance(value, str) and _is_unicode(value), "sources", f"given with valid Unicode as {name}")
+
+
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
 # Messages for the template, token ids, or plain text without control tokens.
 PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
@@ -100,7 +121,8 @@ class RequestOptions:
     conversation, or drop the oldest turns and report it. adapter: name of a loaded adapter. logits_processors:
     names, applied in order. prefix: the fixed beginning of the prompt. token_ids: report the answer's ids in `tokens`
     events. replay: tokens that the answer begins with; the events of their text come first, and what follows is the
-    same as if they had just been drawn.
+    same as if they had just been drawn. sources: texts of the prompt that the answer quotes; what it writes between
+    `[[n: ` and `]]` is held to the n-th.
 
     Raises InvalidRequestError naming the option.
     """
@@ -127,6 +149,7 @@ class RequestOptions:
     prefix: FixedPrefix | None = None
     token_ids: bool = False
     replay: Replay | None = None
+    sources: tuple[QuoteSource, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
@@ -156,6 +179,8 @@ class RequestOptions:
         require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")
         require(self.replay is None or isinstance(self.replay, Replay), "replay", "a Replay")
         require(self.replay is None or not self.prompt_only, "replay", "given without prompt_only")
+        are_sources = isinstance(self.sources, tuple) and all(isinstance(each, QuoteSource) for each in self.sources)
+        require(are_sources and len(self.sources) <= MAX_SOURCES, "sources", f"up to {MAX_SOURCES} QuoteSource")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         require(is_name, "conversation", "text in valid Unicode")
 

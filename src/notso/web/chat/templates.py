@@ -26,6 +26,7 @@ from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.command_view import CommandView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
+from notso.web.turns.citations import with_citations
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.fair_queue import FairQueue
@@ -138,14 +139,15 @@ class Pages:
         )
         return Card(whole, state, result)
 
-    def answer_html(self, message: StoredMessage) -> Markup:
-        """Return a message's safe HTML with tool cards, or its plain text. Blocking."""
+    def answer_html(self, message: StoredMessage, *, is_exported: bool = False) -> Markup:
+        """Return a message's safe HTML with tool cards and citations, or its plain text. Blocking."""
         parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
         if len(parts) != len(message.tool_uses) + 1:
             note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
             parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
-        return Markup(with_labels(html + parts[-1]))  # safe: from the sanitizer, or escaped by a template
+        html = with_citations(with_labels(html + parts[-1]), message, with_links=not is_exported)
+        return Markup(html)  # safe: from the sanitizer, or escaped by a template
 
 
 def _whose(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Inline extensions of CommonMark: bare URLs, footnote marks, task list boxes.
+"""Inline extensions of CommonMark: bare URLs, footnote marks, quotations of documents, task list boxes.
 
 Each depends on its own line only, so that growing text never changes a block already shown. Therefore footnotes are
 not linked: their marks are only raised.
@@ -18,14 +18,20 @@ _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
 _AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL these belong to the sentence
 
 _NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
+_QUOTATION = re.compile(r"\[\[(?:(\d{1,3}: [^\n]{1,2000}?)|none)\]\]")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
 def enable_inline_marks(parser: MarkdownIt) -> None:
-    """Add bare URLs, the token `note` and task list boxes to a parser."""
+    """Add bare URLs, the tokens `note` and `quotation`, and task list boxes to a parser."""
     parser.inline.ruler.after("text", "bare_address", _bare_address)
     parser.inline.ruler.before("link", "note", _note)
+    parser.inline.ruler.before("note", "quotation", _quotation)
     parser.core.ruler.after("inline", "boxes", _boxes)
+
+
+def quotation_html(label: str) -> str:
+    return f'<span class="quote">{escape(label)}</span>'
 
 
 def note_html(label: str) -> str:
@@ -77,6 +83,17 @@ def _note(state: StateInline, silent: bool) -> bool:
     if not silent:
         state.push("note", "", 0).content = found[1]
     state.pos = found.end(2) if begins else found.end(1) + 1
+    return True
+
+
+def _quotation(state: StateInline, silent: bool) -> bool:
+    # Its number and its words, which are no Markdown; pages draw it where the words were found.
+    found = _QUOTATION.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent and found[1]:
+        state.push("quotation", "", 0).content = found[1]
+    state.pos = found.end()
     return True
 
 

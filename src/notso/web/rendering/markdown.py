@@ -23,12 +23,12 @@ from markdown_it.utils import EnvType, OptionsDict
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
 from notso.web.rendering.code import code_block
 from notso.web.rendering.extensions import alert_title, enable_extensions
-from notso.web.rendering.inline_marks import enable_inline_marks, note_html
+from notso.web.rendering.inline_marks import enable_inline_marks, note_html, quotation_html
 from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
 
-RENDERER_VERSION = 7  # increase when the HTML of a text changes, so that stored HTML is rendered again
+RENDERER_VERSION = 8  # increase when the HTML of a text changes, so that stored HTML is rendered again
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
@@ -75,6 +75,9 @@ class _Renderer(RendererHTML):
 
     def note(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return note_html(tokens[idx].content)
+
+    def quotation(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return quotation_html(tokens[idx].content)
 
     def plain(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return render_plain(tokens[idx].content)

@@ -30,7 +30,7 @@ _CLEANER = nh3.Cleaner(
         "table": {"dir": "auto"},  # columns run as the table's own text does
     },
     allowed_classes={
-        "span": {*TOKEN_CLASSES, "math", "inline", "display"},
+        "span": {*TOKEN_CLASSES, "math", "inline", "display", "quote"},
         "div": {"code-block", "code-label", "long", "math", "display"},
         "blockquote": {"alert", *(f"alert-{kind}" for kind in ALERTS)},
         "button": {"copy-code", "wrap-code", "preview-code", "whole-code"},

@@ -102,6 +102,23 @@ class PassageHit:
 
 
 @dataclass(frozen=True, slots=True)
+class Citation:
+    """What characters `at` to `to` of an answer quote: characters `start` to `end` of a document ('': of none).
+
+    `revision` names the text that was quoted, see `revision_of`; `page` counts from 1 (0: there is one page).
+    """
+
+    at: int
+    to: int
+    document: str = ""
+    revision: str = ""
+    start: int = 0
+    end: int = 0
+    page: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StaleCache:
     """What engines must forget as a document was deleted: a conversation of `owner`, or a reading of `scope`."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notso.smollm3 import Message
-from notso.web.store.documents import DocumentStore, Library
+from notso.web.store.documents import Citation, DocumentStore, Library
 from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
@@ -143,7 +143,8 @@ class StoredMessage:
     Questions are always `done`; answers have a generation id that identifies the stream. A `summary` replaces all
     messages above it in prompts. `note` explains a failure to the user. `dropped_messages` older ones did not fit
     into the prompt. `renderer` is the version that made the HTML (0: none). `model` is the name of the model that
-    wrote an answer ('': unknown), and `rating` is its user's opinion of it. `source` is the id within the import that
+    wrote an answer ('': unknown), and `rating` is its user's opinion of it. `citations` say where its quotations stand
+    in documents; the store keeps those that the documents confirm. `source` is the id within the import that
     adds the message; it is not read back.
     """
 
@@ -169,6 +170,7 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""
     rating: Rating = 0
+    citations: tuple[Citation, ...] = ()
     source: str = ""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from notso.documents.citations import framed
 from notso.web.store.protocol import Attachment
 from notso.web.values.errors import Problem
 from notso.web.values.visible_text import visible_line
@@ -34,5 +35,5 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
 
 def with_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
     """Return the question below its files."""
-    parts = [f"--- {each.name} ---\n{each.text}\n--- end of {each.name} ---" for each in attachments]
+    parts = [framed(each.name, each.text) for each in attachments]
     return "\n\n".join([*parts, text] if text else parts)

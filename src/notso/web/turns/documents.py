@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
+from notso.documents.citations import QUOTE_FIRST, quotable
 from notso.documents.passages import estimated_tokens
-from notso.web.engine.port import ChatEngine, FixedPrefix, Message, RequestOptions
+from notso.web.engine.port import ChatEngine, FixedPrefix, Message, QuoteSource, RequestOptions
 from notso.web.store.documents import DocumentStore, DocumentText, Library, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore, StoredMessage
 from notso.web.turns.attachments import with_attachments
@@ -26,6 +27,8 @@ LEAST_FREE_TOKENS = 2_048
 """Part of the context that whole documents leave to the conversation, unless a quarter of it is more."""
 USUAL_CONTEXT_TOKENS = 8_192
 NOTHING_FOUND = "Nothing in {documents} mentions the words of this question."
+APART = "]]"
+"""Between the passages of a source: no quotation goes across it."""
 PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 
 
@@ -35,7 +38,8 @@ class PromptDocuments:
 
     `head` precedes the first question, and `scope`, `reading` and `day` identify it for the engine. `behind` follows
     it. `texts` are those of documents attached to later questions, by id. `passages` precedes the last question.
-    `instructions` are those of a project without a head.
+    `instructions` are those of a project without a head. `sources` are the texts that the answer may quote, named by the ids of
+    their documents.
     """
 
     head: str = ""
@@ -46,6 +50,7 @@ class PromptDocuments:
     texts: dict[str, str] = field(default_factory=dict)
     passages: str = ""
     instructions: str = ""
+    sources: tuple[QuoteSource, ...] = ()
 
     def user_text(self, message: StoredMessage, *, is_last: bool) -> str:
         """Return a question below its files, as the prompt contains it."""
@@ -55,7 +60,8 @@ class PromptDocuments:
         )
         shown = tuple(each for each in files if not each.document or each.document in self.texts)
         text = with_attachments(message.content, shown)
-        return f"{self.passages}\n\n{text}" if is_last and self.passages else text
+        passages = self.passages if is_last else ""
+        return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
     def headed(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Put the head in front of the first question, and the system prompt behind it."""
@@ -70,7 +76,8 @@ class PromptDocuments:
         return tuple(others)
 
     def options(self, messages: Sequence[Message], options: RequestOptions) -> RequestOptions:
-        """Return options that name the fixed prefix of these messages."""
+        """Return options that name the fixed prefix of these messages, and what the answer quotes."""
+        options = replace(options, sources=self.sources)
         at = next((at for at, each in enumerate(messages) if self.head and each.content.startswith(self.head)), None)
         if at is None:
             return options
@@ -121,11 +128,11 @@ async def prompt_documents(
     if texts is None:
         question = next((each.content for each in reversed(line) if each.role == "user"), "")
         most = min(MAX_PASSAGE_TOKENS, int(SHARE_FOR_PASSAGES * context))
-        passages = await _passages(store.documents, owner, question, documents, most, engine)
-        return replace(without, passages=passages)
+        found = await _passages(store.documents, owner, question, documents, most, engine)
+        return replace(without, passages=found.passages, sources=found.sources)
     head = [each for each in documents if each.id in head_ids]
     if not head:
-        return replace(without, texts=texts)
+        return replace(without, texts=texts, sources=_sources(texts))
     salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
     scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
     identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
@@ -139,7 +146,12 @@ async def prompt_documents(
         day=date.fromisoformat(head[0].reading_day),
         behind=f"Today is {chat_day.isoformat()}.",
         texts={each: text for each, text in texts.items() if each not in head_ids},
+        sources=_sources({each: texts[each] for each in [*head_ids, *later_ids] if each in texts}),
     )
+
+
+def _sources(texts: Mapping[str, str]) -> tuple[QuoteSource, ...]:
+    return tuple(QuoteSource(quotable(text), document) for document, text in texts.items())
 
 
 async def _texts_that_fit(
@@ -171,24 +183,28 @@ async def _passages(
     documents: Sequence[StoredDocument],
     most_tokens: int,
     engine: ChatEngine | None,
-) -> str:
+) -> PromptDocuments:
     hits = await store.search(owner, question, MAX_PASSAGES, document_ids=[each.id for each in documents])
     named = "the document" if len(documents) == 1 else f"{len(documents)} documents"
     if not hits:
-        return NOTHING_FOUND.format(documents=named)
+        return PromptDocuments(passages=NOTHING_FOUND.format(documents=named))
     texts: dict[str, DocumentText] = {}
     for each in documents:
         if any(hit.document.id == each.id for hit in hits) and (text := await store.text(owner, each.id)) is not None:
             texts[each.id] = text
     chosen = await asyncio.to_thread(_with_neighbors, hits, texts, most_tokens, engine)
-    parts = []
+    parts, quoted = [], dict[str, str]()
     for each in documents:
         for _, number in sorted(place for place in chosen if place[0] == each.id):
             text = texts[each.id]
             passage = text.passages[number]
             page = f", page {passage.page}" if each.pages > 1 else ""
-            parts.append(f"[{each.name}{page}]\n{text.text[passage.start : passage.end]}")
-    return "\n\n".join([PASSAGES_FOLLOW.format(documents=named), *parts])
+            shown = text.text[passage.start : passage.end]
+            parts.append(f"[{each.name}{page}]\n{shown}")
+            quoted[each.id] = f"{quoted[each.id]} {APART} {shown}" if each.id in quoted else shown
+    return PromptDocuments(
+        passages="\n\n".join([PASSAGES_FOLLOW.format(documents=named), *parts]), sources=_sources(quoted)
+    )
 
 
 def _with_neighbors(

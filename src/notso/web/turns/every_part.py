@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
+from notso.documents.citations import quotable
 from notso.documents.passages import estimated_tokens, volumes_of
-from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, Request
+from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, QuoteSource, Request
 from notso.web.engine.running import RunningRequest, RunningRequests, asks
 from notso.web.store.documents import StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore
@@ -28,6 +29,7 @@ MAX_ANSWER_TOKENS = 512
 SHARE_OF_CONTEXT = 0.6  # leaves room for pages of more tokens than the others, the question and the answer
 SAMPLE_CHARACTERS = 200_000
 ONLY_THIS_PART = "This is part {number} of {parts}. Answer from this part alone, and briefly."
+QUOTE_PART = "Behind the answer, quote the passages that support it, word for word and each as [[{number}: words]]."
 _NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
 
 
@@ -82,8 +84,11 @@ async def document_parts(
             tools=None,
             date=date.fromisoformat(document.reading_day),
             prefix=FixedPrefix(0, len(head), scope, reading),
+            # In all parts, the document has the same number, which its other documents only take up.
+            sources=tuple(QuoteSource(quotable(shown) if each is document else "", each.id) for each in documents),
         )
-        messages = (Message("user", head + "\n\n".join([*behind[:-1], only, behind[-1]])),)
+        quote = QUOTE_PART.format(number=documents.index(document) + 1)
+        messages = (Message("user", head + "\n\n".join([*behind[:-1], only, behind[-1], quote])),)
         parts.append(Part(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
     return parts
 

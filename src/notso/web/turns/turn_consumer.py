@@ -15,8 +15,10 @@ from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningReque
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
+from notso.web.store.documents import Citation
 from notso.web.store.protocol import AnswerTrace, ChatStore, MessageState, Numbers, StoredMessage, ToolUse
 from notso.web.turns.answer_trace import TraceRecorder, at_start_of, request_of
+from notso.web.turns.citations import citations_of
 from notso.web.turns.every_part import Part, answer_of_parts
 from notso.web.turns.status_line import StatusLine
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
@@ -408,12 +410,22 @@ class TurnConsumer:
             reasoning_html=log.html("reasoning"),
             renderer=RENDERER_VERSION,
         )
+        message = replace(message, citations=await self._citations(message.content))
         self.turn.message = message
         log.words = len(message.content.split())
         error = note if state == "failed" else None
         if not await self._save_for_good(replace(message, state="running", renderer=0) if is_left else message):
             state, error = "failed", words["failed_saving"]
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
+
+    async def _citations(self, answer: str) -> tuple[Citation, ...]:
+        request = self.turn.parts[0].request if self.turn.parts else self.turn.request
+        documents = [each.name for each in request.options.sources]
+        try:
+            return await citations_of(self._store.documents, self._owner, answer, documents)
+        except StorageError as error:
+            logger.warning("the quotations of a response were not looked up: %s", error)
+            return ()
 
     async def _save_for_good(self, message: StoredMessage) -> bool:
         away = AWAY_RETRY_SECONDS if self._store.is_shared else ()

@@ -340,7 +340,11 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
 WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "image_url": refused("the model reads text only"),
     "input_audio": refused("the model reads text only"),
-    "file": refused("the model reads text only; insert the file's text into the message"),
+    "file": works(
+        "`file_data`, base64 or a data URL, with `filename`: a PDF, office document, table, e-mail or text, whose text "
+        "stands in its place",
+        "send file_data with a filename; no files are stored",
+    ),
     "name": hint("of a message: the model's template has no names; mention the name in the text"),
     "refusal": works("of an assistant's message: used as content if there is none"),
     "reasoning_details": hint("of an assistant message: earlier reasoning is left out of the prompt"),

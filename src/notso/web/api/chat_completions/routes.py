@@ -13,6 +13,7 @@ from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import Fields, Name, invalid, printable, read_fields, unsupported
 from notso.web.api.shared.completion import Completion, Stopwatch, fingerprint, logprobs_body, new_choice, timings
+from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.services import ApiServices, Services
@@ -37,7 +38,9 @@ class ControlFields(Fields):
 @router.post("/v1/chat/completions", dependencies=[GUARDED])
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
-    asked = await read_body(request, parse_chat_request)
+    asked = await read_body_with_files(
+        request, openai_files, lambda body, files: parsed_with_files(body, files, parse_chat_request)
+    )
     return await respond(
         request,
         services,

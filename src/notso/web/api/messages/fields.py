@@ -27,6 +27,10 @@ from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 THREAD_ADVICE = "send the whole conversation, as Anthropic's client does automatically after this error"
 
 
+MAX_DOCUMENT_CHARACTERS = 1 << 22
+MAX_BLOCKS = 4_096  # of a document
+
+
 class CacheControl(Fields):
     """Cache breakpoint. Every prefix is cached anyway."""
 
@@ -41,7 +45,61 @@ class TextBlock(Fields):
     type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+
+
+class Citations(Fields):
+    """Whether the answer cites a document."""
+
+    enabled: bool | None = None
+
+
+class TextSource(Fields):
+    """A document's text."""
+
+    type: Literal["text"]
+    data: Annotated[str, Field(max_length=MAX_DOCUMENT_CHARACTERS)]
+    media_type: Literal["text/plain"]
+
+
+class PdfSource(Fields):
+    """A PDF file."""
+
+    type: Literal["base64"]
+    data: str
+    media_type: Literal["application/pdf"]
+
+
+class ContentSource(Fields):
+    """A document's text in blocks, which are cited by number."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_BLOCKS, fail_fast=True)]
+
+
+DocumentSource = Annotated[TextSource | PdfSource | ContentSource, Field(discriminator="type")]
+
+
+class DocumentBlock(Fields):
+    """A document, which the answer may cite."""
+
+    type: Literal["document"]
+    source: DocumentSource
+    title: Annotated[str, Field(max_length=1_000)] | None = None
+    context: Text | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
+class SearchResultBlock(Fields):
+    """A search result, which the answer may cite."""
+
+    type: Literal["search_result"]
+    content: Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_BLOCKS, fail_fast=True)]
+    source: Annotated[str, Field(max_length=4_096)]
+    title: Annotated[str, Field(max_length=1_000)]
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Fields):
@@ -78,7 +136,7 @@ class ToolReference(Fields):
     cache_control: CacheControl | None = None
 
 
-ResultBlock = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
+ResultBlock = Annotated[TextBlock | ToolReference | DocumentBlock | SearchResultBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(Fields):
@@ -91,7 +149,7 @@ class ToolResultBlock(Fields):
     cache_control: CacheControl | None = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ToolResultBlock | DocumentBlock | SearchResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock, Field(discriminator="type")]
 
 
@@ -235,8 +293,9 @@ class MessageFields(CountFields):
 
 COUNT_NOTES: Notes = {
     "messages": works(
-        "1 to 2,048; roles user, assistant and system; content is text, or blocks of type text, tool_use, tool_result "
-        "and thinking. A final assistant message is continued"
+        "1 to 2,048; roles user, assistant and system; content is text, or blocks of type text, document (text, "
+        "content or PDF as base64), search_result, tool_use, tool_result and thinking. A final assistant message is "
+        "continued"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
     "system": works("text, or blocks of text"),
@@ -278,15 +337,18 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
 
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
-    "document": refused("the model reads text only; insert the document's text into the message"),
-    "search_result": refused("insert the results into the message as text"),
+    "url": refused("nothing is fetched; send the document as base64 or as text"),
+    "file": refused("send the document as base64 or as text"),
+    "media_type": works("of a document: `application/pdf` as base64, or `text/plain`", "send a PDF, or text"),
     "thinking": works("kept in the prompt until its tool calls are answered; left out after the next user message"),
     "redacted_thinking": works("left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("of a tool_use: the model made the call", "`direct`"),
     "strict": works("of a tool: with `tool_choice` `any` or `tool`, which enforce the schema of the arguments"),
     "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
-    "citations": inert("an empty list", "remove citations"),
+    "citations": works(
+        "of a document or search result: `enabled`; the answer quotes it word for word, and every citation is looked up"
+    ),
     "input_examples": refused("put examples in the description"),
     "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool result names it"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
 from notso.smollm3 import Message, RequestOptions, Tool, ToolCall, ToolChoice
+from notso.web.api.messages.citations import add_document, cited_text
 from notso.web.api.messages.context_edits import Applied, ClearThinking, ContextManagement, edited
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
@@ -22,8 +23,10 @@ from notso.web.api.messages.fields import (
     AssistantTurn,
     AutoChoice,
     CountFields,
+    DocumentBlock,
     MessageFields,
     NoChoice,
+    SearchResultBlock,
     SystemTurn,
     TextBlock,
     ThinkingBlock,
@@ -47,6 +50,7 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import checked_params, parameters_in, sampling_names
 from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.given_documents import NO_FILES, Files, GivenDocuments
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.port import ChatEngine
 
@@ -90,6 +94,7 @@ class MessageRequest(ApiRequest):
     hides_reasoning: bool = False  # report that the model reasons, but not the text
     management: ContextManagement | None = None  # edits to apply
     applied: Applied = ()  # edits applied
+    documents: GivenDocuments = field(default_factory=GivenDocuments)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -105,10 +110,12 @@ class MessageRequest(ApiRequest):
         return replace(self, prompts=(messages,), applied=applied)
 
 
-def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
+def parse_message_request(
+    body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
+) -> MessageRequest:
     """Validate a message request. Raise ApiError (400) naming the field.
 
-    With `keep_volatile`, VOLATILE_LINES stay in the prompt.
+    `files`: PDF documents in the body that were read. With `keep_volatile`, VOLATILE_LINES stay in the prompt.
     """
     if body.get("thread") is not None:
         raise _thread_refusal()
@@ -118,13 +125,17 @@ def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = Fals
         raise invalid("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
     chosen = {"max_tokens": fields.max_tokens, "thinking_budget": budget}
     params = checked_params(NAMES, parameters_in(fields, "anthropic") | chosen)
-    return _request(fields, keep_volatile, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body))
+    return _request(
+        fields, files, keep_volatile, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body)
+    )
 
 
-def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
+def parse_count_request(
+    body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
+) -> MessageRequest:
     """Validate a count request. Raise ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
-    return _request(fields, keep_volatile, params=(checked_params(NAMES, {}),), hints=hints_of(fields, body))
+    return _request(fields, files, keep_volatile, params=(checked_params(NAMES, {}),), hints=hints_of(fields, body))
 
 
 def _thread_refusal() -> ApiError:
@@ -138,10 +149,11 @@ def _thread_refusal() -> ApiError:
     )
 
 
-def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRequest:
+def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any) -> MessageRequest:
     given = _text(fields.system or "")
     system, ignored = (given, ()) if keep_volatile else without_volatile_lines(given)
-    messages = tuple(_conversation(fields, system))
+    documents = GivenDocuments()
+    messages = documents.asking(tuple(_conversation(fields, system, documents, files)))
     offered, choice = _offered(fields), fields.tool_choice
     asked = fields.output_config.format if fields.output_config else None
     return MessageRequest(
@@ -150,14 +162,17 @@ def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRe
         names=NAMES,
         management=fields.context_management,
         hides_reasoning=getattr(fields.thinking, "display", None) == "omitted",
-        options=RequestOptions(
-            thinking=not isinstance(fields.thinking, ThinkingOff | None),
-            tools=_tools(offered, choice),
-            tool_choice=_tool_choice(offered, choice),
-            parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-            strict_tools=strict_names((tool.name, tool.strict) for tool in offered),
-            grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
-            continue_last=messages[-1].role == "assistant",
+        documents=documents,
+        options=documents.options(
+            RequestOptions(
+                thinking=not isinstance(fields.thinking, ThinkingOff | None),
+                tools=_tools(offered, choice),
+                tool_choice=_tool_choice(offered, choice),
+                parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
+                strict_tools=strict_names((tool.name, tool.strict) for tool in offered),
+                grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
+                continue_last=messages[-1].role == "assistant",
+            )
         ),
         ignored=ignored,
         **more,
@@ -209,7 +224,7 @@ def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None)
     return checked_choice("tool_choice", name, [tool.name for tool in offered])
 
 
-def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
+def _conversation(fields: CountFields, system: str, documents: GivenDocuments, files: Files) -> Iterator[Message]:
     if system:
         yield Message("system", system)
     asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
@@ -218,7 +233,7 @@ def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
     kept_turns = 1 if clearing is None else clearing.kept_turns
     kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
     for at, turn in enumerate(fields.messages):
-        yield from _turn(turn, keeps_reasoning=at > kept_from)
+        yield from _turn(turn, documents, files, keeps_reasoning=at > kept_from)
 
 
 def _asks(turn: AnyTurn) -> bool:
@@ -228,29 +243,30 @@ def _asks(turn: AnyTurn) -> bool:
     return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
 
 
-def _turn(turn: AnyTurn, keeps_reasoning: bool) -> Iterator[Message]:
+def _turn(turn: AnyTurn, documents: GivenDocuments, files: Files, *, keeps_reasoning: bool) -> Iterator[Message]:
     match turn:
         case SystemTurn():
             yield Message("system", _text(turn.content))
         case AssistantTurn():
-            yield _assistant_message(turn, keeps_reasoning)
+            yield _assistant_message(turn, documents, keeps_reasoning)
         case UserTurn():
-            yield from _user_message(turn)
+            yield from _user_message(turn, documents, files)
 
 
-def _user_message(turn: UserTurn) -> Iterator[Message]:
+def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files) -> Iterator[Message]:
     # Adjacent texts become one message; each tool result is a message of its own.
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
         return
-    for are_texts, blocks in groupby(turn.content, lambda block: isinstance(block, TextBlock)):
-        if are_texts:
-            yield Message("user", _text([block for block in blocks if isinstance(block, TextBlock)]))
+    for are_results, blocks in groupby(turn.content, lambda block: isinstance(block, ToolResultBlock)):
+        if are_results:
+            yield from (_result(block, documents, files) for block in blocks if isinstance(block, ToolResultBlock))
         else:
-            yield from (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
+            texts = [block for block in blocks if not isinstance(block, ToolResultBlock)]
+            yield Message("user", _text(texts, documents, files))
 
 
-def _assistant_message(turn: AssistantTurn, keeps_reasoning: bool) -> Message:
+def _assistant_message(turn: AssistantTurn, documents: GivenDocuments, keeps_reasoning: bool) -> Message:
     # Reasoning stays in the prompt while its calls are answered, and longer if the request says so.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
@@ -258,7 +274,7 @@ def _assistant_message(turn: AssistantTurn, keeps_reasoning: bool) -> Message:
     calls = tuple(
         ToolCall(block.id, block.name, _input(block.input)) for block in turn.content if isinstance(block, ToolUseBlock)
     )
-    text = _text([block for block in turn.content if isinstance(block, TextBlock)])
+    text = "\n".join(cited_text(documents, block) for block in turn.content if isinstance(block, TextBlock))
     joined = "\n".join(reasoning) or None
     return Message("assistant", text, joined, calls, keep_reasoning=keeps_reasoning and joined is not None)
 
@@ -267,14 +283,25 @@ def _input(given: dict[str, Any] | str | None) -> str:
     return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or ""
 
 
-def _result(block: ToolResultBlock) -> Message:
-    text = _text(block.content or "")
+def _result(block: ToolResultBlock, documents: GivenDocuments, files: Files) -> Message:
+    text = _text(block.content or "", documents, files)
     return Message("tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id)
 
 
-def _text(content: str | Sequence[TextBlock | ToolReference]) -> str:
+def _text(
+    content: str | Sequence[TextBlock | ToolReference | DocumentBlock | SearchResultBlock],
+    documents: GivenDocuments | None = None,
+    files: Files = NO_FILES,
+) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(
-        block.text if isinstance(block, TextBlock) else FOUND_TOOL.format(name=block.tool_name) for block in content
-    )
+    parts = []
+    for block in content:
+        match block:
+            case TextBlock():
+                parts.append(block.text)
+            case ToolReference():
+                parts.append(FOUND_TOOL.format(name=block.tool_name))
+            case _ if documents is not None:
+                parts.append(f"{add_document(documents, block, files)}\n")
+    return "\n".join(parts)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from notso.documents.citations import Mark, MarkReader
 from notso.smollm3 import Event, FinishReason, ToolCall, Usage
+from notso.web.api.messages.citations import citation_of, files_in
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.given_documents import Files, read_body_with_files
 from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
+from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
@@ -53,9 +56,9 @@ async def count_tokens(request: Request, services: Services) -> Response:
 
 
 async def _read(
-    request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any]], MessageRequest]
+    request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any], Files], MessageRequest]
 ) -> MessageRequest:
-    asked = await read_body(request, parse)
+    asked = await read_body_with_files(request, files_in, parse)
     if asked.management is None:
         return asked
     async with serving(services, asked.model) as model:
@@ -92,6 +95,7 @@ class MessageSerializer:
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._stop: str | None = None
+        self._marks = MarkReader() if asked.documents.are_quoted else None
 
     def again(self) -> MessageSerializer:
         return MessageSerializer(self._asked, self._model, self.id)
@@ -112,10 +116,10 @@ class MessageSerializer:
                 if not self._asked.hides_reasoning:
                     self._blocks[-1]["thinking"] += event.text
                     yield self._delta(type="thinking_delta", thinking=event.text)
+            case "text" if self._marks is not None:
+                yield from self._cited(self._marks.feed(event.text))
             case "text":
-                yield from self._in_block("text", {"text": ""})
-                self._blocks[-1]["text"] += event.text
-                yield self._delta(type="text_delta", text=event.text)
+                yield from self._say(event.text)
             case "tool_call_part" if event.begun_call is not None:
                 yield from self._call_on(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
@@ -127,6 +131,8 @@ class MessageSerializer:
             case "error" if event.error is not None:
                 raise event.error
             case "end":
+                if self._marks is not None:
+                    yield from self._cited([self._marks.end()])
                 yield from self._close_block()
                 called = any(block["type"] == "tool_use" for block in self._blocks)
                 reason: FinishReason = event.finish_reason or "stop"
@@ -136,6 +142,28 @@ class MessageSerializer:
                     self._reason = CONTEXT_END
                 if self._stop is not None and not called:
                     self._reason = "stop_sequence"
+
+    def _say(self, text: str) -> Iterator[bytes]:
+        yield from self._in_block("text", {"text": ""})
+        self._blocks[-1]["text"] += text
+        yield self._delta(type="text_delta", text=text)
+
+    def _cited(self, pieces: Iterable[str | Mark]) -> Iterator[bytes]:
+        """Write text, and citations in front of the text that they support."""
+        for piece in pieces:
+            citation = citation_of(self._asked.documents, piece) if isinstance(piece, Mark) else None
+            if citation is not None:
+                if self._is_open and self._blocks[-1].get("text"):
+                    yield from self._close_block()
+                yield from self._in_block("text", {"text": "", "citations": []})
+                self._blocks[-1]["citations"].append(citation)
+                yield self._delta(type="citations_delta", citation=citation)
+                continue
+            text = piece.words if isinstance(piece, Mark) else piece
+            if not (self._is_open and self._blocks[-1].get("text")):
+                text = text.lstrip()
+            if text:
+                yield from self._say(text)
 
     async def finalise(self) -> None: ...
 
@@ -177,9 +205,10 @@ class MessageSerializer:
         if self._is_open and self._blocks[-1]["type"] == kind:
             return
         yield from self._close_block()
-        self._blocks.append({"type": kind, **empty})
+        block = {"type": kind, **empty}
+        yield self._sse_event("content_block_start", index=len(self._blocks), content_block=block)
+        self._blocks.append(block)
         self._is_open = True
-        yield self._sse_event("content_block_start", index=len(self._blocks) - 1, content_block={"type": kind, **empty})
 
     def _close_block(self) -> Iterator[bytes]:
         self._called = 0

@@ -18,8 +18,9 @@ from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
+from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.model_names import model_id
@@ -72,10 +73,19 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
 
 
 async def _read(request: Request, services: ApiServices, owner: str, parse: Parse) -> ResponseRequest:
-    asked = await read_body(request, lambda body: parse(body, None))
+    stored: dict[str, Item] = {}
+
+    async def read() -> ResponseRequest:
+        return await read_body_with_files(
+            request,
+            openai_files,
+            lambda body, files: parsed_with_files(body, files, lambda given: parse(given, stored)),
+        )
+
+    asked = await read()
     if asked.references:
-        found = await referenced_items(asked.references, partial(stored_response, services, owner))
-        asked = await read_body(request, lambda body: parse(body, found))
+        stored |= await referenced_items(asked.references, partial(stored_response, services, owner))
+        asked = await read()
     if asked.previous_id is None:
         return asked
     earlier = await found_response(services, owner, asked.previous_id, "previous_response_id")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from notso.smollm3 import (
+    QUOTE_OF,
     Message,
     ModelInfo,
     RequestOptions,
@@ -72,6 +73,7 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
     The request must have been accepted, so that its schemas are valid.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
+    keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)  # else it was enforced
     return header_naming((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from notso.web.store.protocol import Chat, StoredMessage, ToolUse
 from notso.web.turns.chat_settings import SETTING_NAMES
+from notso.web.turns.citations import markdown_with_citations
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.values.wording import words
 
@@ -57,7 +58,8 @@ def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
             f"{file}: {each.name}" + ("" if each.document else f"\n\n{_fenced(each.text)}")
             for each in message.attachments
         ]
-        for part, use in zip_longest(parts_of(message), message.tool_uses):
+        cited = [markdown_with_citations(message)] if message.citations and not message.tool_uses else parts_of(message)
+        for part, use in zip_longest(cited, message.tool_uses):
             text += [part] if part else []
             text += [_tool_use(use)] if use is not None else []
         parts += text

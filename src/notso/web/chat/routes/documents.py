@@ -9,6 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
+from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
 from notso.web.chat.library import is_open, shown_name
 from notso.web.chat.services import ChatServices, Services
@@ -106,18 +107,28 @@ async def state(services: Services, owner: Owner, document_id: str) -> JSONRespo
 
 @router.get("/documents/{document_id}", dependencies=[GUARDED])
 async def show_document(
-    request: Request, services: Services, owner: Owner, document_id: str, page: int = 1, at: int = -1
+    request: Request,
+    services: Services,
+    owner: Owner,
+    document_id: str,
+    page: int = 1,
+    at: int = -1,
+    end: int = -1,
+    revision: str = "",
 ) -> Response:
-    """Show the text of a page, or of the page with character `at`."""
+    """Show the text of a page, or of the page with character `at`, highlighted up to `end` if it is of `revision`."""
     document = await _find(services, owner, document_id)
     text = await services.shared.store.documents.text(owner, document.id)
-    shown, pages = "", text.pages if text is not None else ()
+    before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()
     if at >= 0 and pages:
         page = page_at(pages, at)
     page = min(max(1, page), max(1, len(pages)))
     if text is not None:
-        end = text.pages[page] if page < len(pages) else len(text.text)
-        shown = text.text[text.pages[page - 1] : end].strip()
+        begin, last = text.pages[page - 1], text.pages[page] if page < len(pages) else len(text.text)
+        if begin <= at < min(end, last + MAX_QUOTE_CHARACTERS) and revision == revision_of(text.text):
+            before, quoted = text.text[max(begin, at - MAX_PAGE_CHARACTERS // 2) : at].lstrip(), text.text[at:end]
+            begin, last = end, max(end, last)
+        shown = text.text[begin:last].rstrip() if quoted else text.text[begin:last].strip()
     return await services.pages.respond(
         request,
         "document.html",
@@ -127,6 +138,8 @@ async def show_document(
         facts=facts_of(document),
         page=page,
         pages=len(pages),
+        before=before,
+        quoted=quoted,
         text=shown[:MAX_PAGE_CHARACTERS],
         is_cut=len(shown) > MAX_PAGE_CHARACTERS,
     )

@@ -374,6 +374,10 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX memories_of_owners ON memories (owner, created_ms);
     """,
+    # 14: citations of answers.
+    """
+    ALTER TABLE messages ADD COLUMN citations TEXT COLLATE "C" NOT NULL DEFAULT '[]';
+    """,
 )
 
 REINDEXES = frozenset({9})

@@ -13,7 +13,8 @@ from dataclasses import astuple, fields, replace
 from datetime import date
 from typing import Any
 
-from notso.documents.passages import Passage
+from notso.documents.citations import agrees, marks_in, revision_of
+from notso.documents.passages import Passage, page_at
 from notso.documents.values import Document
 from notso.web.store.documents import (
     EVERYONE,
@@ -23,6 +24,7 @@ from notso.web.store.documents import (
     MAX_LIBRARIES_OF_OWNER,
     MAX_MEMBERS,
     PARSING_SECONDS,
+    Citation,
     DocumentText,
     Library,
     Member,
@@ -30,6 +32,7 @@ from notso.web.store.documents import (
     StaleCache,
     StoredDocument,
 )
+from notso.web.store.protocol import StoredMessage
 from notso.web.store.records import PART_BYTES
 from notso.web.store.sql.database import Database
 from notso.web.store.sql.passage_index import Row, TextIndex, index_of, query_words, ranked
@@ -341,6 +344,45 @@ def index_again(db: Database, document_id: str) -> None:
         _add_words(db, document_id, index_of(held.text, held.pages))
 
 
+def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
+    """Return an answer with those of its citations whose document the owner reads and whose words stand there.
+
+    The others become quotations that are in no document.
+    """
+    if not message.citations:
+        return message
+    readable = {each.id: each for each in _some(db, owner, [each.document for each in message.citations])}
+    texts = {each: found for each in readable if (found := _text(db, each)) is not None}
+    revisions = {each: revision_of(found.text) for each, found in texts.items()}
+    marks = {each.start: each for each in marks_in(message.content)}
+    kept = []
+    for each in message.citations:
+        mark, text = marks.get(each.at), texts.get(each.document)
+        if (
+            mark is None
+            or text is None
+            or mark.end != each.to
+            or revisions[each.document] != each.revision
+            or not agrees(text.text, each.start, each.end, mark.words)
+        ):
+            kept.append(Citation(each.at, each.to))
+            continue
+        page = page_at(text.pages, each.start) if len(text.pages) > 1 else 0
+        kept.append(replace(each, page=page, name=readable[each.document].name))
+    return replace(message, citations=tuple(kept))
+
+
+def _without_citations(db: Database, document_id: str) -> None:
+    rows = db.execute(
+        "SELECT id, citations FROM messages WHERE citations LIKE ? AND chat_id IN"
+        " (SELECT chat_id FROM chat_documents WHERE document_id = ?)",
+        (f'%"{document_id}"%', document_id),
+    ).fetchall()
+    for row in rows:
+        left = [each for each in json.loads(row["citations"]) if each["document"] != document_id]
+        db.execute("UPDATE messages SET citations = ? WHERE id = ?", (json.dumps(left), row["id"]))
+
+
 def _add_words(db: Database, document_id: str, index: TextIndex) -> None:
     db.execute(
         "UPDATE documents SET passages = ?, words = ? WHERE id = ?", (len(index.passages), index.words, document_id)
@@ -403,6 +445,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
             (each["scope"], each["name"], now),
         )
         db.execute("DELETE FROM readings WHERE scope = ? AND name = ?", (each["scope"], each["name"]))
+    _without_citations(db, document_id)
     for table in ("chat_documents", "document_texts", "document_parts"):
         db.execute(f"DELETE FROM {table} WHERE document_id = ?", (document_id,))
     db.execute("DELETE FROM document_words WHERE document = ?", (row["number"],))

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 from datetime import date
 from typing import Any, get_origin, get_type_hints
 
+from notso.web.store.documents import Citation
 from notso.web.store.protocol import (
     AnswerRun,
     AnswerTrace,
@@ -26,16 +27,16 @@ CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(Numbers))
-_MADE = ("numbers", "edited", "attachments", "tool_uses", "source")  # not stored as they are
+_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")  # not stored as they are
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
 _SAVED = (
     *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),
-    *("dropped_messages", "tool_uses", "size"),
+    *("dropped_messages", "tool_uses", "citations", "size"),
 )
 _INSERTED = (*(name for name in _PLAIN if name not in _SAVED), "content", "reasoning", "state", "note", "edited")
 _SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ? AND owner = ?"
 MESSAGE_COLUMNS = (
-    *(*_PLAIN, *_NUMBERS, "edited", "attachments", "tool_uses"),
+    *(*_PLAIN, *_NUMBERS, "edited", "attachments", "tool_uses", "citations"),
     *("owner", "position", "idempotency_key", "trash_id", "size"),
 )
 
@@ -70,6 +71,7 @@ def message_of(row: Any) -> StoredMessage:
         edited=bool(row["edited"]),
         attachments=attachments_of(row["attachments"]),
         tool_uses=tuple(ToolUse(**each) for each in json.loads(row["tool_uses"])),
+        citations=tuple(Citation(**each) for each in json.loads(row["citations"])),
     )
     if message.active or all(use.is_final for use in message.tool_uses):
         return message
@@ -117,6 +119,7 @@ def update_message(db: Database, owner: str, assistant_message: StoredMessage) -
     """Save everything about an answer that changes while it is generated."""
     tool_uses = json.dumps([asdict(use) for use in assistant_message.tool_uses])
     made: dict[str, str | int] = {"tool_uses": tool_uses, "size": _size(assistant_message, tool_uses)}
+    made["citations"] = json.dumps([asdict(each) for each in assistant_message.citations])
     numbers = assistant_message.numbers
     values = [
         made[name] if name in made else getattr(numbers if name in _NUMBERS else assistant_message, name)

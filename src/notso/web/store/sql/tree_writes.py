@@ -22,6 +22,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database, Rows
+from notso.web.store.sql.documents import confirmed
 from notso.web.store.sql.rows import (
     insert_chat,
     insert_message,
@@ -135,7 +136,7 @@ def edit_message(
         replace(use, content_at=0, round_end=0) for use in assistant_message.tool_uses
     )  # the new text follows all calls
     assistant_message = replace(
-        assistant_message, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html=""
+        assistant_message, content=content, tool_uses=uses, citations=(), renderer=0, answer_html="", reasoning_html=""
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
@@ -180,6 +181,8 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     # The process may still complete an answer that others interrupted, unless a user edited it since.
     if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
+    if not assistant_message.active:
+        assistant_message = confirmed(db, row["owner"], assistant_message)
     update_message(db, row["owner"], assistant_message)
     if trace is not None:
         save_trace(db, row["owner"], assistant_message.id, trace)

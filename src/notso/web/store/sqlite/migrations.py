@@ -332,6 +332,10 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX memories_of_owners ON memories (owner, created_ms);
     """,
+    # 16: citations of answers.
+    """
+    ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

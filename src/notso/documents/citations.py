@@ -1,0 +1,155 @@
+"""Quotations of documents in an answer: where they are marked, and where their words stand in a document.
+
+`[[2: words]]` quotes the second document. Words are compared as read: line ends count as blanks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+MAX_QUOTE_CHARACTERS = 2_000
+MAX_MARK_CHARACTERS = len("[[100: ]]")
+MAX_CLAIMS = 64
+LEAST_CLAIMED_WORDS = 5
+LEAST_CLAIMED_CHARACTERS = 12  # in scripts without blanks
+PIECE_CHARACTERS = 1 << 18
+"""Characters searched at a time, so that other threads are not held up for long."""
+
+QUOTE_FIRST = "First quote what answers this as [[n: words]] from document n, or write [[none]]; then answer."
+"""Last line of a prompt with documents."""
+
+MARK = re.compile(rf"\[\[(?:(\d{{1,3}}): (.{{1,{MAX_QUOTE_CHARACTERS}}}?)|none)\]\]", re.DOTALL)
+_OPENING = re.compile(r"\[(?:\[(?:\d{1,3}(?::(?: .*)?)?|n(?:o(?:ne?)?)?)?)?\]?\Z", re.DOTALL)
+_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+_CLAIM = re.compile(
+    r"“([^“”]{8,1000})”|„([^“”„]{8,1000})[“”]|«([^«»]{8,1000})»|「([^「」]{8,1000})」|(?<!\w)\"([^\"\n]{8,1000})\""
+)
+_BLANKS = re.compile(r"\s+")
+_HYPHENS = "-\u00ad\u2010\u2011\u2012\u2013\u2014\u2015"
+_QUOTES = "'\u2018\u2019\"\u201c\u201d\u201e\u00ab\u00bb"
+_FOLDED = {**dict.fromkeys(map(ord, _HYPHENS)), **dict.fromkeys(map(ord, _QUOTES), "'")}
+_WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A quotation in an answer: characters `start` to `end`, of document `number` (0: [[none]])."""
+
+    start: int
+    end: int
+    number: int
+    words: str
+
+
+def revision_of(text: str) -> str:
+    """Return the name of a document's text; another text has another name."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def framed(name: str, text: str) -> str:
+    """Return a document as prompts contain it."""
+    return f"--- {name} ---\n{text}\n--- end of {name} ---"
+
+
+def quotable(text: str) -> str:
+    """Return a text as answers quote it: on one line, equally long."""
+    return text.replace("\n", " ")
+
+
+def marks_in(answer: str) -> Iterator[Mark]:
+    """Yield the marked quotations of an answer in order."""
+    for found in MARK.finditer(answer):
+        yield Mark(found.start(), found.end(), int(found[1] or 0), found[2] or "")
+
+
+def claims_in(answer: str) -> Iterator[Mark]:
+    """Yield what an answer has in quotation marks, of five words or more, outside of code and of marked quotations."""
+    blanked = MARK.sub(_blank, _CODE.sub(_blank, answer))
+    for count, found in enumerate(_CLAIM.finditer(blanked)):
+        words = next(filter(None, found.groups()))
+        if count < MAX_CLAIMS and (
+            len(words.split()) >= LEAST_CLAIMED_WORDS or len(_WIDE.findall(words)) >= LEAST_CLAIMED_CHARACTERS
+        ):
+            yield Mark(found.start(), found.end(), 0, words)
+
+
+def _blank(found: re.Match[str]) -> str:
+    return " " * len(found[0])
+
+
+def folded(text: str) -> str:
+    """Return a text without case, hyphens and differences of blanks and quotation marks."""
+    return _BLANKS.sub("", text.translate(_FOLDED)).casefold()
+
+
+def agrees(text: str, start: int, end: int, words: str) -> bool:
+    """Whether characters `start` to `end` of a text are these words, apart from how they are set."""
+    return 0 <= start < end <= len(text) and folded(text[start:end]) == folded(words) != ""
+
+
+def place_of(text: str, words: str) -> tuple[int, int] | None:
+    """Return where words stand in a text, or None: as they are, or else apart from how they are set. Blocks."""
+    words = words.strip()
+    if not folded(words) or len(words) > MAX_QUOTE_CHARACTERS:
+        return None
+    at = quotable(text).find(quotable(words))
+    if at >= 0:
+        return at, at + len(words)
+    sought, overlap = folded(words), 4 * len(words) + 100
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        piece = text[start : start + PIECE_CHARACTERS + overlap]
+        at = folded(piece).find(sought)
+        if at < 0:
+            continue
+        first = _length_folded_to(piece, at + 1) - 1
+        last = first + _length_folded_to(piece[first:], len(sought))
+        if agrees(text, start + first, start + last, words):
+            return start + first, start + last
+    return None
+
+
+def absent_from(texts: Iterable[str], claims: Iterable[Mark]) -> list[Mark]:
+    """Return the claims whose words stand in none of the texts. Each text is folded once. Blocks."""
+    sought = {each: folded(each.words) for each in claims}
+    for text in texts:
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = folded(text[start : start + PIECE_CHARACTERS + 4 * MAX_QUOTE_CHARACTERS])
+            sought = {each: words for each, words in sought.items() if words not in piece}
+    return list(sought)
+
+
+def _length_folded_to(text: str, size: int) -> int:
+    """Return the least number of characters that are at least `size` when folded."""
+    return bisect_left(range(len(text) + 1), size, key=lambda length: len(folded(text[:length])))
+
+
+class MarkReader:
+    """Separates the marked quotations of an answer from its text while it is written."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> Iterator[str | Mark]:
+        """Yield text and quotations as far as they are decided."""
+        self._held += text
+        at = 0
+        for found in marks_in(self._held):
+            if found.start > at:
+                yield self._held[at : found.start]
+            yield found
+            at = found.end
+        rest = self._held[at:]
+        opening = _OPENING.search(rest, max(0, len(rest) - MAX_QUOTE_CHARACTERS - MAX_MARK_CHARACTERS))
+        cut = opening.start() if opening is not None else len(rest)
+        if rest[:cut]:
+            yield rest[:cut]
+        self._held = rest[cut:]
+
+    def end(self) -> str:
+        """Return the text that was held back."""
+        rest, self._held = self._held, ""
+        return rest

@@ -1,0 +1,293 @@
+"""Sorted word starts of a text: which bytes continue a quotation of it.
+
+A quotation begins at a word and ends where a word or punctuation mark does. The places where one may begin are sorted
+by the text that follows, so that those with the same beginning are an interval, which a further token narrows by binary
+search. Texts that agree for QUOTE_BYTES are listed once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+QUOTE_BYTES = 1024
+"""Maximum bytes of a quotation, and the depth to which places are sorted."""
+MAX_WORD = 64
+"""Characters after which a word counts as another one, so that a text without blanks has places, too."""
+BLOCK_BYTES = 64
+CLOSE = b"]]"
+"""Ends a quotation, which therefore cannot contain it."""
+
+Ints: TypeAlias = npt.NDArray[np.int32]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+_OTHER, _SPACE, _LETTER, _DIGIT, _JOINER, _MID_LETTER, _MID_DIGIT, _MID_BOTH, _EXTEND, _ALONE = range(10)
+# Scripts that are written without blanks: Thai, Lao, Myanmar, Khmer, Kana, Bopomofo, Yi and Chinese characters.
+_WITHOUT_BLANKS = (
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x19E0, 0x19FF), (0x3005, 0x3007), (0x3021, 0x3029)),
+    *((0x3031, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xA000, 0xA4CF), (0xA9E0, 0xA9FF)),
+    *((0xAA60, 0xAA7F), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1B000, 0x1B16F), (0x20000, 0x3FFFF)),
+)
+_MIDDLES = {
+    **dict.fromkeys(":\u00b7\u0387\u055f\u05f4\u2027\ufe13\ufe55\uff1a", _MID_LETTER),
+    **dict.fromkeys(",;\u037e\u0589\u060c\u060d\u066c\u07f8\u2044\ufe10\ufe14\ufe50\ufe54\uff0c\uff1b", _MID_DIGIT),
+    **dict.fromkeys("'.\u2018\u2019\u2024\ufe52\uff07\uff0e", _MID_BOTH),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteLimits:
+    """Limits on the length of a quotation, in words, or in characters of scripts without blanks.
+
+    Both count where scripts mix: two words and four characters are as long as four words.
+    """
+
+    least_words: int = 4
+    most_words: int = 60
+    least_characters: int = 8
+    most_characters: int = 200
+    most_length: int = 0  # in characters of every kind; 0: none
+
+
+PROSE = QuoteLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The places `low` to `high` of an index whose text agrees in the first `depth` bytes."""
+
+    low: int
+    high: int
+    depth: int = 0
+
+
+class QuoteIndex:
+    """The places of a text where quotations may begin. Building takes about a second per 3 million characters.
+
+    `barred`: texts that no quotation contains, beside CLOSE. `escaped`: quotations are written as in a JSON string.
+    """
+
+    def __init__(
+        self, text: str, limits: QuoteLimits = PROSE, barred: Iterable[bytes] = (), *, escaped: bool = False
+    ) -> None:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        written = json.dumps(text, ensure_ascii=False)[1:-1] if escaped else text
+        content = written.encode("utf-8", "replace")
+        if escaped:  # other escapes are not written by the JSON grammar
+            content = re.sub(rb"\\u[0-9a-fA-F]{4}", b"\xff" * 6, content)
+        # 0xFF does not occur in UTF-8, so that nothing continues across it.
+        bars = re.compile(b"|".join(re.escape(each) for each in (CLOSE, *barred)))
+        content = bars.sub(lambda found: b"\xff" * len(found[0]), content)
+        self.content = content + b"\xff" * (QUOTE_BYTES + 2 * BLOCK_BYTES)
+        self._bytes = np.frombuffer(self.content, np.uint8)
+        self._words = np.ndarray((len(self.content) - 8,), ">u8", self.content, 0, (1,))
+        self._blocks = np.ndarray((len(self.content) - BLOCK_BYTES,), f"V{BLOCK_BYTES}", self.content, 0, (1,))
+        self.starts = self.shortest = self.longest = self.ends = np.zeros(0, np.int32)
+        if len(points):
+            self._find_places(points, len(content), limits, escaped=escaped)
+
+    @property
+    def whole(self) -> Interval:
+        """All places."""
+        return Interval(0, len(self.starts))
+
+    def narrowed(self, found: Interval, text: bytes) -> Interval:
+        """Return the places of an interval that continue with `text`; none if it would be too long at the first."""
+        content, starts, depth = self.content, self.starts, found.depth
+        low, high, size = found.low, found.high, len(text)
+        while low < high:
+            middle = (low + high) // 2
+            at = int(starts[middle]) + depth
+            if content[at : at + size] < text:
+                low = middle + 1
+            else:
+                high = middle
+        first, high = low, found.high
+        while low < high:
+            middle = (low + high) // 2
+            at = int(starts[middle]) + depth
+            if content[at : at + size] <= text:
+                low = middle + 1
+            else:
+                high = middle
+        return Interval(first, low, depth + size)
+
+    def agreeing(self, found: Interval, texts: npt.NDArray[np.uint64], sizes: Ints) -> tuple[Ints, Ints]:
+        """Return the intervals (n,), (n,) of the places that continue with each of n texts of up to 8 bytes.
+
+        `texts`: big-endian, filled with zeros.
+        """
+        shift = ((8 - sizes) * 8).astype(np.uint64)
+        texts = texts >> shift
+        bounds = []
+        for side in (0, 1):
+            low = np.full(len(texts), found.low, np.int32)
+            high = np.full(len(texts), found.high, np.int32)
+            for _ in range(int(found.high - found.low).bit_length()):
+                middle = (low + high) >> 1
+                at = self.starts[np.minimum(middle, len(self.starts) - 1)] + found.depth
+                here = self._words[at].astype(np.uint64) >> shift
+                goes_up = (here < texts if side == 0 else here <= texts) & (low < high)
+                low = np.where(goes_up, middle + 1, low)
+                high = np.where(goes_up, high, middle)
+            bounds.append(low)
+        return bounds[0], bounds[1]
+
+    def may_end(self, found: Interval, most: int = 512) -> bool:
+        """Whether a quotation that reached `found` may end, at one of its first `most` places."""
+        last = min(found.high, found.low + most)
+        places = self.starts[found.low : last][self.shortest[found.low : last] <= found.depth] + found.depth
+        at = np.minimum(np.searchsorted(self.ends, places), len(self.ends) - 1)
+        return bool((self.ends[at] == places).any()) if len(self.ends) else False
+
+    def continuations(self, found: Interval, most: int) -> set[bytes]:
+        """Return what follows at each place, up to `most` bytes and not beyond the longest quotation."""
+        content, depth = self.content, found.depth
+        rooms = np.minimum(self.longest[found.low : found.high].astype(np.int32) - depth, most).tolist()
+        places = (self.starts[found.low : found.high] + depth).tolist()
+        return {content[at : at + room] for at, room in zip(places, rooms, strict=True) if room > 0}
+
+    def _find_places(self, points: npt.NDArray[np.uint32], size: int, limits: QuoteLimits, *, escaped: bool) -> None:
+        classes = _classes(points)
+        begins = _word_starts(classes)
+        offsets = _byte_offsets(points, escaped=escaped)
+        segments = np.flatnonzero(begins).astype(np.int32)
+        after = np.append(segments[1:], len(points)).astype(np.int32)
+        lettered = np.add.reduceat(((classes == _LETTER) | (classes == _DIGIT)).astype(np.int32), segments) > 0
+        alone = classes[segments] == _ALONE
+        # A word is worth as much of the limits as the characters of scripts without blanks that are as long.
+        least, most = limits.least_words * limits.least_characters, limits.most_words * limits.most_characters
+        shares = np.where(alone, limits.least_words, np.where(lettered, limits.least_characters, 0))
+        least_after = np.cumsum(shares)
+        least_before = least_after - shares
+        rooms = np.where(alone, limits.most_words, np.where(lettered, limits.most_characters, 0))
+        most_after = np.cumsum(rooms)
+        most_before = most_after - rooms
+        from_byte, to_byte = offsets[segments], offsets[after]
+        last_class, last_byte = classes[after - 1], self._bytes[np.maximum(to_byte - 1, 0)]
+        # A bracket beside CLOSE would be taken for a part of it.
+        brackets = (last_byte == ord("]")) | (self._bytes[to_byte] == ord("]"))
+        closable = (last_class != _SPACE) & ~brackets & (last_byte != 0xFF)
+        barred = np.flatnonzero(self._bytes[:size] == 0xFF).astype(np.int32)
+        ends = np.flatnonzero(closable)
+        self.ends = to_byte[ends]
+        chosen = np.flatnonzero((lettered | alone) & (self._bytes[from_byte] != 0xFF))
+        if not len(ends) or not len(chosen):
+            return
+        begin = from_byte[chosen]
+        limit = np.append(barred, size).astype(np.int32)[np.searchsorted(barred, begin)]
+        limit = np.minimum(limit, begin + QUOTE_BYTES)
+        last = np.minimum(
+            np.searchsorted(self.ends, limit, "right"),
+            np.searchsorted(most_after[ends], most_before[chosen] + most, "right"),
+        )
+        if limits.most_length:
+            longest = segments[chosen] + limits.most_length
+            last = np.minimum(last, np.searchsorted(after[ends], longest, "right"))
+        first = np.searchsorted(least_after[ends], least_before[chosen] + least)
+        fits = (first < last) & (last > 0)
+        begin, first, last = begin[fits], first[fits], last[fits]
+        order = self._sorted(begin)
+        self.starts = begin[order]
+        self.shortest = (self.ends[first[order]] - self.starts).astype(np.uint16)
+        self.longest = (self.ends[last[order] - 1] - self.starts).astype(np.uint16)
+
+    def _sorted(self, begin: Ints) -> npt.NDArray[np.intp]:
+        """Return the order of places by their text, without repeated ones."""
+        key = self._words[begin].astype(np.uint64)
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        tied = np.zeros(len(order), np.bool_)  # with the place before
+        tied[1:] = key[1:] == key[:-1]
+        # Most ties that remain are repeated text, which is compared in longer blocks.
+        for depth in range(8, QUOTE_BYTES, BLOCK_BYTES):
+            active, group = _tied_groups(tied)
+            blocks = self._blocks[begin[order[active]] + depth]
+            differs = np.append(False, (blocks[1:] != blocks[:-1]) & (group[1:] == group[:-1]))
+            active = active[(np.bincount(group, differs) > 0)[group]]
+            undecided = np.zeros(len(order), np.bool_)
+            undecided[active] = tied[active]
+            for within in range(depth, depth + BLOCK_BYTES, 8):
+                active, group = _tied_groups(undecided)
+                if not len(active):
+                    break
+                part = order[active]
+                key = self._words[begin[part] + within].astype(np.uint64)
+                if not ((key[1:] >= key[:-1]) | (group[1:] != group[:-1])).all():
+                    by_key = np.lexsort((key, group))
+                    part, key = part[by_key], key[by_key]
+                    order[active] = part
+                still = (key[1:] == key[:-1]) & (group[1:] == group[:-1])
+                undecided[active[1:]] = tied[active[1:]] = still
+        return order[~tied]
+
+
+def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the places that are tied with a neighbor, and the number of the group of each."""
+    inside = tied.copy()
+    inside[:-1] |= tied[1:]
+    active = np.flatnonzero(inside)
+    return active, np.cumsum(~tied[active])
+
+
+def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Return the class of each character that decides where words begin, as in UAX 29."""
+    table = np.zeros(0x110000, np.uint8)
+    for point in np.flatnonzero(np.bincount(points)).tolist():
+        character = chr(point)
+        category = unicodedata.category(character)
+        if any(low <= point <= high for low, high in _WITHOUT_BLANKS) and category[0] in "LN":
+            table[point] = _ALONE
+        elif category[0] == "L" or category == "Nl":
+            table[point] = _LETTER
+        elif category == "Nd":
+            table[point] = _DIGIT
+        elif category == "Pc":
+            table[point] = _JOINER
+        elif category[0] == "M" or category == "Cf":
+            table[point] = _EXTEND
+        elif character.isspace():
+            table[point] = _SPACE
+        else:
+            table[point] = _MIDDLES.get(character, _OTHER)
+    return table[points]
+
+
+def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
+    """Return where a word or another segment begins (n,)."""
+    kept = np.flatnonzero(classes != _EXTEND)
+    here = classes[kept]
+    word = (here == _LETTER) | (here == _DIGIT) | (here == _JOINER)
+    joined = np.zeros(len(here), np.bool_)
+    joined[1:] = (word[1:] & word[:-1]) | ((here[1:] == _SPACE) & (here[:-1] == _SPACE))
+    for kind, middles in ((_LETTER, (_MID_LETTER, _MID_BOTH)), (_DIGIT, (_MID_DIGIT, _MID_BOTH))):
+        sides = here == kind
+        middle = np.isin(here[1:-1], middles) & sides[:-2] & sides[2:]
+        joined[1:-1] |= middle
+        joined[2:] |= middle
+    begins = np.zeros(len(classes), np.bool_)
+    begins[:1] = True
+    starts = np.flatnonzero(~joined)
+    length = np.arange(len(here)) - np.repeat(starts, np.diff(np.append(starts, len(here))))
+    begins[kept[length % MAX_WORD == 0]] = True
+    return begins
+
+
+def _byte_offsets(points: npt.NDArray[np.uint32], *, escaped: bool) -> Ints:
+    """Return the byte at which each character begins, and their end (n + 1,)."""
+    sizes = 1 + (points >= 0x80).astype(np.int32) + (points >= 0x800) + (points >= 0x10000)
+    sizes[(points >= 0xD800) & (points < 0xE000)] = 1  # "?"
+    if escaped:
+        short = np.isin(points, [ord(each) for each in '"\\\b\f\n\r\t'])
+        sizes[short] = 2
+        sizes[(points < 0x20) & ~short] = 6
+    offsets = np.zeros(len(points) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets

@@ -1,0 +1,255 @@
+"""Strings of structured output that quote a source: `{"type": "string", "x-quote-of": NAME}`.
+
+Such a string is a part of the source of that name, from the beginning of a word to an end, written with JSON's escapes.
+It may be empty where `"default": ""` declares that, and null where the type allows it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.quote_index import QuoteIndex, QuoteLimits
+from notso.smollm3.sampling.quotes import Ids, Quotation, Quotes, QuoteVocabulary
+from notso.smollm3.sampling.sampler import Floats
+from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
+
+FIELD = QuoteLimits(least_words=1, least_characters=1)
+BESIDE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
+"""Keywords that may stand beside it."""
+_CLOSER = re.compile(rb'"[\s,}\]]*')
+_OPENS_AND_GOES_ON = re.compile(rb'"[\s\S]')
+_VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedField:
+    """A string that quotes. may_be_empty: "" declares that there is nothing to quote."""
+
+    index: QuoteIndex
+    may_be_empty: bool
+
+
+class JsonPosition:
+    """Position in a JSON text: the path of the value that is being written, or comes next."""
+
+    def __init__(self) -> None:
+        self._containers: list[list[Any]] = []  # [key or index, whether a key comes next]
+        self._string: bytearray | None = None
+        self._is_escaped = False
+        self._is_key = False
+
+    @property
+    def path(self) -> Path:
+        return tuple(each[0] for each in self._containers)
+
+    @property
+    def in_value_string(self) -> bool:
+        return self._string is not None and not self._is_key
+
+    @property
+    def expects_value(self) -> bool:
+        return self._string is None and not (self._containers and self._containers[-1][1])
+
+    def take(self, text: bytes) -> None:
+        for byte in text:
+            if self._string is not None:
+                self._take_in_string(self._string, byte)
+            elif byte == ord('"'):
+                self._string, self._is_key = bytearray(b'"'), not self.expects_value
+            elif byte in b"{[":
+                self._containers.append(["", True] if byte == ord("{") else [0, False])
+            elif byte in b"}]" and self._containers:
+                self._containers.pop()
+            elif self._containers and byte == ord(":"):
+                self._containers[-1][1] = False
+            elif self._containers and byte == ord(","):
+                top = self._containers[-1]
+                if isinstance(top[0], int):
+                    top[0] += 1
+                else:
+                    top[1] = True
+
+    def _take_in_string(self, string: bytearray, byte: int) -> None:
+        string.append(byte)
+        if self._is_escaped:
+            self._is_escaped = False
+        elif byte == ord("\\"):
+            self._is_escaped = True
+        elif byte == ord('"'):
+            if self._is_key and self._containers:
+                self._containers[-1][0] = json.loads(string.decode("utf-8", "replace"))
+            self._string = None
+
+
+class QuotedFields:
+    """Holds the quoting strings of one answer to their sources."""
+
+    def __init__(
+        self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
+    ) -> None:
+        """`fields`: by the identity of their part of the schema."""
+        self._vocabulary = vocabulary
+        self._schema = schema
+        self._fields = fields
+        self._position = JsonPosition()
+        self._open: Quotation | None = None
+        self._field: QuotedField | None = None
+        self._is_empty = True
+
+    @property
+    def is_quoting(self) -> bool:
+        return self._open is not None
+
+    def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
+        """Return the tokens of a mask (V,) that the sources permit."""
+        if self._open is None:
+            narrowed = allowed.copy()
+            narrowed[self._values_within] = False
+            if self._position.expects_value and self._field_at(self._position.path) is not None:
+                narrowed[self._opening] = False
+            return narrowed
+        permitted = np.zeros_like(allowed)
+        permitted[self._open.continuing(np.where(allowed, logits[: len(allowed)], -np.inf))] = True
+        may_be_empty = self._is_empty and self._field is not None and self._field.may_be_empty
+        if may_be_empty or (not self._is_empty and self._open.may_end):
+            permitted[self._closers] = True
+        return allowed & permitted
+
+    def take(self, text: bytes) -> None:
+        """Record text of the answer."""
+        if self._open is not None and not text.startswith(b'"'):
+            self._open.take(text)
+            self._is_empty = False
+        self._position.take(text)
+        if not self._position.in_value_string:
+            self._open = self._field = None
+        elif self._open is None and (field := self._field_at(self._position.path)) is not None:
+            self._field, self._is_empty = field, True
+            self._open = Quotation(field.index, self._vocabulary)
+
+    def _field_at(self, path: Path) -> QuotedField | None:
+        for part in _parts_at(self._schema, self._schema, path):
+            if (field := self._fields.get(id(part))) is not None:
+                return field
+        return None
+
+    @cached_property
+    def _closers(self) -> Ids:
+        return self._tokens(lambda text: _CLOSER.fullmatch(text) is not None)
+
+    @cached_property
+    def _opening(self) -> Ids:
+        return self._tokens(lambda text: _OPENS_AND_GOES_ON.search(text) is not None)
+
+    @cached_property
+    def _values_within(self) -> Ids:
+        return self._tokens(lambda text: _VALUE_WITHIN.search(text) is not None)
+
+    def _tokens(self, matches: Any) -> Ids:
+        quoting = ((text, each) for text, each in self._vocabulary.ids.items() if b'"' in text)
+        return np.array([each for text, each in quoting if matches(text)], np.intp)
+
+
+def quoted_fields(options: RequestOptions, quotes: Quotes) -> tuple[RequestOptions, QuotedFields | None]:
+    """Return the quoting strings of a request's schema, and options with a schema without them.
+
+    Raises InvalidRequestError for an unknown source, and for keywords that cannot be combined with it.
+    """
+    grammar = options.grammar
+    if grammar is None or grammar.kind != "json_schema" or QUOTE_OF not in grammar.source:
+        return options, None
+    try:
+        schema = json.loads(grammar.source)
+    except (ValueError, RecursionError):
+        return options, None  # refused with all other schemas
+    if options.tools and options.tool_choice != "none":
+        raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
+    fields = {
+        id(part): _field(part, options.sources, quotes)
+        for part in _objects(schema)
+        if isinstance(part.get(QUOTE_OF), str)
+    }
+    if not fields:
+        return options, None
+    source = json.dumps(_without_limits(schema), ensure_ascii=False)
+    plain = replace(options, grammar=Grammar("json_schema", source), sources=())
+    return plain, QuotedFields(quotes.vocabulary, schema, fields)
+
+
+def _field(part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: Quotes) -> QuotedField:
+    types = part.get("type")
+    named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
+    if "string" not in named or not named <= {"string", "null"}:
+        raise InvalidRequestError(f'{QUOTE_OF} requires "type": "string", or with null', param="grammar")
+    for keyword in part:
+        if keyword not in BESIDE:
+            raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with {keyword}", param="grammar")
+    most = part.get("maxLength", 0)
+    if type(most) is not int or most < 0:
+        raise InvalidRequestError("maxLength must be a whole number", param="grammar")
+    source = next((each for each in sources if each.name == part[QUOTE_OF]), None)
+    if source is None:
+        names = ", ".join(each.name for each in sources) or "none"
+        raise InvalidRequestError(f"{QUOTE_OF} names no document; there are: {names}", param="grammar")
+    index = quotes.index(source.text, replace(FIELD, most_length=most), escaped=True)
+    return QuotedField(index, part.get("default") == "" or not index.whole.high)
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            yield each
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+
+
+def _without_limits(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_limits(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = {QUOTE_OF, "maxLength"} if isinstance(schema.get(QUOTE_OF), str) else set()
+    return {name: _without_limits(value) for name, value in schema.items() if name not in left_out}
+
+
+def _parts_at(document: Any, schema: Any, path: Path, seen: frozenset[int] = frozenset()) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a schema that describe the value at a path."""
+    if not isinstance(schema, dict) or (id(schema) in seen):
+        return
+    seen |= {id(schema)}
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        for inner in schema.get(keyword) or ():
+            yield from _parts_at(document, inner, path, seen)
+    for keyword in ("then", "else"):
+        yield from _parts_at(document, schema.get(keyword), path, seen)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        target = document
+        for name in reference.split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, dict) else None
+        yield from _parts_at(document, target, path, seen)
+    if not path:
+        yield schema
+        return
+    first, rest = path[0], path[1:]
+    if isinstance(first, int):
+        prefix = schema.get("prefixItems") or []
+        inner = prefix[first] if first < len(prefix) else schema.get("items")
+    else:
+        inner = (schema.get("properties") or {}).get(first, schema.get("additionalProperties"))
+    yield from _parts_at(document, inner, rest)

@@ -1,0 +1,108 @@
+"""Citations of an answer: found in the documents of its prompt when it ends, and drawn where they were found."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from html import escape, unescape
+
+from notso.documents.citations import Mark, absent_from, claims_in, marks_in, place_of, revision_of
+from notso.web.store.documents import Citation, DocumentStore, DocumentText
+from notso.web.store.protocol import StoredMessage
+from notso.web.values.wording import words
+
+MAX_CITATIONS = 256
+_DRAWN = re.compile(r'<span class="quote">(\d{1,3}): (.*?)</span>', re.DOTALL)
+
+
+async def citations_of(
+    store: DocumentStore, owner: str, answer: str, document_ids: Sequence[str]
+) -> tuple[Citation, ...]:
+    """Return where the quotations of an answer stand in the documents of its prompt, by number.
+
+    What is in quotation marks is looked up in all of them, and returned only if it is absent.
+    """
+    marks = [each for each in marks_in(answer) if each.number]
+    claims = list(claims_in(answer))
+    if not document_ids or not (marks or claims):
+        return ()
+    wanted = range(1, len(document_ids) + 1) if claims else sorted({each.number for each in marks})
+    texts: dict[int, DocumentText] = {}
+    for number in wanted:
+        known = document_ids[number - 1] if number <= len(document_ids) else ""
+        text = await store.text(owner, known) if known else None
+        if text is not None:
+            texts[number] = text
+
+    def look_up() -> list[Citation]:
+        found = []
+        for mark in marks[:MAX_CITATIONS]:
+            text = texts.get(mark.number)
+            place = place_of(text.text, mark.words) if text is not None else None
+            if text is None or place is None:
+                found.append(Citation(mark.start, mark.end))
+                continue
+            document = document_ids[mark.number - 1]
+            found.append(Citation(mark.start, mark.end, document, revision_of(text.text), *place))
+        absent = absent_from((text.text for text in texts.values()), claims)
+        return sorted([*found, *(Citation(each.start, each.end) for each in absent)], key=lambda each: each.at)
+
+    return tuple(await asyncio.to_thread(look_up))
+
+
+def with_citations(html: str, message: StoredMessage, *, with_links: bool = True) -> str:
+    """Draw the quotations in an answer's sanitized HTML: a number where one was found, else that it is absent."""
+    if '<span class="quote">' not in html and not message.citations:
+        return html
+    cited = {(mark.number, _plain(mark.words)): each for mark, each in _cited(message)}
+    numbers = {each.at: number for number, each in enumerate((each for _, each in _cited(message)), start=1)}
+
+    def draw(found: re.Match[str]) -> str:
+        each = cited.get((int(found[1]), _plain(unescape(found[2]))))
+        if each is None:
+            return found[0]
+        if not each.document:
+            return f'“{found[2]}” <span class="absent">{escape(words["citation_absent"])}</span>'
+        title = escape(f"“{unescape(found[2])}” – {_place(each)}")
+        link = f' href="{_address(each)}"' if with_links else ""
+        return f'<a class="citation"{link} title="{title}">{numbers[each.at]}</a>'
+
+    absent = [message.content[each.at : each.to] for each in message.citations if not each.document]
+    absent = [each for each in absent if not each.startswith("[[")]
+    note = "".join(
+        f'<p class="absent">{escape(words["citation_absent_quote"].format(quote=each))}</p>' for each in absent
+    )
+    return _DRAWN.sub(draw, html) + note
+
+
+def markdown_with_citations(message: StoredMessage) -> str:
+    """Return an answer with its quotations as footnotes."""
+    text, notes, at = "", [], 0
+    for mark, each in _cited(message):
+        text += message.content[at : mark.start]
+        at = mark.end
+        if each.document:
+            notes.append(f"[^{len(notes) + 1}]: “{mark.words}” – {_place(each)}")
+            text += f"[^{len(notes)}]"
+        else:
+            text += f"“{mark.words}” ({words['citation_absent']})"
+    return "\n\n".join(filter(None, (text + message.content[at:], "\n".join(notes))))
+
+
+def _cited(message: StoredMessage) -> list[tuple[Mark, Citation]]:
+    marks = {each.start: each for each in marks_in(message.content)}
+    return [(marks[each.at], each) for each in message.citations if each.at in marks]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _place(each: Citation) -> str:
+    page = f", {words['document_page'].format(page=each.page)}" if each.page else ""
+    return f"{each.name}{page}"
+
+
+def _address(each: Citation) -> str:
+    return f"/documents/{each.document}?at={each.start}&amp;end={each.end}&amp;revision={each.revision}#quoted"

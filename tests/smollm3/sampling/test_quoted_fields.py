@@ -1,0 +1,81 @@
+"""Extraction by x-quote-of: values are parts of their document, or the declared empty value."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine, Grammar, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
+
+INVOICES = 200
+FIELDS: dict[str, Any] = {
+    "number": {"type": "string", "x-quote-of": "invoice", "maxLength": 12},
+    "customer": {"type": "string", "x-quote-of": "invoice", "maxLength": 30},
+    "note": {"type": ["string", "null"], "x-quote-of": "invoice"},
+    "discount": {"type": "string", "x-quote-of": "empty", "default": ""},
+    "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 2, "maxItems": 2},
+    "total": {"type": "integer"},
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": FIELDS,
+    "required": [*FIELDS],
+    "additionalProperties": False,
+    "$defs": {"part": {"type": "string", "x-quote-of": "invoice", "maxLength": 20}},
+}
+
+
+def invoice(rng: random.Random) -> str:
+    word = lambda: "".join(rng.choices("abcdefghijkläößé", k=rng.randint(2, 7)))  # noqa: E731
+    lines = [f'Invoice "{rng.randint(1000, 9999)}-{rng.choice("AB")}" \\ of {rng.randint(1, 28)}.3.2026']
+    lines += [f"Customer:\t{word().title()} & {word().title()}, 東京都港区{rng.randint(1, 9)}丁目"]
+    lines += [f"{rng.randint(1, 9)} x {word()} {word()} {rng.randint(1, 99)},50" for _ in range(rng.randint(1, 4))]
+    return "\n".join(lines)
+
+
+def extract(engine: Engine, text: str, seed: int, schema: dict[str, Any] = SCHEMA) -> Any:
+    sources = (QuoteSource("Nothing of the other document may be quoted", "other"), QuoteSource(text, "invoice"))
+    grammar = Grammar("json_schema", json.dumps(schema))
+    options = RequestOptions(thinking=False, grammar=grammar, sources=(*sources, QuoteSource("", "empty")))
+    params = SamplingParams(max_tokens=1500, temperature=[0.0, 0.8, 1.5][seed % 3], seed=seed)
+    answer = engine.submit([Message("user", "Extract.")], params, options).result()
+    assert answer.finish_reason == "stop", answer.text
+    return json.loads(answer.text)
+
+
+def check(engine: Engine, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    for at in range(count):
+        text = invoice(rng)
+        found = extract(engine, text, at)
+        for name, limit in (("number", 12), ("customer", 30)):
+            assert found[name] and found[name] in text and len(found[name]) <= limit
+        assert found["note"] is None or (found["note"] and found["note"] in text)
+        assert found["discount"] == ""
+        assert len(found["parts"]) == 2 and all(each and each in text and len(each) <= 20 for each in found["parts"])
+
+
+def test_values_are_parts_of_their_document(demo_engine: Engine) -> None:
+    check(demo_engine, 8, 1)
+
+
+@pytest.mark.long("quotes")
+def test_many_values_are_parts_of_their_document(demo_engine: Engine) -> None:
+    check(demo_engine, INVOICES, 2)
+
+
+@pytest.mark.parametrize(
+    "field, said",
+    [
+        ({"type": "string", "x-quote-of": "letter"}, "names no document; there are: other, invoice, empty"),
+        ({"type": "integer", "x-quote-of": "invoice"}, "requires"),
+        ({"type": "string", "x-quote-of": "invoice", "pattern": "a"}, "cannot be combined with pattern"),
+        ({"type": "string", "x-quote-of": "invoice", "maxLength": -1}, "whole number"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(demo_engine: Engine, field: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        extract(demo_engine, "one two three", 1, {"type": "object", "properties": {"a": field}})

@@ -1,0 +1,234 @@
+"""Quotations: whatever is sampled within `[[n: ` and `]]` is a part of source n."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from notso.smollm3 import Engine, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
+from notso.smollm3.sampling.quote_index import QUOTE_BYTES, QuoteIndex, QuoteLimits
+from notso.smollm3.sampling.quotes import NARROW, QuotedOutput, Quotes
+from notso.smollm3.text.tokenizer import Tokenizer
+
+# Letters of twelve scripts; the last five are written without blanks.
+SCRIPTS = [
+    "abcdefghijklmnopqrstuvwxyzäöüß",
+    "абвгдежзийклмнопрстуфхцчшщыьэюя",
+    "αβγδεζηθικλμνξοπρστυφχψω",
+    "אבגדהוזחטיכלמנסעפצקרשת",
+    "ابتثجحخدذرزسشصضطظعغفقكلمنهوي",
+    "कखगघङचछजझञटठडढणतथदधनपफबभमयरलवशषसह",
+    "가나다라마바사아자차카타파하",
+    "的一是在不了有和人这中大为上个国我以要他时来用们",
+    "あいうえおかきくけこさしすせそたちつてとなにぬねの",
+    "กขคงจฉชซญดตถทนบปผฝพฟมยรลวสหอ",
+    "ກຂຄງຈສຊຍດຕຖທນບປຜຝພຟມຢຣລວຫອຮ",
+    "កខគឃងចឆជឈញដឋឌឍណតថទធនបផពភមយរលវសហឡអ",
+]
+WITHOUT_BLANKS = 5
+MARK = re.compile(r"\[\[(\d+): (.*?)\]\]", re.DOTALL)
+# Of each of the long runs; the default run has few.
+QUOTES = int(os.environ.get("NOTSO_QUOTES", "10000"))
+
+
+def written(rng: random.Random, script: int, words: int) -> str:
+    letters, is_joined = SCRIPTS[script], script >= len(SCRIPTS) - WITHOUT_BLANKS
+    known = ["".join(rng.choices(letters, k=rng.randint(1, 9))) for _ in range(max(6, words // 3))]
+    known += ["[1]", "12,5", "don't", "]", "[[2: x]]", "<tool_call>", "<|im_end|>", "\u202e", "e\u0301a"]
+    parts = []
+    for _ in range(words):
+        parts.append(rng.choice(known))
+        parts.append(rng.choice(["", "", "。"]) if is_joined else rng.choice([" "] * 6 + [", ", ".\n", " – "]))
+    return "".join(parts)
+
+
+def words_of(text: str) -> tuple[int, int]:
+    """Return the words, and the characters of scripts without blanks, by the definition rather than the index."""
+    alone = sum(character in "".join(SCRIPTS[-WITHOUT_BLANKS:]) for character in text)
+    spaced = "".join(" " if each in "".join(SCRIPTS[-WITHOUT_BLANKS:]) else each for each in text)
+    return len(re.findall(r"\w[\w\u0300-\u036f]*(?:['.,]\w+)*", spaced)), alone
+
+
+@pytest.fixture(scope="module")
+def quotes(demo_engine: Engine) -> Quotes:
+    return Quotes(demo_engine.tokenizer)
+
+
+def draw(
+    quotes: Quotes, tokenizer: Tokenizer, sources: list[str], number: int, rng: np.random.Generator, sharp: float
+) -> str:
+    """Sample a quotation of a source from random logits."""
+    held = quotes.output([QuoteSource(each) for each in sources], None, f"So [[{number}:")
+    assert isinstance(held, QuotedOutput)
+    tokens = list[int]()
+    for step in range(2 * QUOTE_BYTES):
+        logits = (sharp * rng.standard_normal(tokenizer.vocab_size)).astype(np.float32)
+        restricted = held.restrict(logits, False)
+        if step == 0:  # begin it: other text would be allowed as well
+            others = np.setdiff1d(np.arange(tokenizer.vocab_size), quotes.vocabulary.spaced)
+            restricted[others] = -np.inf
+        token = int(restricted.argmax())
+        assert np.isfinite(restricted[token]), "a quotation must have a next token"
+        tokens.append(token)
+        held.take(token, False, 10_000)
+        if not held.is_quoting:
+            break
+    found = MARK.match(f"[[{number}:" + b"".join(map(tokenizer.token_bytes, tokens)).decode())
+    assert found is not None
+    return found[2]
+
+
+def check(source: str, words: str) -> None:
+    places = [at.start() for at in re.finditer(f"(?={re.escape(words)})", source)]
+    assert places, "a quotation is a part of its source"
+    assert any(not (at and source[at - 1 : at + 1].isalnum()) or words_of(words)[1] for at in places)
+    assert "]]" not in words and "<tool_call>" not in words and "<|im_end|>" not in words
+    count, alone = words_of(words)
+    assert count + alone / 2 >= 3 and count / 60 + alone / 200 <= 1.1  # a last word may be cut at 64 characters
+    assert len(words.encode()) <= QUOTE_BYTES
+
+
+def quote_many(quotes: Quotes, tokenizer: Tokenizer, count: int, seed: int) -> None:
+    rng, drawn = random.Random(seed), np.random.default_rng(seed)
+    sources = [written(rng, at % len(SCRIPTS), rng.choice([30, 200, 900])) for at in range(40)]
+    for at in range(count):
+        number = at % len(sources) + 1
+        check(sources[number - 1], draw(quotes, tokenizer, sources, number, drawn, rng.choice([0.1, 1, 20])))
+
+
+def test_every_quotation_is_verbatim(quotes: Quotes, demo_engine: Engine) -> None:
+    quote_many(quotes, demo_engine.tokenizer, 120, 1)
+
+
+@pytest.mark.long("quotes")
+def test_many_quotations_are_verbatim(quotes: Quotes, demo_engine: Engine) -> None:
+    quote_many(quotes, demo_engine.tokenizer, QUOTES, 2)
+
+
+def naive_places(source: str) -> Iterator[tuple[bytes, int]]:
+    """The text from each word on."""
+    for found in re.finditer(r"\w+", source):
+        yield source[found.start() :].encode() + b"\xff", len(source[: found.start()].encode())
+
+
+def test_places_are_sorted_by_their_text() -> None:
+    rng = random.Random(3)
+    source = " ".join(rng.choices(["ab", "abc", "b", "ca"], k=3000))
+    index = QuoteIndex(source, QuoteLimits(least_words=1))
+    expected = [at for _, at in sorted(naive_places(source))]
+    assert index.starts.tolist() == expected
+    for _ in range(200):
+        at = rng.randrange(len(source) - 12)
+        part = source[at : at + rng.randint(1, 12)].encode()
+        found = index.narrowed(index.whole, part)
+        begins = [place for text, place in naive_places(source) if text.startswith(part)]
+        assert sorted(index.starts[found.low : found.high].tolist()) == begins
+
+
+def test_texts_that_repeat_have_few_places() -> None:
+    index = QuoteIndex("word " * 100_000)
+    assert 0 < len(index.starts) < 400
+    assert 0 < len(QuoteIndex("x" * 500_000, QuoteLimits(least_words=1)).starts) < 40
+    assert not len(QuoteIndex("too short a").starts) and not len(QuoteIndex("").starts)
+
+
+def test_wide_and_narrow_intervals_agree(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, drawn = random.Random(4), np.random.default_rng(4)
+    source = written(rng, 0, 6_000)
+    index = quotes.index(source)
+    assert index.whole.high > NARROW
+    vocabulary = quotes.vocabulary
+    for lead in (b"", b" "):
+        from notso.smollm3.sampling import quotes as module
+
+        logits = drawn.standard_normal(vocabulary.size).astype(np.float32)
+        monkeypatch.setattr(module, "NARROW", 1 << 30)
+        exact = set(module.Quotation(index, vocabulary, lead).continuing(logits).tolist())
+        monkeypatch.setattr(module, "NARROW", 0)
+        monkeypatch.setattr(module, "LIKELIEST", 1 << 30)
+        assert set(module.Quotation(index, vocabulary, lead).continuing(logits).tolist()) == exact
+
+
+def test_masks_are_computed_once_a_token(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from notso.smollm3.sampling import quotes as module
+
+    counted = list[int]()
+    continuing = module.Quotation.continuing
+
+    def count(self: module.Quotation, logits: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        counted.append(1)
+        return continuing(self, logits)
+
+    monkeypatch.setattr(module.Quotation, "continuing", count)
+    options = RequestOptions(thinking=False, continue_last=True, sources=(QuoteSource("one two three four five"),))
+    messages = [Message("user", "Quote"), Message("assistant", "Look: [[1: ")]
+    answer = demo_engine.submit(messages, SamplingParams(max_tokens=60, temperature=1, seed=5), options).result()
+    assert answer.text.startswith(("one two three four", "two three four five"))
+    assert answer.usage is not None
+    assert 4 <= len(counted) <= answer.usage.completion_tokens
+
+
+def test_marks_need_a_source(quotes: Quotes, demo_engine: Engine) -> None:
+    tokenizer = demo_engine.tokenizer
+    for started in ("See [[2:", "See [[0:", "See [[1:"):
+        held = quotes.output([QuoteSource("a few words that are quoted" * (started == "See [[1:"))], None, started)
+        assert held is not None
+        allowed = np.flatnonzero(np.isfinite(held.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)))
+        spaced = np.intersect1d(allowed, quotes.vocabulary.spaced)
+        assert bool(len(spaced)) == (started == "See [[1:")
+        assert len(allowed) > len(spaced)  # no quotation: an index such as a[[1:2]]
+    free = quotes.output([QuoteSource("a few words that are quoted")], None, "See [[none")
+    assert free is not None
+    assert np.isfinite(free.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)).all()
+
+
+def test_sources_must_be_texts() -> None:
+    with pytest.raises(InvalidRequestError, match="sources"):
+        RequestOptions(sources=("text",))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="sources"):
+        QuoteSource("\ud800")
+
+
+def batch(count: int, seed: int) -> list[tuple[list[Message], SamplingParams, RequestOptions]]:
+    rng = random.Random(seed)
+    sources = [written(rng, at % len(SCRIPTS), 60) for at in range(40)]
+    asked = []
+    for at in range(count):
+        number = rng.randint(1, 3)
+        chosen = tuple(QuoteSource(each) for each in rng.sample(sources, 3))
+        messages = [Message("user", "Quote it."), Message("assistant", f"[[{number}: ")]
+        params = SamplingParams(
+            max_tokens=400, temperature=rng.choice([0, 0.7, 1.5]), top_k=rng.choice([0, 40]), seed=at
+        )
+        asked.append((messages, params, RequestOptions(thinking=False, continue_last=True, sources=chosen)))
+    return asked
+
+
+def compare_batch_with_alone(engine: Engine, count: int, seed: int) -> None:
+    asked, rng = batch(count, seed), random.Random(seed)
+    texts = list[str]()
+    while len(texts) < count:
+        together = asked[len(texts) : len(texts) + rng.randint(1, 16)]
+        running = [engine.submit(*each) for each in together]
+        texts += [each.result().text for each in running]
+    for at, ((messages, params, options), text) in enumerate(zip(asked, texts, strict=True)):
+        number = int(messages[-1].content[2])
+        words, closed, _ = text.partition("]]")
+        assert closed
+        check(options.sources[number - 1].text, words)
+        if at % 10 == 0:
+            assert engine.submit(messages, params, options).result().text == text
+
+
+def test_together_as_alone(demo_engine: Engine) -> None:
+    compare_batch_with_alone(demo_engine, 20, 6)
+
+
+@pytest.mark.long("quotes")
+def test_many_together_as_alone(demo_engine: Engine) -> None:
+    compare_batch_with_alone(demo_engine, QUOTES, 7)

@@ -1,0 +1,245 @@
+"""Documents in API requests, and citations of them, as the clients of the APIs see both."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from documents.made import docx, paragraph, text_pdf
+from scripted_engine import ScriptedEngine, say
+
+from notso.documents.citations import QUOTE_FIRST
+from notso.smollm3 import Engine, Event, Message
+
+Start = Callable[..., Any]
+HERONS = "Herons stand in the reeds.\nThey eat fish and frogs. Storks nest on chimneys."
+PDF = base64.b64encode(text_pdf(["The first page of cranes"], ["The second page of ibises"])).decode()
+ANSWER = (
+    "[[none]] Look: [[1: They eat fish and frogs]] [[2: second page of ibises]] They eat fish.\n[[3: two three\u00e9]]"
+    "Also [[4: six seven]] this, [[9: nothing at all]] and [[5: never quoted here]]."
+)
+
+
+def document(source: dict[str, Any], *, cites: bool = True, **more: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source, "citations": {"enabled": cites}, **more}
+
+
+DOCUMENTS: list[Any] = [
+    document({"type": "text", "media_type": "text/plain", "data": HERONS}, title="herons.txt", context="Field notes"),
+    document({"type": "base64", "media_type": "application/pdf", "data": PDF}),
+    document(
+        {"type": "content", "content": [{"type": "text", "text": each} for each in ("one", "two", "three\u00e9")]}
+    ),
+    {
+        "type": "search_result",
+        "source": "https://example.org/x",
+        "title": "Found",
+        "content": [{"type": "text", "text": "five"}, {"type": "text", "text": "six seven eight"}],
+        "citations": {"enabled": True},
+    },
+    document({"type": "text", "media_type": "text/plain", "data": "never quoted here"}, cites=False),
+]
+
+
+def citing(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    return say(ANSWER, piece=3)
+
+
+def anthropic_client(server: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0)
+
+
+def ask(*more: dict[str, Any], documents: Sequence[dict[str, Any]] = DOCUMENTS) -> dict[str, Any]:
+    first = {"role": "user", "content": [*documents, {"type": "text", "text": "What do they eat?"}]}
+    return {"model": "scripted", "max_tokens": 99, "messages": [first, *more]}
+
+
+def test_anthropics_client_gets_citations_whole_and_streamed(start: Start) -> None:
+    engine = ScriptedEngine(citing)
+    server = start(engine).ready()
+    client = anthropic_client(server)
+    message = client.messages.create(**ask())
+    prompt = engine.requests[-1]
+    (asked,) = prompt.messages
+    assert asked.content.startswith(f"--- herons.txt ---\nField notes\n\n{HERONS}\n--- end of herons.txt ---\n")
+    assert asked.content.endswith(f"What do they eat?\n\n{QUOTE_FIRST}") and "--- document 3 ---" in asked.content
+    assert [bool(each.text) for each in prompt.options.sources] == [True] * 4 + [False]
+    blocks = [(block.text, [each.to_dict() for each in block.citations or ()]) for block in message.content]  # type: ignore[union-attr]
+    assert [text for text, _ in blocks] == [
+        "Look: ",
+        "They eat fish.\n",
+        "Also ",
+        "this, nothing at all and never quoted here.",
+    ]
+    eaten, second, counted, searched = (each for _, cited in blocks for each in cited)
+    place = HERONS.index("They eat fish")
+    assert eaten == {
+        "type": "char_location",
+        "cited_text": "They eat fish and frogs",
+        "document_index": 0,
+        "document_title": "herons.txt",
+        "file_id": None,
+        "start_char_index": place,
+        "end_char_index": place + len("They eat fish and frogs"),
+    }
+    assert HERONS[eaten["start_char_index"] : eaten["end_char_index"]] == eaten["cited_text"]
+    pages = second["start_page_number"], second["end_page_number"]
+    assert (second["type"], second["document_index"], pages) == ("page_location", 1, (2, 3))
+    assert (counted["type"], counted["cited_text"], counted["document_index"]) == (
+        "content_block_location",
+        "two\nthree\u00e9",
+        2,
+    )
+    assert (counted["start_block_index"], counted["end_block_index"]) == (1, 3)
+    assert searched == {
+        "type": "search_result_location",
+        "cited_text": "six seven",
+        "search_result_index": 0,
+        "source": "https://example.org/x",
+        "title": "Found",
+        "start_block_index": 1,
+        "end_block_index": 2,
+    }
+    with client.messages.stream(**ask()) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds.count("citation") == 4
+    assert [block.to_dict() for block in final.content] == [block.to_dict() for block in message.content]
+    # The answer is sent back, and stands in the next prompt as it was generated.
+    again = client.messages.create(
+        **ask({"role": "assistant", "content": message.content}, {"role": "user", "content": "And then?"})
+    )
+    assert again.content and engine.requests[-1].messages[0].content == asked.content.removesuffix(f"\n\n{QUOTE_FIRST}")
+    said = engine.requests[-1].messages[1].content
+    assert "[[1: They eat fish and frogs]] [[2: second page of ibises]] They eat fish." in said
+    assert "[[3: two three\u00e9]] Also " in said and "[[4: six seven]] this" in said
+
+
+def test_documents_without_citations_are_text(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("[[1: They eat fish and frogs]] So."))
+    server = start(engine).ready()
+    client = anthropic_client(server)
+    plain = [document({"type": "text", "media_type": "text/plain", "data": HERONS}, cites=False)]
+    message = client.messages.create(**ask(documents=plain))
+    assert [block.to_dict() for block in message.content] == [
+        {"type": "text", "text": "[[1: They eat fish and frogs]] So."}
+    ]
+    assert not engine.requests[-1].options.sources and QUOTE_FIRST not in engine.requests[-1].messages[-1].content
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [DOCUMENTS[3]]}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "find", "input": {}}]}
+    tool = {"name": "find", "input_schema": {"type": "object"}}
+    client.messages.create(**ask(called, {"role": "user", "content": [result]}, documents=[]), tools=[tool])
+    assert "--- Found ---\nfive\nsix seven eight" in engine.requests[-1].messages[-1].content
+    assert engine.requests[-1].options.sources[0].text == "five six seven eight"
+    counted = client.messages.count_tokens(model="scripted", messages=ask()["messages"])
+    assert counted.input_tokens > 40
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ({"type": "url", "url": "https://example.org/a.pdf"}, "nothing is fetched"),
+        ({"type": "file", "file_id": "file_1"}, "base64 or as text"),
+        ({"type": "base64", "media_type": "application/pdf", "data": "????"}, "is not base64"),
+        (
+            {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(b"%PDF-1.7").decode()},
+            "damaged",
+        ),
+        ({"type": "base64", "media_type": "image/png", "data": "AAAA"}, "send a PDF, or text"),
+        ({"type": "content", "content": []}, "source"),
+    ],
+)
+def test_other_documents_are_refused_by_name(start: Start, source: dict[str, Any], said: str) -> None:
+    server = start(ScriptedEngine(citing)).ready()
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        anthropic_client(server).messages.create(**ask(documents=[document(source)]))
+    assert said in str(refused.value) and "messages.0.content.0" in str(refused.value)
+
+
+def openai_client(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+def test_openais_client_sends_files(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("So."))
+    server = start(engine).ready()
+    client = openai_client(server)
+    word = base64.b64encode(docx([paragraph("The wren sings")])).decode()
+    file = {"filename": "cranes.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+    parts: list[Any] = [
+        {"type": "file", "file": file},
+        {"type": "file", "file": {"filename": "wrens.docx", "file_data": word}},
+        {"type": "text", "text": "What is this?"},
+    ]
+    answer = client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
+    assert answer.choices[0].message.content == "So."
+    prompt = engine.requests[-1].messages[-1].content
+    assert "--- cranes.pdf ---\nThe first page of cranes\n\nThe second page of ibises\n--- end of" in prompt
+    assert "--- wrens.docx ---\nThe wren sings" in prompt and prompt.endswith("\nWhat is this?")
+    content: list[Any] = [{"type": "input_file", **file}, {"type": "input_text", "text": "What is this?"}]
+    first = client.responses.create(model="scripted", input=[{"role": "user", "content": content}])
+    assert "The second page of ibises" in engine.requests[-1].messages[-1].content
+    kept = client.responses.input_items.list(first.id).data[0]
+    client.responses.create(model="scripted", input="And?", previous_response_id=first.id)
+    assert "The second page of ibises" in engine.requests[-1].messages[0].content and PDF not in str(kept)
+
+
+@pytest.mark.parametrize(
+    "part, said",
+    [
+        ({"file_id": "file-1"}, "send file_data"),
+        ({"file_url": "https://example.org/a.pdf"}, "send file_data"),
+        ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,????"}, "is not base64"),
+        ({"filename": "a.pdf", "file_data": base64.b64encode(b"%PDF-1.7").decode()}, "is damaged"),
+        ({"filename": "a.png", "file_data": base64.b64encode(b"\x89PNG\r\n\x1a\n\0").decode()}, "the file"),
+    ],
+)
+def test_other_files_are_refused_by_name(start: Start, part: dict[str, Any], said: str) -> None:
+    client = openai_client(start(ScriptedEngine(citing)).ready())
+    with pytest.raises(openai.BadRequestError, match=said):
+        content: list[Any] = [{"type": "input_file", **part}]
+        client.responses.create(model="scripted", input=[{"role": "user", "content": content}])
+    with pytest.raises(openai.BadRequestError, match=said):
+        content = [{"type": "file", "file": part}]
+        client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])
+
+
+def test_fields_of_a_schema_quote_files_and_the_prompt(start: Start) -> None:
+    server = start(lambda: Engine.load(threads=1)).ready()
+    quoting = {"type": "string", "x-quote-of": "cranes.pdf", "maxLength": 30}
+    asked = {"type": "string", "x-quote-of": "prompt"}
+    schema = {"type": "object", "properties": {"a": quoting, "b": asked}, "required": ["a", "b"]}
+    schema["additionalProperties"] = False
+    file = {"filename": "cranes.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+    content: list[Any] = [{"type": "file", "file": file}, {"type": "text", "text": "Which birds are meant?"}]
+    answer = openai_client(server).chat.completions.with_raw_response.create(
+        model="notso-demo",
+        messages=[{"role": "user", "content": content}],
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        extra_body={"enable_thinking": False},
+    )
+    found = json.loads(answer.parse().choices[0].message.content or "")
+    text = "The first page of cranes\n\nThe second page of ibises"
+    assert found["a"] and found["a"] in text and len(found["a"]) <= 30
+    assert (
+        found["b"] and found["b"] in f"--- cranes.pdf ---\n{text}\n--- end of cranes.pdf ---\n\nWhich birds are meant?"
+    )
+    assert "x-quote-of" not in answer.headers.get("x-notso-ignored", "")
+    titled = document({"type": "text", "media_type": "text/plain", "data": HERONS}, cites=False, title="herons")
+    schema["properties"] = {"a": {"type": "string", "x-quote-of": "herons"}}
+    schema["required"] = ["a"]
+    config = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    message = anthropic_client(server).messages.create(
+        **ask(documents=[titled]) | {"model": "notso-demo", "max_tokens": 400}, extra_body=config
+    )
+    assert json.loads(message.content[0].text)["a"] in HERONS  # type: ignore[union-attr]
+    with pytest.raises(anthropic.BadRequestError, match="names no document; there are: document 1"):
+        unnamed = document({"type": "text", "media_type": "text/plain", "data": HERONS}, cites=False)
+        anthropic_client(server).messages.create(
+            **ask(documents=[unnamed]) | {"model": "notso-demo"}, extra_body=config
+        )
