@@ -11,18 +11,33 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3 import Engine, Event, InvalidRequestError, Message, Replay, RequestOptions, SamplingParams
+from notso.smollm3 import (
+    Engine,
+    Event,
+    InvalidRequestError,
+    Message,
+    QuoteSource,
+    Replay,
+    RequestOptions,
+    SamplingParams,
+)
 from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
 from notso.smollm3.values.request_options import Grammar
 
 WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": WEATHER}}]
+REPORT = QuoteSource(
+    "In Oslo it rains on four days of seven, and the wind of the fjord is cold in every month.", "report"
+)
+QUOTED = {"type": "object", "properties": {"city": {"type": "string", "x-quote-of": "report"}}, "required": ["city"]}
 OPTIONS = {
     "thinking": RequestOptions(),
     "tools": RequestOptions(tools=TOOLS, tool_choice="required"),
     "strict tools": RequestOptions(tools=TOOLS, strict_tools=("weather",)),
     "json": RequestOptions(grammar=Grammar("json_schema", json.dumps(WEATHER))),
     "continued": RequestOptions(continue_last=True),
+    "quotation": RequestOptions(continue_last=True, sources=(REPORT,)),
+    "quoted field": RequestOptions(grammar=Grammar("json_schema", json.dumps(QUOTED)), sources=(REPORT,)),
 }
 PARAMS = {
     "plain": SamplingParams(temperature=1.2, max_tokens=60),
@@ -72,7 +87,11 @@ def cut(replay: Replay, place: int) -> Replay:
 
 
 def asked(options: RequestOptions) -> list[Message]:
-    begun = [Message("assistant", "The weather")] if options.continue_last else []
+    begun = (
+        [Message("assistant", "The report: [[1:" if options.sources else "The weather")]
+        if options.continue_last
+        else []
+    )
     return [Message("user", "How is the weather in Oslo?"), *begun]
 
 

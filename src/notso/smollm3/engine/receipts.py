@@ -22,12 +22,12 @@ from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.kv.model_identity import ARITHMETIC
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.messages import Tool
-from notso.smollm3.values.request_options import Grammar, Replay, RequestOptions, ToolName
+from notso.smollm3.values.request_options import Grammar, QuoteSource, Replay, RequestOptions, ToolName
 from notso.smollm3.values.sampling_params import SamplingParams
 
 VERSION = 1
 READ_BYTES = 4 << 20
-_SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools")
+_SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
 
 
 class ModelDigest:
@@ -74,6 +74,7 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
             "tools": None if options.tools is None else list(options.tools),
             "tool_choice": {"name": choice.name} if isinstance(choice, ToolName) else choice,
             "strict_tools": list(options.strict_tools),
+            "sources": [asdict(each) for each in options.sources],
         },
         "answer": {
             "tokens": len(ids),
@@ -160,6 +161,7 @@ def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
         grammar=None if grammar is None else Grammar(**grammar),
         is_plain=told["is_plain"],
         logits_processors=tuple(told["logits_processors"]),
+        sources=tuple(QuoteSource(**each) for each in told["sources"]),
     )
 
 
