@@ -42,7 +42,10 @@ def verify(
     receipt: Annotated[
         Path | None,
         typer.Option(
-            "--receipt", metavar="JSON", help="Draw the answer of this receipt again, token by token.", show_default=False
+            "--receipt",
+            metavar="JSON",
+            help="Draw the answer of this receipt again, token by token.",
+            show_default=False,
         ),
     ] = None,
     transcript: Annotated[
@@ -73,7 +76,9 @@ def verify(
         _check_receipt(receipt, transcript, file or model, adapter or [], as_json)
         return
     if transcript is not None or adapter:
-        raise typer.BadParameter("this option needs --receipt", param_hint="--transcript" if transcript else "--adapter")
+        raise typer.BadParameter(
+            "this option needs --receipt", param_hint="--transcript" if transcript else "--adapter"
+        )
     file = file or model
     engines.prepare_for_a_lost_file()
     if golden or golden_file:
@@ -117,9 +122,7 @@ def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
         raise typer.Exit(exit_codes.BAD_MODEL)
 
 
-def _check_receipt(
-    path: Path, transcript: Path | None, model: Path | None, adapters: list[str], as_json: bool
-) -> None:
+def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adapters: list[str], as_json: bool) -> None:
     from notso.smollm3.errors import InvalidRequestError
     from notso.smollm3.values.engine_config import KV_CHOICES
 
@@ -127,16 +130,17 @@ def _check_receipt(
     whole = None if transcript is None else _json(transcript, "--transcript")
     counts = [told.get(part, {}).get("tokens", 0) for part in ("prompt", "answer")] if isinstance(told, dict) else []
     context = sum(counts) if counts and all(type(count) is int for count in counts) else 0
-    kv = told.get("kv_format") if isinstance(told, dict) else None
-    if kv not in KV_CHOICES:
-        kv = "auto"  # it is refused by what the engine has
+    named = told.get("kv_format") if isinstance(told, dict) else None
+    kv = next((each for each in KV_CHOICES if each == named), "auto")  # others are refused by what the engine has
     began = time.perf_counter()
     try:
         # The context is as long as prompt and answer; a receipt without them is refused.
-        with engines.open_engine(model, max(context + 1, 512), None, kv=kv, silent=True, adapters=adapters) as engine:
-            with terminal.waiting("drawing the answer again", silent=as_json):
-                began = time.perf_counter()
-                found = engine.check_receipt(told, whole)
+        with (
+            engines.open_engine(model, max(context + 1, 512), None, kv=kv, silent=True, adapters=adapters) as engine,
+            terminal.waiting("drawing the answer again", silent=as_json),
+        ):
+            began = time.perf_counter()
+            found = engine.check_receipt(told, whole)
         problem, place, tokens = found.problem, found.place, found.tokens
     except InvalidRequestError as error:
         problem, place, tokens = str(error), None, 0

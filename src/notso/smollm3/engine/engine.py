@@ -376,9 +376,7 @@ class Engine:
         receipt = receipt_of(request, asked, self._facts(adapter))
         return seal(receipt) if sealed else receipt
 
-    def check_receipt(
-        self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None
-    ) -> ReceiptCheck:
+    def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
         """Read a receipt's prompt and answer again, and draw every token anew.
 
         transcript: an open receipt of the answer, for a sealed one. Raises InvalidRequestError for a receipt that is

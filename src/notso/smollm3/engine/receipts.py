@@ -184,7 +184,9 @@ class Redraw:
         """Return the result, once all logits were taken."""
         request, tokens = self._request, len(self._answer.ids)
         if self.found is None:
-            reason = request.output.finish_reason or ("length" if request.output.tokens >= request.most else "cancelled")
+            reason = request.output.finish_reason or (
+                "length" if request.output.tokens >= request.most else "cancelled"
+            )
             if reason != self._finish_reason:
                 said = f"the answer ends with {reason!r}, not {self._finish_reason!r}"
                 return ReceiptCheck(said, None, tokens)
@@ -210,7 +212,12 @@ class Redraw:
             return self._differ(at, f"token {at} is {ids[at]}, but the model draws {token}")
         request.take(token)
         after = request.output.tokens
-        if request.reasoning_is_over and not request.is_over and after < len(ids) and after not in self._answer.closed_at:
+        if (
+            request.reasoning_is_over
+            and not request.is_over
+            and after < len(ids)
+            and after not in self._answer.closed_at
+        ):
             self._differ(after, f"the reasoning goes on at token {after}, where it had to end")
         return None
 

@@ -39,7 +39,15 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.documents import SQLDocuments
 from notso.web.store.sql.records import SQLRecords
-from notso.web.store.sql.rows import CHAT_FIELDS, attachments_of, chat_of, message_of, settings_text, stored_value, trace_of
+from notso.web.store.sql.rows import (
+    CHAT_FIELDS,
+    attachments_of,
+    chat_of,
+    message_of,
+    settings_text,
+    stored_value,
+    trace_of,
+)
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError

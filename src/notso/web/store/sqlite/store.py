@@ -115,7 +115,9 @@ _CANNOT_GO_ON = (
     " AND (trash_id IS NOT NULL OR chat_id IN (SELECT id FROM chats WHERE trash_id IS NOT NULL)"
     " OR id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?))"
 )
-_UNFINISHED = "SELECT owner, chat_id, id AS message_id, generation_id FROM messages WHERE state IN ('queued', 'running')"
+_UNFINISHED = (
+    "SELECT owner, chat_id, id AS message_id, generation_id FROM messages WHERE state IN ('queued', 'running')"
+)
 
 
 class SQLiteStore(SQLStore):
