@@ -15,6 +15,7 @@ from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.verification import TensorCheck, Verification
+    from notso.smollm3.values.engine_config import KVChoice
 
 _MAX_RECEIPT_BYTES = 16 << 20
 EXAMPLES = """\
@@ -131,7 +132,9 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     counts = [told.get(part, {}).get("tokens", 0) for part in ("prompt", "answer")] if isinstance(told, dict) else []
     context = sum(counts) if counts and all(type(count) is int for count in counts) else 0
     named = told.get("kv_format") if isinstance(told, dict) else None
-    kv = next((each for each in KV_CHOICES if each == named), "auto")  # others are refused by what the engine has
+    kv: KVChoice = next(
+        (each for each in KV_CHOICES if each == named), "auto"
+    )  # others are refused by what the engine has
     began = time.perf_counter()
     try:
         # The context is as long as prompt and answer; a receipt without them is refused.
