@@ -10,17 +10,23 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from html import unescape
 from pathlib import Path
 
 import httpx
 import pytest
 from chaos.ledger import LONG, Ledger
+from valkey_server import MISSING, PROGRAM, ValkeyServer
+from web.conftest import EventReader, Screen
+from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.web.values.ids import new_id
 
-ANSWERS, KILLS = (100, 6) if LONG else (1, 3)
+ANSWERS, KILLS = (100, 6) if LONG else (1, 2)
 ANSWERS = int(os.environ.get("KILLED_ANSWERS", ANSWERS))
 
 SERVER = """
@@ -37,6 +43,7 @@ from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.values.settings import Settings
 
 folder, place, pace_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+database, valkey = (each or None for each in (*sys.argv[4:], "", "")[:2])
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +71,8 @@ def load():
         engine._core._step = lambda: (time.sleep(pace_s), step())
     return engine
 
-serve(load, Settings(port=0, data_dir=folder), on_ready=lambda url: print(url, flush=True))
+settings = Settings(port=0, data_dir=folder, database_url=database, valkey_url=valkey)
+serve(load, settings, on_ready=lambda url: print(url, flush=True))
 """
 QUESTIONS = ("What is {0} * {1}?", "Calculate {0}+{1}", "Hello, I am number {0}", "Who wrote number {0}?")
 
@@ -72,9 +80,9 @@ QUESTIONS = ("What is {0} * {1}?", "Calculate {0}+{1}", "Hello, I am number {0}"
 class Server:
     """The demo model behind a server that kills itself at a place: so many tokens, or "tool"; "": never."""
 
-    def __init__(self, folder: Path, place: str = "") -> None:
+    def __init__(self, folder: Path, place: str = "", *shared: str) -> None:
         self.began = time.monotonic()
-        command = [sys.executable, "-c", SERVER, str(folder), place, "0.05" if LONG else "0.01"]
+        command = [sys.executable, "-c", SERVER, str(folder), place, "0.05" if LONG else "0.01", *shared]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.client = httpx.Client(base_url=self.process.stdout.readline().strip() or "http://127.0.0.1:1", timeout=60)
@@ -101,6 +109,27 @@ class Server:
             return None
         return state
 
+    def read(self, generation: str) -> tuple[str | None, str]:
+        """Read the stream as a page does: the last state, and the HTML of the answer."""
+        screen, reader, state = Screen(), EventReader(), None
+        with self.client.stream("GET", f"/generations/{generation}/events") as response:
+            for chunk in response.iter_raw():
+                reader.feed(chunk)
+        shown = -1
+        for event in reader.events:
+            if event.event == "message" and (event.data.startswith("<!--snapshot-->") or int(event.id) > shown):
+                shown = int(event.id)
+                screen.apply(event)
+            elif '"state"' in event.data:
+                state = json.loads(event.data)["state"]
+        parts = [html for target, html in screen.parts.items() if "-answer-" in target]
+        return state, "".join(parts)
+
+    def text(self, chat: str) -> str:
+        """Return the source of a chat's only answer."""
+        here = re.findall(rf'href="({chat}/messages/[^/"]*)/text', self.client.get(chat).text)[0]
+        return self.client.get(f"{here}/text?part=all").text
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -114,6 +143,21 @@ def answer(folder: Path, chat: str) -> tuple[str, ...]:
         *texts, uses = database.execute(sql, (chat.rpartition("/")[2],)).fetchone()
     told = [[use[name] for name in ("name", "arguments", "state", "result", "content_at")] for use in json.loads(uses)]
     return (*texts, json.dumps(told))
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    if PROGRAM is None:
+        pytest.skip(MISSING)
+    server = ValkeyServer(tmp_path)
+    yield server
+    server.stop()
 
 
 def places(rng: random.Random, has_call: bool) -> list[str]:
@@ -164,3 +208,47 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -
         {"s from the last start to the end": seconds / ANSWERS},
     )
     assert kills >= ANSWERS * min(KILLS, 3) / 2
+
+
+@pytest.mark.long("chaos")
+@pytest.mark.timeout(0 if LONG else 600)
+def test_an_answer_moves_between_replicas_before_its_readers(
+    tmp_path: Path, ledger: Ledger, postgres: PostgresServer, valkey: ValkeyServer
+) -> None:
+    """Three replicas on PostgreSQL and Valkey; the one that writes is killed, readers of another see one stream."""
+    answers = int(os.environ.get("KILLED_ANSWERS", 20 if LONG else 2))
+    shared = (postgres.new_database(), valkey.url)
+    differing = 0
+    others = [Server(tmp_path / f"other {number}", "", *shared) for number in range(2)]
+    try:
+        for number in range(answers):
+            rng = random.Random(number)
+            question = QUESTIONS[number % len(QUESTIONS)].format(rng.randint(2, 99), rng.randint(2, 99))
+            victim = Server(tmp_path / f"victim {number}", str(rng.randint(3, 18)), *shared)
+            chat, generation = "", ""
+            reading: list[tuple[str | None, str]] = []
+            try:
+                chat = victim.ask(question, seed=number)
+                generation = others[0].generation(chat)
+                reader = threading.Thread(target=lambda to=reading, name=generation: to.append(others[0].read(name)))
+                reader.start()
+                victim.process.wait(120)
+                reader.join(120)
+            finally:
+                victim.end()
+            undisturbed = others[1].ask(question, seed=number)
+            others[1].follow(others[1].generation(undisturbed))
+            text = others[1].text(chat)
+            state, html = reading[0]
+            shown = unescape(re.sub("<[^>]*>", "", html.rpartition("</details>")[2]))
+            is_whole = state == "done" and "".join(text.split()).endswith("".join(shown.split())) and shown.strip()
+            differing += not is_whole or text != others[1].text(undisturbed)
+    finally:
+        for each in others:
+            each.end()
+    ledger.note(
+        "cluster",
+        "the replica that writes an answer is killed, and another reads it out",
+        f"{answers} answers, each taken up by one of two others",
+        differing,
+    )

@@ -15,6 +15,7 @@ from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.verification import TensorCheck, Verification
+    from notso.smollm3.values.engine_config import KVChoice
 
 _MAX_RECEIPT_BYTES = 16 << 20
 EXAMPLES = """\
@@ -130,16 +131,19 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     whole = None if transcript is None else _json(transcript, "--transcript")
     counts = [told.get(part, {}).get("tokens", 0) for part in ("prompt", "answer")] if isinstance(told, dict) else []
     context = sum(counts) if counts and all(type(count) is int for count in counts) else 0
-    kv = told.get("kv_format") if isinstance(told, dict) else None
-    if kv not in KV_CHOICES:
-        kv = "auto"  # it is refused by what the engine has
+    named = told.get("kv_format") if isinstance(told, dict) else None
+    kv: KVChoice = next(
+        (each for each in KV_CHOICES if each == named), "auto"
+    )  # others are refused by what the engine has
     began = time.perf_counter()
     try:
         # The context is as long as prompt and answer; a receipt without them is refused.
-        with engines.open_engine(model, max(context + 1, 512), None, kv=kv, silent=True, adapters=adapters) as engine:
-            with terminal.waiting("drawing the answer again", silent=as_json):
-                began = time.perf_counter()
-                found = engine.check_receipt(told, whole)
+        with (
+            engines.open_engine(model, max(context + 1, 512), None, kv=kv, silent=True, adapters=adapters) as engine,
+            terminal.waiting("drawing the answer again", silent=as_json),
+        ):
+            began = time.perf_counter()
+            found = engine.check_receipt(told, whole)
         problem, place, tokens = found.problem, found.place, found.tokens
     except InvalidRequestError as error:
         problem, place, tokens = str(error), None, 0

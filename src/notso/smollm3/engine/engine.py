@@ -364,7 +364,7 @@ class Engine:
         sealed: bool = False,
     ) -> Mapping[str, Any]:
         """Return the receipt of a written answer, whose seed is in `params` and whose tokens are the `replay` of
-        `options`: see docs/receipts.md.
+        `options`: see docs/api.md.
 
         sealed: with hashes in place of token ids. The first one takes as long as reading the model file. Raises what
         `submit` raises.

@@ -90,8 +90,8 @@ class InputProcessor:
         *,
         written: Prompt | None = None,
     ) -> Request:
-        """Build a request; `salt`: see `salted`, `written`: the prompt, if it is known. Raises InvalidRequestError, ContextLengthError or
-        TemplateError."""
+        """Build a request; `salt`: see `salted`, `written`: the prompt, if it is known. Raises InvalidRequestError,
+        ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
         prompt = written or self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer

@@ -81,12 +81,12 @@ class Event:
 
     Fields set, besides `kind`: queued: `place` (1 is next). started: `origin`, a digest of the prompt's ids,
     the model, the adapter and the arithmetic, and `limit`, the most tokens of the answer. trimmed: `dropped_messages`.
-    progress: `progress`.
-    reasoning, text: `text`, `tokens` so far, including reasoning, and `logprobs` if requested. tool_call: `tool_call`.
-    tool_call_part (grammar-held calls only): `text`, further arguments of `begun_call`; the tool_call with that id
-    follows unless the answer is cut. tokens: `token_ids` since the last such event, after the events that they caused;
-    `is_forced` if the engine wrote them to end the reasoning. prompt: `logprobs`. embedding: `embedding`. usage: `usage`. error: `error`. end:
-    `finish_reason`, `stop` (the matched stop string), and `logprobs` of tokens without visible text.
+    progress: `progress`. reasoning, text: `text`, `tokens` so far, including reasoning, and `logprobs` if requested.
+    tool_call: `tool_call`. tool_call_part (grammar-held calls only): `text`, further arguments of `begun_call`; the
+    tool_call with that id follows unless the answer is cut. tokens: `token_ids` since the last such event, after the
+    events that they caused; `is_forced` if the engine wrote them to end the reasoning. prompt: `logprobs`. embedding:
+    `embedding`. usage: `usage`. error: `error`. end: `finish_reason`, `stop` (the matched stop string), and `logprobs`
+    of tokens without visible text.
     """
 
     kind: EventKind

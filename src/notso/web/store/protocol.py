@@ -183,9 +183,10 @@ class AnswerRun:
     """One engine request of an answer, so that it can be repeated.
 
     It began with the first `content_at` and `reasoning_at` characters of answer and thoughts, and after `calls` tool
-    calls; `is_apart` if a call separates its text from the text before. `params` are fields of SamplingParams, with the seed. `hurry`: its reasoning ends at once. `ids` are the
-    tokens so far; at `closed_at` the engine ended the reasoning. `origin` and `limit` are those of the engine's
-    `started` event. At its end, `tokens` and `reasoning_tokens` are counted and `finish` is the finish reason.
+    calls; `is_apart` if a call separates its text from the text before. `params` are fields of SamplingParams, with
+    the seed. `hurry`: its reasoning ends at once. `ids` are the tokens so far; at `closed_at` the engine ended the
+    reasoning. `origin` and `limit` are those of the engine's `started` event. At its end, `tokens` and
+    `reasoning_tokens` are counted and `finish` is the finish reason.
     """
 
     params: Mapping[str, Any]

@@ -59,8 +59,8 @@ class TurnConsumer:
     ) -> None:
         self.turn = turn
         self._recorder = TraceRecorder(turn.trace, turn.model) if turn.request.options.token_ids else None
-        goes_on = turn.trace is not None and self._recorder is not None and self._recorder.may_go_on
-        begun = at_start_of(self._recorder.last, turn.message) if goes_on and self._recorder else turn.message
+        left = self._recorder if turn.trace is not None and self._recorder and self._recorder.may_go_on else None
+        begun = at_start_of(left.last, turn.message) if left is not None else turn.message
         self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=turn.trace is None)
         self.running = running  # current engine request
         self.finish_reason: FinishReason | None = None
@@ -73,7 +73,7 @@ class TurnConsumer:
         self._budget = Budget()
         self._replaying: StoredMessage | None = None  # what is shown until the engine has replayed its tokens
         self._save_soon = False
-        self._begin_text(begun)
+        self._begin_text(begun, is_apart=left is not None and left.last.is_apart)
         self._before = begun.numbers if any(self._text.values()) or self.calls.uses else Numbers()
         self._status_line = StatusLine(
             time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000, left_out=turn.left_out
@@ -85,8 +85,8 @@ class TurnConsumer:
         self._last_save = time.monotonic()
         self._listening: asyncio.Task[None] | None = None
         self._asked_parts: list[RunningRequest] = []
-        if goes_on:
-            self._go_on(running)
+        if left is not None:
+            self._go_on(left, running)
         elif self.calls.open:
             running.close()  # pending tool calls run before the engine is asked
         elif turn.parts:
@@ -172,41 +172,40 @@ class TurnConsumer:
             spent = time.monotonic() - started
             # At most a fifth of the time goes into rendering.
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
-        if isinstance(self._failure, EngineLostError) and self._recorder is not None and self._recorder.may_go_on:
-            if not self.turn.cancelled:
-                return await self._go_on_elsewhere()
+        recorder = self._recorder
+        may_go_on = recorder is not None and recorder.may_go_on and not self.turn.cancelled
+        if recorder is not None and may_go_on and isinstance(self._failure, EngineLostError):
+            return await self._go_on_elsewhere(recorder)
         self._keep_shown()
         self._status_line.end_of_reasoning(time.monotonic())
         await self._render_more()
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
-    async def _go_on_elsewhere(self) -> bool:
+    async def _go_on_elsewhere(self, recorder: TraceRecorder) -> bool:
         # The engine is gone: what loads next takes up the answer with its tokens so far.
         logger.warning("an answer is continued by another engine: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
-        begun = at_start_of(self._recorder.last, self._replaying)  # type: ignore[union-attr]
+        begun = at_start_of(recorder.last, self._replaying)
         self._failure = None
         self.calls.uses = list(begun.tool_uses)
-        self._begin_text(begun)
+        self._begin_text(begun, is_apart=recorder.last.is_apart)
         self.turn.log.clear()
-        self._go_on(self._requests.open(self._owner))
+        self._go_on(recorder, self._requests.open(self._owner))
         await self._show_begun()
         return await self._follow_engine()
 
-    def _go_on(self, running: RunningRequest) -> None:
+    def _go_on(self, recorder: TraceRecorder, running: RunningRequest) -> None:
         """Send the last run again, with its tokens so far."""
-        run, message = self._recorder.last, self._replaying or self.turn.message  # type: ignore[union-attr]
+        run, message = recorder.last, self._replaying or self.turn.message
         self._replaying, self.running = message, running
-        if run.is_apart:
-            self._separate = set(CHANNELS)
         request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
         self._send(request, hurry=run.hurry)
 
-    def _begin_text(self, message: StoredMessage) -> None:
+    def _begin_text(self, message: StoredMessage, *, is_apart: bool = False) -> None:
         self._text: dict[ChannelName, str] = {"reasoning": message.reasoning, "answer": message.content}
         self._unrendered = _parts_before(message)
-        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
+        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open or is_apart else set()
         self._after_call = bool(message.tool_uses) and not parts_of(message)[-1]
         self._room = {name: self._max_characters - len(text) for name, text in self._text.items()}
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}

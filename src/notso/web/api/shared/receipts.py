@@ -1,5 +1,5 @@
-"""Receipts in API responses: `x-notso-receipt: open` or `sealed` adds `notso_receipt` to a whole answer, and to the last
-event of a stream, in every format."""
+"""Receipts in API responses: the header `x-notso-receipt: open` or `sealed` adds `notso_receipt` to a whole answer, and
+to the last event of a stream, in every format."""
 
 from __future__ import annotations
 

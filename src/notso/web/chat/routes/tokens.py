@@ -80,7 +80,7 @@ async def show_tokens(
 
 @router.post("/fork", dependencies=[GUARDED])
 async def fork_message(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Continue an answer in a new version from token `at` of `run`, with the token id `token` or the text `text` there."""
+    """Continue an answer in a new version from token `at` of `run`, which becomes the id `token` or the `text`."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trace = await trace_of(services, owner, message)
