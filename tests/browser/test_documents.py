@@ -47,7 +47,12 @@ def test_a_library_is_filled_searched_and_asked(
     picture(page, "found")
     page.get_by_role("link", name="birds.pdf").click()
     expect(page.locator("#text")).to_have_text("Storks nest on chimneys.")
-    picture(page, "text")
+    page.get_by_text("Show the page as an image").click()
+    drawn = page.get_by_role("img", name="page 2")
+    expect(drawn).to_be_visible()
+    expect(drawn).to_have_js_property("complete", True)
+    assert drawn.evaluate("image => image.naturalWidth") > 500
+    picture(page, "text", dark=True)
     page.get_by_role("link", name="Previous page").click()
     expect(page.locator("#text")).to_have_text("The heron eats fish.")
     page.get_by_role("link", name="Documents", exact=True).first.click()

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.documents.passages import page_at
+from notso.documents.values import UnreadableError
 from notso.web.chat.library import is_open, shown_name
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
@@ -142,6 +143,20 @@ async def download(services: Services, owner: Owner, document_id: str) -> Respon
     return Response(content, headers=headers, media_type="application/octet-stream")
 
 
+@router.get("/documents/{document_id}/pages/{page}/image", dependencies=[GUARDED])
+async def page_image(services: Services, owner: Owner, document_id: str, page: int) -> Response:
+    """Return a page of a PDF file as an image."""
+    document = await _find(services, owner, document_id)
+    if document.state != "ready" or document.kind != "PDF" or not 1 <= page <= document.pages:
+        raise Problem(404, words["document_unknown"])
+    try:
+        async with services.documents.turn(owner):
+            image = await services.library.page_image(owner, document, page)
+    except UnreadableError as error:
+        raise Problem(422, words["document_failed"].format(name=document.name, reason=error)) from error
+    return Response(image, media_type="image/png")
+
+
 @router.post("/documents/{document_id}/retry", dependencies=[GUARDED])
 async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
     """Parse a document again that could not be read."""
@@ -160,6 +175,7 @@ async def delete(request: Request, services: Services, owner: Owner, document_id
     where = await _list_of(services, owner, document_id)
     if not await services.shared.store.documents.delete(owner, document_id):
         raise Problem(404, words["document_unknown"])
+    services.library.forget_images(document_id)
     return RedirectResponse(where, 303)
 
 

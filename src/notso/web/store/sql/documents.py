@@ -234,7 +234,7 @@ class SQLDocuments:
         words = query_words(query)
         if not words or (document_ids is not None and not document_ids):
             return []
-        among = ("", ())
+        among: tuple[str, tuple[str, ...]] = ("", ())
         if document_ids is not None:
             among = (f" AND documents.id IN ({_marks(document_ids)})", tuple(document_ids))
         elif library_id is not None:
