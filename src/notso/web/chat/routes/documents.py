@@ -119,18 +119,18 @@ async def show_document(
     if text is not None:
         end = text.pages[page] if page < len(pages) else len(text.text)
         shown = text.text[text.pages[page - 1] : end].strip()
-    return await services.pages.respond(
-        request,
-        "document.html",
-        **await sidebar_context(services, owner),
-        document=document,
-        list_address=await _list_of(services, owner, document_id),
-        facts=facts_of(document),
-        page=page,
-        pages=len(pages),
-        text=shown[:MAX_PAGE_CHARACTERS],
-        is_cut=len(shown) > MAX_PAGE_CHARACTERS,
-    )
+    context: dict[str, Any] = {
+        "document": document,
+        "facts": facts_of(document),
+        "page": page,
+        "pages": len(pages),
+        "text": shown[:MAX_PAGE_CHARACTERS],
+        "is_cut": len(shown) > MAX_PAGE_CHARACTERS,
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_document.html", part=True, **context)
+    context["list_address"] = await _list_of(services, owner, document_id)
+    return await services.pages.respond(request, "document.html", **await sidebar_context(services, owner), **context)
 
 
 @router.get("/documents/{document_id}/file", dependencies=[GUARDED])
