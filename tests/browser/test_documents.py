@@ -8,6 +8,7 @@ from typing import Any
 
 from browser.conversation import begin, finished, questions
 from browser.demo_engine import DemoEngine
+from browser.test_accessibility import violations
 from documents.made import text_pdf
 from playwright.sync_api import Page, expect
 
@@ -74,6 +75,7 @@ def test_a_library_is_filled_searched_and_asked(
     beside.get_by_text("Show the page as an image").click()
     expect(beside.get_by_role("img", name="page 2")).to_be_visible()
     picture(page, "beside", dark=True)
+    assert violations(page) == []
     page.set_viewport_size({"width": 390, "height": 800})
     picture(page, "beside-phone")
     page.set_viewport_size({"width": 1100, "height": 760})
