@@ -8,6 +8,7 @@ from typing import Any
 
 from browser.conversation import begin, finished, questions
 from browser.demo_engine import DemoEngine
+from browser.test_accessibility import violations
 from documents.made import text_pdf
 from playwright.sync_api import Page, expect
 
@@ -46,10 +47,15 @@ def test_a_library_is_filled_searched_and_asked(
     expect(page.locator("#content article")).to_contain_text("Storks nest on chimneys.")
     picture(page, "found")
     page.get_by_role("link", name="birds.pdf").click()
-    expect(page.locator("#text")).to_have_text("Storks nest on chimneys.")
-    picture(page, "text")
+    expect(page.locator("#document-text")).to_have_text("Storks nest on chimneys.")
+    page.get_by_text("Show the page as an image").click()
+    drawn = page.get_by_role("img", name="page 2")
+    expect(drawn).to_be_visible()
+    expect(drawn).to_have_js_property("complete", True)
+    assert drawn.evaluate("image => image.naturalWidth") > 500
+    picture(page, "text", dark=True)
     page.get_by_role("link", name="Previous page").click()
-    expect(page.locator("#text")).to_have_text("The heron eats fish.")
+    expect(page.locator("#document-text")).to_have_text("The heron eats fish.")
     page.get_by_role("link", name="Documents", exact=True).first.click()
     row.filter(has_text="birds.pdf").locator("input[type=checkbox]").check()
     page.get_by_role("button", name="Ask about the selected documents").click()
@@ -61,6 +67,20 @@ def test_a_library_is_filled_searched_and_asked(
     expect(questions(page)).to_contain_text("What does it eat?")
     expect(page.locator("article.user a[href^='/documents/']")).to_contain_text("birds.pdf")
     expect(page.locator("#attachments")).to_be_empty()
+    page.get_by_role("button", name="Show birds.pdf beside the chat").click()
+    beside = page.locator("#source")
+    expect(beside.locator("#document-text")).to_have_text("The heron eats fish.")
+    beside.get_by_role("link", name="Next page").click()
+    expect(beside.locator("#document-text")).to_have_text("Storks nest on chimneys.")
+    beside.get_by_text("Show the page as an image").click()
+    expect(beside.get_by_role("img", name="page 2")).to_be_visible()
+    picture(page, "beside", dark=True)
+    assert violations(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    picture(page, "beside-phone")
+    page.set_viewport_size({"width": 1100, "height": 760})
+    page.keyboard.press("Escape")
+    expect(beside).to_be_hidden()
     page.get_by_role("link", name="Documents", exact=True).click()
     row.filter(has_text="scan.pdf").get_by_role("button", name="Delete scan.pdf").click()
     expect(row).to_have_count(2)

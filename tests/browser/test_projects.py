@@ -8,6 +8,7 @@ from typing import Any
 
 from browser.conversation import begin, finished
 from browser.demo_engine import DemoEngine
+from browser.test_accessibility import violations
 from browser.test_documents import files
 from playwright.sync_api import Page, expect
 
@@ -34,6 +35,7 @@ def test_a_project_is_created_filled_asked_in_and_deleted(
     page.locator("form:has(#instructions) button").click()
     expect(page.get_by_label("Instructions")).to_have_value("Answer in one sentence.")
     picture(page, "project", dark=True)
+    assert violations(page) == []
     page.get_by_role("link", name="New chat in this project").click()
     expect(page.locator(".in-project")).to_have_text("Birds")
     begin(page, "What does it eat?")
@@ -46,6 +48,7 @@ def test_a_project_is_created_filled_asked_in_and_deleted(
     page.set_viewport_size({"width": 1100, "height": 760})
     page.get_by_role("button", name="Chat menu").click()
     picture(page, "menu", dark=True)
+    assert violations(page) == []
     page.locator("#chat-menu").get_by_label("Project").select_option("None")
     page.locator("#chat-menu").get_by_role("button", name="Move").click()
     expect(page.locator(".in-project")).to_have_count(0)
@@ -86,6 +89,7 @@ def test_what_is_remembered_is_read_and_edited(
     page.keyboard.press("Enter")
     expect(page.get_by_label("Entry 1", exact=True)).to_have_value("I am vegan.")
     picture(page, "memory", dark=True)
+    assert violations(page) == []
     page.get_by_role("button", name="Delete entry 2").click()
     expect(page.get_by_label("Entry 2", exact=True)).to_have_count(0)
     page.set_viewport_size(PHONE)

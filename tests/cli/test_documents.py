@@ -44,6 +44,23 @@ def test_documents_are_added_found_read_and_removed(documents: Run, tmp_path: Pa
     assert "birds" not in documents("list").out and "notes.txt" in documents("list").out
 
 
+def test_a_library_is_chosen_by_name(documents: Run, tmp_path: Path) -> None:
+    for name, text in (("a.txt", "Herons."), ("b.txt", "Storks.")):
+        (tmp_path / name).write_text(text)
+    assert documents("add", str(tmp_path / "a.txt")).code == exit_codes.DONE
+    unknown = documents("list", "--library", "Birds")
+    assert unknown.code != exit_codes.DONE and "there is no library called Birds; there are: Documents" in unknown.err
+    assert documents("add", str(tmp_path / "b.txt"), "--library", "Birds").code == exit_codes.DONE
+    assert "b.txt" not in documents("list").out and "a.txt" not in documents("list", "--library", "Birds").out
+    assert documents("search", "storks").out == "Nothing in 1 document mentions these words.\n"
+    assert documents("search", "storks", "--library", "Birds").out == "b.txt:\nStorks.\n\n"
+    assert documents("read", "b.txt", "--library", "Birds").out == "Storks.\n"
+    assert documents("rm", "b.txt", "--library", "Birds").code == exit_codes.DONE
+    assert "No documents" in documents("list", "--library", "Birds").out
+    for name in ("", "x" * 101, "a\u202eb"):
+        assert documents("list", "--library", name).code != exit_codes.DONE
+
+
 def test_what_cannot_be_done_is_one_line(documents: Run, tmp_path: Path) -> None:
     (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7")
     failed = documents("add", str(tmp_path / "scan.pdf"))

@@ -109,7 +109,7 @@ def keys(
 
 
 def _remove(settings: Settings, name: str) -> None:
-    from notso.web.sign_in.removal import remove_user, user_named
+    from notso.web.sign_in.users import remove_user, user_named
     from notso.web.store.opening import access_store_at, in_store
     from notso.web.store.sqlite.access import SQLiteAccessStore
 

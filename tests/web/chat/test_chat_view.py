@@ -99,7 +99,7 @@ def test_a_message_reads_its_chat_once(asking: Asking) -> None:
 def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None:
     with asking.counted() as calls:
         assert asking.server.client.post("/chats", data={"text": "hello", "key": new_id()}).status_code == 303
-    assert calls[:2] == ["defaults", "add_turn"], "and then the page it leads to"
+    assert calls[:2] == ["chat_base", "add_turn"], "and then the page it leads to"
     assert set(calls[2:]) <= {"shown_chat", "chat_list", "prompts"}
 
 

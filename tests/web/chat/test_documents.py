@@ -15,8 +15,10 @@ from scripted_engine import ScriptedEngine, say
 from smollm3.engine.test_reread import settle
 
 from notso.documents.citations import QUOTE_FIRST
+from notso.documents.page_images import PNG, PageDrawer
 from notso.smollm3 import Engine, RequestOptions
 from notso.smollm3.hub.registry import demo_path
+from notso.web.chat import library
 from notso.web.chat import library as library_module
 from notso.web.chat.library import FolderLibrary, forget_deleted
 from notso.web.engine.port import FixedPrefix, Message
@@ -90,6 +92,33 @@ def test_a_document_is_uploaded_parsed_shown_and_deleted(start: Callable[..., An
         assert server.client.get(f"/documents/{each}").status_code == 404
         assert server.client.post(f"/documents/{each}/delete", data={}).status_code == 404
     assert "No documents yet." in server.client.get("/documents").text
+
+
+def test_pages_of_a_pdf_are_drawn_once(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(answering()).ready()
+    drawn: list[int] = []
+
+    class Counted(PageDrawer):
+        def __init__(self, data: bytes, page: int, unconfined: bool = False) -> None:
+            drawn.append(page)
+            super().__init__(data, page, unconfined)
+
+    monkeypatch.setattr(library, "PageDrawer", Counted)
+    found = upload(server, "birds.pdf", text_pdf(["herons"], ["storks"]))
+    here = f"/documents/{found['id']}"
+    assert f'src="{here}/pages/2/image" loading="lazy"' in server.client.get(f"{here}?page=2").text
+    for _ in range(2):
+        image = server.client.get(f"{here}/pages/2/image")
+        assert image.status_code == 200 and image.headers["content-type"] == "image/png"
+        assert image.content.startswith(PNG) and image.headers["cache-control"] == "no-store"
+    assert drawn == [2] and server.client.get(f"{here}/pages/1/image").content != image.content
+    for page in (0, 3, -1):
+        assert server.client.get(f"{here}/pages/{page}/image").status_code == 404
+    note = upload(server, "note.md", b"text")
+    assert server.client.get(f"/documents/{note['id']}/pages/1/image").status_code == 404
+    assert "pages/1/image" not in server.client.get(f"/documents/{note['id']}").text
+    server.client.post(f"{here}/delete", data={})
+    assert server.client.get(f"{here}/pages/2/image").status_code == 404 and not server.chat.library._images
 
 
 def test_an_upload_that_cannot_be_kept_says_why(start: Callable[..., Any]) -> None:

@@ -118,6 +118,7 @@ ENTRIES: dict[str, Entry] = {
     "GET /documents/{document_id}": OWNED,
     "GET /documents/{document_id}/state": OWNED,
     "GET /documents/{document_id}/file": OWNED,
+    "GET /documents/{document_id}/pages/{page}/image": Entry(own=frozenset({404})),  # it is no PDF
     "POST /documents/{document_id}/retry": Entry(form={}, own=frozenset({404})),
     "POST /documents/{document_id}/delete": Entry(ids={"document_id": "other_document"}, form={}),
     "POST /projects": Entry(form={"name": "{new_key}"}, others=FOUND),
@@ -257,6 +258,8 @@ class Things:
             return new_id()
         if name in ("name", "path", "command"):
             return "none"
+        if name == "page":
+            return "1"
         if name not in self._made:
             self._made |= self._makers[name]()
         return self._made[name]

@@ -17,9 +17,11 @@ from web.store.database_proxy import DatabaseProxy, database_proxy
 from web.store.postgres_server import PostgresServer
 from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_store
 
+from notso.web.store.documents import Member
 from notso.web.store.protocol import (
     Conversation,
     Heartbeat,
+    Memory,
     NewMessage,
     Orphan,
     SavedPrompt,
@@ -441,7 +443,17 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.keep_html(OWNER, await store.messages(OWNER, chat.id))
         await store.save_response(OWNER, StoredResponse("r", None, {}, (), 1))
         await store.delete_response(OWNER, "r")
-        for reading in (store.chats, store.prompts, store.defaults):
+        memory = Memory(new_id(), "text", 1)
+        await store.save_memory(OWNER, memory)
+        await store.delete_memory(OWNER, memory.id)
+        project = await store.documents.new_library(OWNER, "project")
+        await store.documents.change_library(OWNER, project.id, name="another", instructions="text", settings={})
+        await store.documents.move_chat(OWNER, chat.id, project.id)
+        await store.documents.set_member(OWNER, project.id, Member("ann", "Ann", "read"))
+        await store.documents.members(OWNER, project.id)
+        await store.documents.remove_member(OWNER, project.id, "ann")
+        await store.chat_list(OWNER, 9, project=project.id)
+        for reading in (store.chats, store.prompts, store.defaults, store.memories, store.chat_base):
             await reading(OWNER)
         for reading in (store.chat, store.whole_chat, store.generation, store.response):
             await reading(OWNER, chat.id)

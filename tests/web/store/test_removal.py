@@ -13,7 +13,7 @@ from web.store.some_chats import a_chat, a_turn, in_store
 from web.store.test_documents import added, raw_and_inflated
 
 from notso.smollm3 import Message
-from notso.web.sign_in.removal import remove_user
+from notso.web.sign_in.users import remove_user
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
 from notso.web.store.documents import Member
 from notso.web.store.protocol import (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notso.documents.kinds import EXTENSIONS
+from notso.documents.page_images import PageDrawer
 from notso.documents.reading import DocumentReader
 from notso.documents.values import MAX_FILE_BYTES, UnreadableError
 from notso.web.engine.host import EngineHost
@@ -25,6 +26,7 @@ from notso.web.values.visible_text import visible_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
+MAX_IMAGE_BYTES = 32 << 20  # of page images in memory
 LOOK_SECONDS = 5.0  # for documents that another server queued, and for changes in the folder
 
 
@@ -37,6 +39,7 @@ class LibraryWork:
         self._unconfined = unconfined
         self._folder = FolderLibrary(store.documents, folder)
         self._queued = asyncio.Event()
+        self._images: dict[tuple[str, int], bytes] = {}  # the least recently used first
 
     def wake(self) -> None:
         """Parse what was queued just now."""
@@ -83,6 +86,23 @@ class LibraryWork:
             if self._folder.root is None:
                 return
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def page_image(self, owner: str, document: StoredDocument, page: int) -> bytes:
+        """Return a page of a PDF file as PNG. Raises UnreadableError and StorageError."""
+        key = document.id, page
+        image = self._images.pop(key, None)
+        if image is None:
+            data = await self._store.documents.content(owner, document.id)
+            image = await child_work(lambda: PageDrawer(data, page, self._unconfined), PageDrawer.draw)
+        self._images[key] = image
+        while sum(map(len, self._images.values())) > MAX_IMAGE_BYTES:
+            del self._images[next(iter(self._images))]
+        return image
+
+    def forget_images(self, document_id: str) -> None:
+        """Drop the images of a document that is deleted."""
+        for key in [each for each in self._images if each[0] == document_id]:
+            del self._images[key]
 
     async def _parse_one(self) -> bool:
         taken = await self._store.documents.claim(time.time_ns() // 1_000_000)

@@ -17,7 +17,7 @@ from notso.plugins.process import PluginProcess
 from notso.web.edge.access import Caller, KeyRing, SessionBook, SignIn, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
-from notso.web.sign_in.given_keys import GivenKeys, owner_of_key
+from notso.web.sign_in.given_keys import GivenKeys
 from notso.web.store.access import AccessStore
 from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import SettingsError
@@ -153,16 +153,3 @@ def _oidc(settings: Settings) -> OidcProvider | None:
         message = f"the extra oidc is not installed: {install_line('oidc')}"
         raise SettingsError(message, setting="sign_in") from error
     return OidcProvider(chosen.oidc, chosen.operators)
-
-
-async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner with a valid key of that name, or else the one who signs in by it; None if there is neither."""
-    keys = await store.keys() if store is not None else []
-    key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
-    if key is not None:
-        return owner_of_key(key.id)
-    chosen = settings.sign_in
-    methods = (("proxy", chosen.proxy), ("oidc", chosen.oidc), (settings.sign_in_plugin, settings.sign_in_plugin))
-    method = next((method for method, configured in methods if configured is not None), None)
-    is_name = 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
-    return f"{method}:{name}" if method is not None and is_name else None

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
+from notso.documents.values import UnreadableError
 from notso.web.chat.library import is_open, shown_name
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
@@ -129,20 +130,20 @@ async def show_document(
             before, quoted = text.text[max(begin, at - MAX_PAGE_CHARACTERS // 2) : at].lstrip(), text.text[at:end]
             begin, last = end, max(end, last)
         shown = text.text[begin:last].rstrip() if quoted else text.text[begin:last].strip()
-    return await services.pages.respond(
-        request,
-        "document.html",
-        **await sidebar_context(services, owner),
-        document=document,
-        list_address=await _list_of(services, owner, document_id),
-        facts=facts_of(document),
-        page=page,
-        pages=len(pages),
-        before=before,
-        quoted=quoted,
-        text=shown[:MAX_PAGE_CHARACTERS],
-        is_cut=len(shown) > MAX_PAGE_CHARACTERS,
-    )
+    context: dict[str, Any] = {
+        "document": document,
+        "facts": facts_of(document),
+        "page": page,
+        "pages": len(pages),
+        "before": before,
+        "quoted": quoted,
+        "text": shown[:MAX_PAGE_CHARACTERS],
+        "is_cut": len(shown) > MAX_PAGE_CHARACTERS,
+    }
+    if is_fragment(request):
+        return await services.pages.respond(request, "_document.html", part=True, **context)
+    context["list_address"] = await _list_of(services, owner, document_id)
+    return await services.pages.respond(request, "document.html", **await sidebar_context(services, owner), **context)
 
 
 @router.get("/documents/{document_id}/file", dependencies=[GUARDED])
@@ -153,6 +154,20 @@ async def download(services: Services, owner: Owner, document_id: str) -> Respon
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
     content = await services.shared.store.documents.content(owner, document.id)
     return Response(content, headers=headers, media_type="application/octet-stream")
+
+
+@router.get("/documents/{document_id}/pages/{page}/image", dependencies=[GUARDED])
+async def page_image(services: Services, owner: Owner, document_id: str, page: int) -> Response:
+    """Return a page of a PDF file as an image."""
+    document = await _find(services, owner, document_id)
+    if document.state != "ready" or document.kind != "PDF" or not 1 <= page <= document.pages:
+        raise Problem(404, words["document_unknown"])
+    try:
+        async with services.documents.turn(owner):
+            image = await services.library.page_image(owner, document, page)
+    except UnreadableError as error:
+        raise Problem(422, words["document_failed"].format(name=document.name, reason=error)) from error
+    return Response(image, media_type="image/png")
 
 
 @router.post("/documents/{document_id}/retry", dependencies=[GUARDED])
@@ -173,6 +188,7 @@ async def delete(request: Request, services: Services, owner: Owner, document_id
     where = await _list_of(services, owner, document_id)
     if not await services.shared.store.documents.delete(owner, document_id):
         raise Problem(404, words["document_unknown"])
+    services.library.forget_images(document_id)
     return RedirectResponse(where, 303)
 
 

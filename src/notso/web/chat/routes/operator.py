@@ -15,7 +15,7 @@ from notso.web.edge.access import operator_only
 from notso.web.edge.forms import read_form
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.given_keys import MAX_NAME_CHARACTERS, digest_of, is_name, new_key, owner_of_key
-from notso.web.sign_in.removal import KEY_OWNER, remove_user, user_named
+from notso.web.sign_in.users import KEY_OWNER, remove_user, user_named
 from notso.web.store.access import AuditEntry
 from notso.web.values.errors import Problem, SettingsError
 from notso.web.values.wording import words

@@ -13,7 +13,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, find_project, own_project, sidebar_context, tab_of, to_page
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.sign_in.ways import owner_named
+from notso.web.sign_in.users import owner_named
 from notso.web.store.documents import DEFAULT_LIBRARY, MAX_LIBRARIES_OF_OWNER, MAX_MEMBERS, Library, Member
 from notso.web.turns.chat_settings import MAX_SYSTEM_PROMPT_CHARACTERS
 from notso.web.values.errors import Problem

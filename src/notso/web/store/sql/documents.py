@@ -54,6 +54,7 @@ _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERY
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
+_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # the index has this condition
 DELETED_AT_ONCE = 20  # documents of a library, in one transaction
 
 
@@ -109,8 +110,8 @@ class SQLDocuments:
 
         def empty(db: Database) -> None:
             if db.execute(own, (library_id, owner)).fetchone() is not None:
-                _forget_chats(db, "SELECT id FROM chats WHERE project = ?", library_id)
-                db.execute("UPDATE chats SET project = '' WHERE project = ?", (library_id,))
+                _forget_chats(db, _IN_PROJECT, library_id)
+                db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def shorten(db: Database) -> bool | None:
             """Return None while documents are left."""
@@ -157,7 +158,7 @@ class SQLDocuments:
             )
             moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
             if moved:  # the conversation begins with other documents from now on
-                _forget_chats(db, "?", chat_id)
+                _forget_chats(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
 
@@ -237,7 +238,7 @@ class SQLDocuments:
         words = query_words(query)
         if not words or (document_ids is not None and not document_ids):
             return []
-        among = ("", ())
+        among: tuple[str, tuple[str, ...]] = ("", ())
         if document_ids is not None:
             among = (f" AND documents.id IN ({_marks(document_ids)})", tuple(document_ids))
         elif library_id is not None:
@@ -436,7 +437,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
     if row is None:
         return False
     now = _now_ms()
-    used = "SELECT chat_id FROM chat_documents WHERE document_id = ? UNION SELECT id FROM chats WHERE project = ?"
+    used = f"SELECT chat_id FROM chat_documents WHERE document_id = ? UNION {_IN_PROJECT}"
     _forget_chats(db, used, document_id, row["library_id"])
     named = db.execute("SELECT scope, name FROM readings WHERE document_id = ?", (document_id,)).fetchall()
     for each in named:
@@ -454,9 +455,10 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
 
 
 def _forget_chats(db: Database, chats: str, *values: str) -> None:
+    # A cross join, which SQLite does in this order: it would read the first messages of all chats instead.
     db.execute(
-        f"{_STALE} SELECT messages.owner, messages.id, '', '', {_now_ms()} FROM messages"
-        f" WHERE parent_id IS NULL AND chat_id IN ({chats})",
+        f"{_STALE} SELECT messages.owner, messages.id, '', '', {_now_ms()} FROM ({chats}) AS used CROSS JOIN messages"
+        " WHERE messages.chat_id = used.chat_id AND messages.parent_id IS NULL",
         values,
     )
 

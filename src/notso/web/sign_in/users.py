@@ -1,15 +1,31 @@
-"""Removal of a user: the key, its usage, and everything that is stored for it."""
+"""Users by name: members of projects, and removal of a user with everything that is stored."""
 
 from __future__ import annotations
 
 import time
 
 from notso.web.sign_in.given_keys import owner_of_key
+from notso.web.sign_in.ways import MAX_NAME_CHARACTERS
 from notso.web.store.access import AccessStore, AuditEntry
 from notso.web.store.protocol import ChatStore
 from notso.web.values.errors import SettingsError
+from notso.web.values.settings import Settings
+from notso.web.values.visible_text import is_visible
 
 KEY_OWNER = owner_of_key("")
+
+
+async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
+    """Return the owner with a valid key of that name, or else the one who signs in by it; None if there is neither."""
+    keys = await store.keys() if store is not None else []
+    key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
+    if key is not None:
+        return owner_of_key(key.id)
+    chosen = settings.sign_in
+    methods = (("proxy", chosen.proxy), ("oidc", chosen.oidc), (settings.sign_in_plugin, settings.sign_in_plugin))
+    method = next((method for method, configured in methods if configured is not None), None)
+    is_name = 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
+    return f"{method}:{name}" if method is not None and is_name else None
 
 
 async def user_named(access: AccessStore | None, name: str) -> str:

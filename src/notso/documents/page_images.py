@@ -1,0 +1,101 @@
+"""Images of the pages of PDF files, drawn in a child process without any right."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+from notso.documents.values import MIB, UNCONFINED, UnreadableError
+from notso.system.confinement import Child, ConfinedWorkError, Limits, lacking, serve_one
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfDocument
+
+MAX_WIDTH, MAX_HEIGHT = 1240, 1754
+"""Of an image, in pixels: a page of A4 at 150 to the inch."""
+MAX_SCALE = 150 / 72
+LIMITS = Limits(cpu_s=20, memory_bytes=1024 * MIB, wall_s=60, answer_bytes=8 * MIB)
+PROGRAM = "from notso.documents.page_images import main; main()"
+PNG = b"\x89PNG\r\n\x1a\n"
+_NUMBER = struct.Struct(">I")
+
+
+class PageDrawer:
+    """Draws one page of a PDF file. `draw` blocks; `kill` may be called from another thread."""
+
+    def __init__(self, data: bytes, page: int, unconfined: bool = False) -> None:
+        """Start the child for `page`, from 1. Raises UnreadableError.
+
+        `unconfined`: draw although the system lacks a means of confinement.
+        """
+        if not unconfined and (lacks := lacking()):
+            raise UnreadableError(f"is not drawn, because this system lacks {' and '.join(lacks)} (see notso doctor)")
+        try:
+            self._child = Child(("-c", PROGRAM, UNCONFINED if unconfined else ""), _NUMBER.pack(page) + data, LIMITS)
+        except ConfinedWorkError as error:
+            raise UnreadableError(f"could not be drawn: {error}") from None
+
+    def draw(self) -> bytes:
+        """Return the page as PNG. Raises UnreadableError."""
+        try:
+            image = self._child.answer()
+        except ConfinedWorkError as error:
+            raise UnreadableError(f"could not be drawn: {error}") from None
+        finally:
+            self.kill()
+        if not image.startswith(PNG):
+            raise UnreadableError("could not be drawn: the page is damaged")
+        return image
+
+    def kill(self) -> None:
+        """End the child."""
+        self._child.kill()
+
+
+def main() -> None:
+    """Draw the page that stdin names, of the PDF file that follows."""
+    from pypdfium2 import PdfDocument, PdfiumError
+
+    def work(asked: bytes) -> bytes:
+        try:
+            return drawn(PdfDocument(asked[_NUMBER.size :]), _NUMBER.unpack_from(asked)[0])
+        except (PdfiumError, ValueError, IndexError, OverflowError):
+            return b""
+
+    if UNCONFINED not in sys.argv[1:] and lacking():
+        raise SystemExit(1)
+    serve_one(work, LIMITS)
+
+
+def drawn(document: PdfDocument, page: int) -> bytes:
+    """Return a page, from 1, as PNG. Raises PdfiumError, IndexError, and ValueError for a page without a size."""
+    if not 1 <= page <= len(document):
+        raise IndexError(page)
+    found = document[page - 1]
+    width, height = found.get_size()
+    if not (0 < width < float("inf") and 0 < height < float("inf")):
+        raise ValueError("the page has no size")
+    scale = min(MAX_SCALE, MAX_WIDTH / width, MAX_HEIGHT / height)
+    image = found.render(scale=scale, rev_byteorder=True, may_draw_forms=False)
+    return png(image.width, image.height, bytes(image.buffer), image.stride, image.n_channels)
+
+
+def png(width: int, height: int, pixels: bytes, stride: int, channels: int) -> bytes:
+    """Return rows of `stride` bytes with red, green, blue and, if `channels` is 4, one more byte a pixel as PNG."""
+    rows = []
+    for at in range(0, height * stride, stride):
+        row = pixels[at : at + channels * width]
+        if channels == 4:
+            packed = bytearray(3 * width)
+            for channel in range(3):
+                packed[channel::3] = row[channel::4]
+            row = bytes(packed)
+        rows.append(b"\0" + row)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return _NUMBER.pack(len(body)) + kind + body + _NUMBER.pack(zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return PNG + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
