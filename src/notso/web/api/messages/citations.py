@@ -37,13 +37,10 @@ def _files(content: Any, param: str) -> Iterator[GivenFile]:
         source, place = block.get("source"), f"{param}.{at}"
         if block.get("type") == "tool_result":
             yield from _files(block.get("content"), f"{place}.content")
-        elif block.get("type") == "document" and _is_pdf(source):
-            yield GivenFile(source["data"], "document.pdf", f"{place}.source.data")
-
-
-def _is_pdf(source: Any) -> bool:
-    is_file = isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str)
-    return is_file and source.get("media_type") == "application/pdf"
+        elif block.get("type") == "document" and isinstance(source, dict):
+            data, kind = source.get("data"), (source.get("type"), source.get("media_type"))
+            if isinstance(data, str) and kind == ("base64", "application/pdf"):
+                yield GivenFile(data, "document.pdf", f"{place}.source.data")
 
 
 def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
