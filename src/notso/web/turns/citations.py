@@ -13,7 +13,7 @@ from notso.web.store.protocol import StoredMessage
 from notso.web.values.wording import words
 
 MAX_CITATIONS = 256
-_DRAWN = re.compile(r'<span class="quote">(\d{1,3}): (.*?)</span>', re.DOTALL)
+_DRAWN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
 
 
 async def citations_of(
