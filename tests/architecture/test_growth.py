@@ -264,6 +264,7 @@ LOCAL = {  # what is made within a function, by its source: an example of it
     'rf"{re.escape(scheme)}://{hosts}{ports}"': r"https://[a-z0-9.-]+\.example\.org(?::[0-9]{1,5})?",
     """f"[{''.join(map(re.escape, lengths))}]\"""": "[<|]",
     '"|".join(map(re.escape, runs))': "日本語|手机",
+    'b"|".join(re.escape(each) for each in (CLOSE, *barred))': rb"\]\]|<\|im_end\|>|<think>",
     "cls.PATTERN + re.escape(cls.SUFFIX)": r"[0-9a-f]{64}\.kv4",
 }
 EXAMPLES = {ast.dump(ast.parse(source, mode="eval").body): example for source, example in LOCAL.items()}

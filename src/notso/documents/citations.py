@@ -22,7 +22,7 @@ PIECE_CHARACTERS = 1 << 18
 QUOTE_FIRST = "First quote what answers this as [[n: words]] from document n, or write [[none]]; then answer."
 """Last line of a prompt with documents."""
 
-MARK = re.compile(rf"\[\[(?:(\d{{1,3}}): (.{{1,{MAX_QUOTE_CHARACTERS}}}?)|none)\]\]", re.DOTALL)
+_MARK = re.compile(r"\[\[(?:(\d{1,3}): |none\]\])")
 _OPENING = re.compile(r"\[(?:\[(?:\d{1,3}(?::(?: .*)?)?|n(?:o(?:ne?)?)?)?)?\]?\Z", re.DOTALL)
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _CLAIM = re.compile(
@@ -62,23 +62,35 @@ def quotable(text: str) -> str:
 
 def marks_in(answer: str) -> Iterator[Mark]:
     """Yield the marked quotations of an answer in order."""
-    for found in MARK.finditer(answer):
-        yield Mark(found.start(), found.end(), int(found[1] or 0), found[2] or "")
+    at, close = 0, -1
+    while (found := _MARK.search(answer, at)) is not None:
+        at = found.end()
+        if found[1] is None:
+            yield Mark(found.start(), at, 0, "")
+            continue
+        if close <= at:  # otherwise, that of a mark that was too long
+            close = answer.find("]]", at + 1)
+        if close < 0:
+            return
+        if close - at <= MAX_QUOTE_CHARACTERS:
+            yield Mark(found.start(), close + 2, int(found[1]), answer[at:close])
+            at = close + 2
 
 
 def claims_in(answer: str) -> Iterator[Mark]:
     """Yield what an answer has in quotation marks, of five words or more, outside of code and of marked quotations."""
-    blanked = MARK.sub(_blank, _CODE.sub(_blank, answer))
+    blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
+    parts, at = list[str](), 0
+    for mark in marks_in(blanked):
+        parts += [blanked[at : mark.start], " " * (mark.end - mark.start)]
+        at = mark.end
+    blanked = "".join([*parts, blanked[at:]])
     for count, found in enumerate(_CLAIM.finditer(blanked)):
         words = next(filter(None, found.groups()))
         if count < MAX_CLAIMS and (
             len(words.split()) >= LEAST_CLAIMED_WORDS or len(_WIDE.findall(words)) >= LEAST_CLAIMED_CHARACTERS
         ):
             yield Mark(found.start(), found.end(), 0, words)
-
-
-def _blank(found: re.Match[str]) -> str:
-    return " " * len(found[0])
 
 
 def folded(text: str) -> str:

@@ -6,12 +6,13 @@ import os
 import random
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from notso.smollm3 import Engine, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
-from notso.smollm3.sampling.quote_index import QUOTE_BYTES, QuoteIndex, QuoteLimits
+from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits
 from notso.smollm3.sampling.quotes import NARROW, QuotedOutput, Quotes
 from notso.smollm3.text.tokenizer import Tokenizer
 
@@ -192,6 +193,40 @@ def test_sources_must_be_texts() -> None:
         RequestOptions(sources=("text",))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="sources"):
         QuoteSource("\ud800")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "word " * 100_000,
+        "x" * 500_000,
+        "<|im_end|> <tool_call> </think> ]] [[1: " * 5_000 + "four ordinary words here",
+        "\u202e\u2066 right to left \u2069 " * 10_000,
+        "a b " * 50_000 + "]" * 1_000,
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 " * 10_000 + "four ordinary words here",
+    ],
+)
+def test_a_hostile_text_costs_no_more_per_token(
+    quotes: Quotes, demo_engine: Engine, hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined = list[int]()
+    continuations, agreeing = QuoteIndex.continuations, QuoteIndex.agreeing
+
+    def count_places(self: QuoteIndex, found: Interval, most: int) -> set[bytes]:
+        examined.append(found.high - found.low)
+        return continuations(self, found, most)
+
+    def count_tokens(self: QuoteIndex, found: Interval, texts: Any, sizes: Any) -> Any:
+        examined.append(len(texts))
+        return agreeing(self, found, texts, sizes)
+
+    monkeypatch.setattr(QuoteIndex, "continuations", count_places)
+    monkeypatch.setattr(QuoteIndex, "agreeing", count_tokens)
+    drawn = np.random.default_rng(8)
+    for sharp in (0.1, 1, 20):
+        words = draw(quotes, demo_engine.tokenizer, [hostile], 1, drawn, sharp)
+        assert words in hostile and "]]" not in words and "<tool_call>" not in words
+    assert examined and max(examined) <= NARROW
 
 
 def batch(count: int, seed: int) -> list[tuple[list[Message], SamplingParams, RequestOptions]]:

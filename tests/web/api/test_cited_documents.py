@@ -144,7 +144,6 @@ def test_documents_without_citations_are_text(start: Start) -> None:
     "source, said",
     [
         ({"type": "url", "url": "https://example.org/a.pdf"}, "nothing is fetched"),
-        ({"type": "file", "file_id": "file_1"}, "base64 or as text"),
         ({"type": "base64", "media_type": "application/pdf", "data": "????"}, "is not base64"),
         (
             {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(b"%PDF-1.7").decode()},
@@ -192,7 +191,6 @@ def test_openais_client_sends_files(start: Start) -> None:
 @pytest.mark.parametrize(
     "part, said",
     [
-        ({"file_id": "file-1"}, "send file_data"),
         ({"file_url": "https://example.org/a.pdf"}, "send file_data"),
         ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,????"}, "is not base64"),
         ({"filename": "a.pdf", "file_data": base64.b64encode(b"%PDF-1.7").decode()}, "is damaged"),
@@ -207,6 +205,42 @@ def test_other_files_are_refused_by_name(start: Start, part: dict[str, Any], sai
     with pytest.raises(openai.BadRequestError, match=said):
         content = [{"type": "file", "file": part}]
         client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])
+
+
+def test_files_are_stored_and_named_by_id(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("[[1: second page of ibises]] So."))
+    server = start(engine).ready()
+    client, other = openai_client(server), anthropic_client(server)
+    content = base64.b64decode(PDF)
+    stored = client.files.create(file=("cranes.pdf", content), purpose="user_data")
+    assert (stored.purpose, stored.bytes, client.files.content(stored.id).read()) == (
+        "user_data",
+        len(content),
+        content,
+    )
+    parts: list[Any] = [{"type": "file", "file": {"file_id": stored.id}}, {"type": "text", "text": "What is this?"}]
+    client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
+    prompt = engine.requests[-1].messages[-1].content
+    assert "--- cranes.pdf ---\nThe first page of cranes" in prompt
+    given: list[Any] = [{"type": "input_file", "file_id": stored.id}]
+    client.responses.create(model="scripted", input=[{"role": "user", "content": given}])
+    assert "The second page of ibises" in engine.requests[-1].messages[-1].content
+    uploaded = other.beta.files.upload(file=("ibises.pdf", content, "application/pdf"))
+    assert (uploaded.filename, uploaded.mime_type, uploaded.size_bytes) == (
+        "ibises.pdf",
+        "application/pdf",
+        len(content),
+    )
+    assert {each.id for each in other.beta.files.list()} == {stored.id, uploaded.id}
+    assert other.beta.files.retrieve_metadata(uploaded.id) == uploaded
+    message = other.messages.create(**ask(documents=[document({"type": "file", "file_id": uploaded.id})]))
+    (cited,) = message.content[0].citations  # type: ignore[union-attr]
+    assert (cited.type, cited.file_id, cited.document_title) == ("page_location", uploaded.id, "ibises.pdf")
+    assert other.beta.files.delete(uploaded.id).type == "file_deleted"
+    with pytest.raises(anthropic.NotFoundError, match="no file of that id"):
+        other.messages.create(**ask(documents=[document({"type": "file", "file_id": uploaded.id})]))
+    with pytest.raises(openai.BadRequestError, match="purpose must be batch, user_data or assistants"):
+        client.files.create(file=("a.png", b"x"), purpose="vision")
 
 
 def test_fields_of_a_schema_quote_files_and_the_prompt(start: Start) -> None:

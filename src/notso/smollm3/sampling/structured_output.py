@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.grammar import Grammars, Matcher, Part, answer_part, arguments_part
@@ -15,12 +16,19 @@ from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
 
-if TYPE_CHECKING:
-    from notso.smollm3.sampling.quoted_fields import QuotedFields
-
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 FAR = 1_000
 """Maximum distance to the end of a call, searched before it starts."""
+
+
+class FieldMask(Protocol):
+    """Constraint on strings of a JSON text, beside its grammar."""
+
+    def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
+        """Return the permitted ones of the tokens that the grammar allows (V,)."""
+
+    def take(self, text: bytes) -> None:
+        """Record text of the answer."""
 
 
 class StructuredOutput:
@@ -38,7 +46,7 @@ class StructuredOutput:
         masked: Sequence[int] = (),
         started: bool = False,
         closing: int = 1,
-        fields: QuotedFields | None = None,
+        fields: FieldMask | None = None,
     ) -> None:
         self._fields = fields
         self._matcher = matcher
@@ -265,7 +273,7 @@ def structured_output_for(
     may_think: bool,
     started: str,
     closing: int = 1,
-    fields: QuotedFields | None = None,
+    fields: FieldMask | None = None,
 ) -> StructuredOutput | None:
     """Return a request's constraints, or None. Raises InvalidRequestError.
 

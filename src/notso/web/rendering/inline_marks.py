@@ -18,7 +18,8 @@ _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
 _AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL these belong to the sentence
 
 _NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
-_QUOTATION = re.compile(r"\[\[(?:(\d{1,3}: [^\n]{1,2000}?)|none)\]\]")
+_QUOTATION = re.compile(r"\[\[(?:\d{1,3}: |none(?=\]\]))")
+MAX_QUOTATION = 2_000
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
@@ -89,11 +90,12 @@ def _note(state: StateInline, silent: bool) -> bool:
 def _quotation(state: StateInline, silent: bool) -> bool:
     # Its number and its words, which are no Markdown; pages draw it where the words were found.
     found = _QUOTATION.match(state.src, state.pos)
-    if found is None:
+    end = -1 if found is None else state.src.find("]]", found.end(), found.end() + MAX_QUOTATION)
+    if found is None or end < 0:
         return False
-    if not silent and found[1]:
-        state.push("quotation", "", 0).content = found[1]
-    state.pos = found.end()
+    if not silent and end > found.end():
+        state.push("quotation", "", 0).content = state.src[state.pos + 2 : end]
+    state.pos = end + 2
     return True
 
 

@@ -13,7 +13,7 @@ from notso.web.store.protocol import StoredMessage
 from notso.web.values.wording import words
 
 MAX_CITATIONS = 256
-_DRAWN = re.compile(r'<span class="quote">(\d{1,3}): (.*?)</span>', re.DOTALL)
+_DRAWN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
 
 
 async def citations_of(
@@ -78,7 +78,7 @@ def with_citations(html: str, message: StoredMessage, *, with_links: bool = True
 
 def markdown_with_citations(message: StoredMessage) -> str:
     """Return an answer with its quotations as footnotes."""
-    text, notes, at = "", [], 0
+    text, notes, at = "", list[str](), 0
     for mark, each in _cited(message):
         text += message.content[at : mark.start]
         at = mark.end

@@ -38,8 +38,8 @@ class PromptDocuments:
 
     `head` precedes the first question, and `scope`, `reading` and `day` identify it for the engine. `behind` follows
     it. `texts` are those of documents attached to later questions, by id. `passages` precedes the last question.
-    `instructions` are those of a project without a head. `sources` are the texts that the answer may quote, named by the ids of
-    their documents.
+    `instructions` are those of a project without a head. `sources` are the texts that the answer may quote, named by
+    the ids of their documents.
     """
 
     head: str = ""

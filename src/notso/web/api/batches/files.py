@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mimetypes
 import re
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from email.message import Message
 from email.parser import HeaderParser
 from typing import Any
@@ -16,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.api_request import header_naming
 from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.given_documents import found_file
 from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
@@ -25,6 +28,7 @@ from notso.web.store.records import StoredFile
 
 router = APIRouter()
 
+DOCUMENT_PURPOSES = ("user_data", "assistants")
 MAX_NAME = 255
 MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # of a form
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
@@ -33,16 +37,17 @@ _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 @router.post("/v1/files", dependencies=[GUARDED])
 async def upload(request: Request, services: Services, owner: Owner) -> Response:
-    """Store a file of purpose `batch`, sent as multipart/form-data."""
+    """Store a file for a batch, or a document for messages, sent as multipart/form-data."""
     body = await request.body()
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise ApiError(415, "unsupported_media_type", "the body must be multipart/form-data with a file and a purpose")
     now_ms = time.time_ns() // 1_000_000
     work = services.shared.large_work
-    file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms), len(body), owner)
+    usual = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
+    file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms, usual), len(body), owner)
     await services.shared.store.records.add_file(owner, file, content)
-    return JSONResponse(file_object(file), headers=header_naming(ignored))
+    return JSONResponse(_object(request, file), headers=header_naming(ignored))
 
 
 @router.get("/v1/files", dependencies=[GUARDED])
@@ -50,14 +55,14 @@ async def files(request: Request, services: Services, owner: Owner) -> Response:
     """List files, newest first."""
     wanted = request.query_params.get("purpose")
     found = reversed(await services.shared.store.records.files(owner))
-    shown = [file_object(each) for each in found if wanted in (None, each.purpose)]
+    shown = [_object(request, each) for each in found if wanted in (None, each.purpose)]
     return JSONResponse(page(shown, request.query_params, usual=10_000, most=10_000))
 
 
 @router.get("/v1/files/{file_id}", dependencies=[GUARDED])
-async def show(services: Services, owner: Owner, file_id: str) -> Response:
+async def show(request: Request, services: Services, owner: Owner, file_id: str) -> Response:
     """Return the description of a file."""
-    return JSONResponse(file_object(await found_file(services, owner, file_id)))
+    return JSONResponse(_object(request, await found_file(services, owner, file_id)))
 
 
 @router.get("/v1/files/{file_id}/content", dependencies=[GUARDED])
@@ -73,19 +78,32 @@ async def content(services: Services, owner: Owner, file_id: str) -> Response:
 
 
 @router.delete("/v1/files/{file_id}", dependencies=[GUARDED])
-async def delete(services: Services, owner: Owner, file_id: str) -> Response:
+async def delete(request: Request, services: Services, owner: Owner, file_id: str) -> Response:
     """Delete a file. A batch that has not read it yet fails."""
     await found_file(services, owner, file_id)
     await services.shared.store.records.delete_file(owner, file_id)
+    if is_anthropic(request):
+        return JSONResponse({"id": file_id, "type": "file_deleted"})
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
-async def found_file(services: Services, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a file by id. Raise ApiError (404) naming `param` if unknown or expired."""
-    file = await services.shared.store.records.file(owner, file_id)
-    if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
-        raise ApiError(404, "not_found", "no file of that id is stored", param=param)
-    return file
+def is_anthropic(request: Request) -> bool:
+    """Whether a request comes from a client of Anthropic's API."""
+    return "anthropic-version" in request.headers
+
+
+def _object(request: Request, file: StoredFile) -> dict[str, Any]:
+    if not is_anthropic(request):
+        return file_object(file)
+    return {
+        "id": file.id,
+        "type": "file",
+        "filename": file.name,
+        "mime_type": mimetypes.guess_type(file.name)[0] or "application/octet-stream",
+        "size_bytes": file.size,
+        "created_at": datetime.fromtimestamp(file.created_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),
+        "downloadable": True,
+    }
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
@@ -113,7 +131,7 @@ def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
     return now_ms + 1000 * int(seconds)
 
 
-def _read_upload(kind: str, body: bytes, now_ms: int) -> tuple[StoredFile, bytes, list[str]]:
+def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[StoredFile, bytes, list[str]]:
     """Return the file, its bytes and the names of ignored fields. Raise ApiError (400)."""
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
@@ -130,13 +148,16 @@ def _read_upload(kind: str, body: bytes, now_ms: int) -> tuple[StoredFile, bytes
         else:
             ignored.append(name)
     if found is None:
-        raise invalid("file", "file is required: a form field with the bytes of a JSONL file")
-    if fields.get("purpose") != "batch":
-        raise invalid("purpose", "purpose must be batch: files have no other use on this server")
+        raise invalid("file", "file is required: a form field with its bytes")
+    purpose = fields.get("purpose", usual)
+    if purpose not in ("batch", *DOCUMENT_PURPOSES):
+        raise invalid(
+            "purpose", f"purpose must be batch, {' or '.join(DOCUMENT_PURPOSES)}; other files have no use here"
+        )
     after = {name.removeprefix("expires_after[")[:-1]: fields[name] for name in _NAMES[2:] if name in fields}
     expires_ms = expiry_ms(after, now_ms, "expires_after") if after else 0
     name, value = found
-    return StoredFile(new_id("file"), name, "batch", len(value), now_ms, expires_ms), value, ignored
+    return StoredFile(new_id("file"), name, purpose, len(value), now_ms, expires_ms), value, ignored
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:

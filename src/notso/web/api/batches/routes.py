@@ -11,11 +11,12 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.batches.files import expiry_ms, found_file
+from notso.web.api.batches.files import expiry_ms
 from notso.web.api.batches.runner import batch_runner
 from notso.web.api.request_fields.fields import Fields, Name, hints_of, invalid, read_fields, works
 from notso.web.api.shared.api_request import header_naming
 from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.given_documents import found_file
 from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body

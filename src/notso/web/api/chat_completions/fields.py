@@ -341,9 +341,9 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "image_url": refused("the model reads text only"),
     "input_audio": refused("the model reads text only"),
     "file": works(
-        "`file_data`, base64 or a data URL, with `filename`: a PDF, office document, table, e-mail or text, whose text "
-        "stands in its place",
-        "send file_data with a filename; no files are stored",
+        "`file_data`, base64 or a data URL, with `filename`, or `file_id`: a PDF, office document, table, e-mail or "
+        "text, whose text stands in its place",
+        "send file_data with a filename, or file_id",
     ),
     "name": hint("of a message: the model's template has no names; mention the name in the text"),
     "refusal": works("of an assistant's message: used as content if there is none"),

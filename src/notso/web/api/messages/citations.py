@@ -11,6 +11,7 @@ from notso.documents.citations import Mark, quotable
 from notso.web.api.messages.fields import (
     ContentSource,
     DocumentBlock,
+    FileSource,
     PdfSource,
     SearchResultBlock,
     TextBlock,
@@ -37,13 +38,12 @@ def _files(content: Any, param: str) -> Iterator[GivenFile]:
         source, place = block.get("source"), f"{param}.{at}"
         if block.get("type") == "tool_result":
             yield from _files(block.get("content"), f"{place}.content")
-        elif block.get("type") == "document" and _is_pdf(source):
-            yield GivenFile(source["data"], "document.pdf", f"{place}.source.data")
-
-
-def _is_pdf(source: Any) -> bool:
-    is_file = isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str)
-    return is_file and source.get("media_type") == "application/pdf"
+        elif block.get("type") == "document" and isinstance(source, dict):
+            data, kind = source.get("data"), (source.get("type"), source.get("media_type"))
+            if isinstance(data, str) and kind == ("base64", "application/pdf"):
+                yield GivenFile(data, "document.pdf", f"{place}.source.data")
+            elif source.get("type") == "file" and isinstance(source.get("file_id"), str):
+                yield GivenFile("", "", f"{place}.source.file_id", source["file_id"])
 
 
 def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
@@ -56,12 +56,15 @@ def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock
         facts |= {"location": "search_result_location", "source": block.source}
         return given.add(GivenDocument(block.title, text, is_quoted, starts, facts))
     source = block.source
-    if isinstance(source, PdfSource):
-        document = files.get(digest_of(source.data))
+    if isinstance(source, PdfSource | FileSource):
+        document = files.get(source.file_id if isinstance(source, FileSource) else digest_of(source.data))
         if document is None:
             raise invalid("messages", "PDF documents can be sent to /v1/messages only")
         text, starts = document.text, document.pages
-        facts["location"] = "page_location"
+        has_pages = document.kind == "PDF"
+        facts |= {"location": "page_location" if has_pages else "char_location"}
+        if isinstance(source, FileSource):
+            facts |= {"file_id": source.file_id, "title": block.title or document.title}
     elif isinstance(source, ContentSource):
         blocks = [TextBlock(type="text", text=source.content)] if isinstance(source.content, str) else source.content
         text, starts = _joined(blocks)
@@ -69,7 +72,7 @@ def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock
     else:
         text, starts = source.data, (0,)
         facts["location"] = "char_location"
-    return given.add(GivenDocument(block.title or "", text, is_quoted, starts, facts), block.context or "")
+    return given.add(GivenDocument(facts["title"] or "", text, is_quoted, starts, facts), block.context or "")
 
 
 def _joined(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
@@ -98,7 +101,7 @@ def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
             place = {"start_block_index": first - 1, "end_block_index": last}
     if facts["type"] == "search_result":
         return cited | {"source": facts["source"], "title": facts["title"]} | place
-    return cited | {"document_title": facts["title"], "file_id": None} | place
+    return cited | {"document_title": facts["title"], "file_id": facts.get("file_id")} | place
 
 
 def cited_text(given: GivenDocuments, block: TextBlock) -> str:

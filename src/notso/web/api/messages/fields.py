@@ -70,6 +70,13 @@ class PdfSource(Fields):
     media_type: Literal["application/pdf"]
 
 
+class FileSource(Fields):
+    """A stored file."""
+
+    type: Literal["file"]
+    file_id: Name
+
+
 class ContentSource(Fields):
     """A document's text in blocks, which are cited by number."""
 
@@ -77,7 +84,7 @@ class ContentSource(Fields):
     content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_BLOCKS, fail_fast=True)]
 
 
-DocumentSource = Annotated[TextSource | PdfSource | ContentSource, Field(discriminator="type")]
+DocumentSource = Annotated[TextSource | PdfSource | FileSource | ContentSource, Field(discriminator="type")]
 
 
 class DocumentBlock(Fields):
@@ -294,8 +301,8 @@ class MessageFields(CountFields):
 COUNT_NOTES: Notes = {
     "messages": works(
         "1 to 2,048; roles user, assistant and system; content is text, or blocks of type text, document (text, "
-        "content or PDF as base64), search_result, tool_use, tool_result and thinking. A final assistant message is "
-        "continued"
+        "content, PDF as base64, or a stored file), search_result, tool_use, tool_result and thinking. A final "
+        "assistant message is continued"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
     "system": works("text, or blocks of text"),
@@ -338,8 +345,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "url": refused("nothing is fetched; send the document as base64 or as text"),
-    "file": refused("send the document as base64 or as text"),
-    "media_type": works("of a document: `application/pdf` as base64, or `text/plain`", "send a PDF, or text"),
+    "media_type": works("of a document: that of PDF or of plain text", "send a PDF, or text"),
     "thinking": works("kept in the prompt until its tool calls are answered; left out after the next user message"),
     "redacted_thinking": works("left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),

@@ -306,9 +306,9 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
 WITHIN_RESPONSE: Notes = {
     "input_image": refused("the model reads text only"),
     "input_file": works(
-        "`file_data`, base64 or a data URL, with `filename`: a PDF, office document, table, e-mail or text, whose text "
-        "stands in its place",
-        "send file_data with a filename: nothing is fetched, and no files are stored",
+        "`file_data`, base64 or a data URL, with `filename`, or `file_id`: a PDF, office document, table, e-mail or "
+        "text, whose text stands in its place",
+        "send file_data with a filename, or file_id: nothing is fetched",
     ),
     "item_reference": works("the stored input or output item with that `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -15,13 +16,15 @@ from fastapi import Request
 
 from notso.documents.citations import QUOTE_FIRST, framed, quotable
 from notso.documents.reading import DocumentReader
-from notso.documents.values import Document, UnreadableError
+from notso.documents.values import MAX_FILE_BYTES, MIB, Document, UnreadableError
 from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
 from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.services import api_services
+from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.serving import T, read_body
+from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError
+from notso.web.store.records import StoredFile
 from notso.web.values.child_work import child_work
 from notso.web.values.visible_text import visible_line
 
@@ -30,20 +33,27 @@ R = TypeVar("R", bound=ApiRequest)
 MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
 
+_HOLD_FILES = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Documents by the digest of their base64 text."""
+"""Documents by the digest of their base64 text, or the id of the file."""
 NO_FILES: Files = {}
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file in a request: base64 text, a name whose ending says what it is, and its field."""
+    """A file in a request and its field: base64 text and a name that says its kind, or the id of a stored file."""
 
     data: str
     name: str
     param: str
+    file_id: str = ""
+
+    @property
+    def key(self) -> str:
+        """Key in Files."""
+        return self.file_id or digest_of(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +130,20 @@ async def read_body_with_files(
     """
     files: dict[str, Document] = {}
     body = await request.body()
-    if b"base64" in body or b"file_data" in body:
+    if any(each in body for each in (b"base64", b"file_data", b"file_id")):
         given = await read_body(request, lambda body: list(files_in(body)))
         if len(given) > MAX_FILES:
             raise invalid(given[-1].param, f"a request has at most {MAX_FILES} files")
         for each in given:
-            if digest_of(each.data) not in files:
-                files[digest_of(each.data)] = await _read(request, each)
+            if each.key not in files:
+                files[each.key] = await _read(request, each)
     return await read_body(request, lambda body: parse(body, files))
 
 
 def openai_files(body: Mapping[str, Any]) -> Iterator[GivenFile]:
     """Yield the files in messages of OpenAI's APIs, in a request that may be invalid."""
     for _, param, file in _file_parts(body):
-        yield GivenFile(_payload(file), _name_of(file), param)
+        yield _given(file, param)
 
 
 def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
@@ -141,8 +151,9 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     if not files:
         return body
     body = json.loads(json.dumps(body))  # changed below
-    for part, _, file in _file_parts(body):
-        text = framed(visible_line(_name_of(file), MAX_NAME_CHARACTERS), files[digest_of(_payload(file))].text)
+    for part, param, file in _file_parts(body):
+        each = files[_given(file, param).key]
+        text = framed(_shown_name(file, each), each.text)
         kind = "input_text" if part["type"] == "input_file" else "text"
         part.clear()
         part.update(type=kind, text=f"{text}\n")
@@ -157,7 +168,8 @@ def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Ma
     asked = parse(with_texts(body, files))
     if not has_quoting_fields(asked.options):
         return asked
-    sources = [QuoteSource(files[digest_of(_payload(file))].text, _name_of(file)) for _, _, file in _file_parts(body)]
+    given = ((file, files[_given(file, param).key]) for _, param, file in _file_parts(body))
+    sources = [QuoteSource(each.text, _shown_name(file, each)) for file, each in given]
     for each in reversed(asked.prompts[0]):
         if isinstance(each, Message) and each.role == "user":
             sources.append(QuoteSource(each.content, "prompt"))
@@ -180,17 +192,22 @@ def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, 
                 for index, part in enumerate(parts if isinstance(parts, list) else ()):
                     kind = part.get("type") if isinstance(part, dict) else None
                     file = part if kind == "input_file" else part.get("file") if kind == "file" else None
-                    if isinstance(file, dict) and isinstance(file.get("file_data"), str):
+                    if isinstance(file, dict) and any(isinstance(file.get(each), str) for each in _HOLD_FILES):
                         yield part, f"{name}.{at}.{inner}.{index}", file
 
 
-def _payload(file: Mapping[str, Any]) -> str:
-    return _DATA_URL.sub("", file["file_data"], count=1)
+def _given(file: Mapping[str, Any], param: str) -> GivenFile:
+    name, data, file_id = file.get("filename"), file.get("file_data"), file.get("file_id")
+    name = name if isinstance(name, str) else ""
+    if not isinstance(data, str):
+        return GivenFile("", name, param, str(file_id))
+    usual = "document.pdf" if data.startswith("data:application/pdf") else "document"
+    return GivenFile(_DATA_URL.sub("", data, count=1), name or usual, param)
 
 
-def _name_of(file: Mapping[str, Any]) -> str:
-    name, is_pdf = file.get("filename"), file["file_data"].startswith("data:application/pdf")
-    return name if isinstance(name, str) and name else "document.pdf" if is_pdf else "document"
+def _shown_name(file: Mapping[str, Any], document: Document) -> str:
+    name = file.get("filename")
+    return visible_line(name if isinstance(name, str) else "", MAX_NAME_CHARACTERS) or document.title or "document"
 
 
 def digest_of(data: str) -> str:
@@ -198,11 +215,28 @@ def digest_of(data: str) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+async def found_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
+    """Return a stored file by id. Raise ApiError (404) naming `param` if unknown or expired."""
+    file = await services.shared.store.records.file(owner, file_id)
+    if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
+        raise ApiError(404, "not_found", "no file of that id is stored", param=param)
+    return file
+
+
 async def _read(request: Request, file: GivenFile) -> Document:
-    unconfined = api_services(request).shared.settings.unconfined_documents
+    services, owner, name = api_services(request), owner_of(request), file.name
     try:
-        data = base64.b64decode(file.data, validate=True)
-        return await child_work(lambda: DocumentReader(data, file.name, unconfined), DocumentReader.read)
+        if file.file_id:
+            stored = await found_file(services, owner, file.file_id, file.param)
+            name = stored.name
+            if stored.size > MAX_FILE_BYTES:
+                raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
+            data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])
+        else:
+            data = base64.b64decode(file.data, validate=True)
+        unconfined = services.shared.settings.unconfined_documents
+        document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
+        return replace(document, title=visible_line(name, MAX_NAME_CHARACTERS))
     except (binascii.Error, ValueError):
         raise invalid(file.param, f"{file.param} is not base64") from None
     except UnreadableError as error:
