@@ -15,6 +15,7 @@ from web.chat.test_documents import GOAL, HERONS, answering, ask, upload
 from web.turns.test_tool_turns import call, permit
 
 from notso import Engine
+from notso.documents.citations import QUOTE_FIRST
 from notso.web.engine.port import Event, Message
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
@@ -58,7 +59,9 @@ def test_a_projects_documents_and_instructions_are_one_prefix_of_its_chats(start
     asked = ask(server, "Who eats fish?", project=project)
     request = engine.requests[-1]
     head = f"--- a.txt ---\n{HERONS}\n--- end of a.txt ---\n\nAnswer as an ornithologist.\n\n"
-    assert request.messages == (Message("user", f"{head}Today is {DAY}.\n\nBe brief.\n\nWho eats fish?"),)
+    assert request.messages == (
+        Message("user", f"{head}Today is {DAY}.\n\nBe brief.\n\nWho eats fish?\n\n{QUOTE_FIRST}"),
+    )
     prefix = request.options.prefix
     assert (prefix.message, prefix.characters) == (0, len(head))
     ask(server, "And frogs?", chat=asked.chat_id)
@@ -67,7 +70,7 @@ def test_a_projects_documents_and_instructions_are_one_prefix_of_its_chats(start
     ask(server, "Who nests?", other["id"], project=project)
     request = engine.requests[-1]
     assert request.options.prefix == prefix, "a document of the question is no part of the project"
-    assert request.messages[0].content.endswith("--- end of b.txt ---\n\nWho nests?")
+    assert request.messages[0].content.endswith(f"--- end of b.txt ---\n\nWho nests?\n\n{QUOTE_FIRST}")
     server.client.post(page, data={"instructions": "Answer as a poet."})
     ask(server, "Who rhymes?", project=project)
     changed = engine.requests[-1].options.prefix
@@ -152,7 +155,7 @@ def test_memory_stands_behind_the_documents_unless_it_is_off(start: Start) -> No
     asked = ask(server, "Who eats fish?", found["id"])
     head = f"--- a.txt ---\n{HERONS}\n--- end of a.txt ---\n\n"
     request = engine.requests[-1]
-    assert request.messages[0].content == f"{head}Today is {DAY}.\n\n{memory}\n\nWho eats fish?"
+    assert request.messages[0].content == f"{head}Today is {DAY}.\n\n{memory}\n\nWho eats fish?\n\n{QUOTE_FIRST}"
     assert request.options.prefix.characters == len(head)
     client.post(f"/chats/{asked.chat_id}/settings", data={"memory": "off"})
     ask(server, "And now?", chat=asked.chat_id)

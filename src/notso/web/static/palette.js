@@ -60,11 +60,11 @@
       budget.dispatchEvent(new Event("change", { bubbles: true }));
     },
     insert: (option, _, rest) => write([option.dataset.text.replace(/^\//, "//"), rest].filter(Boolean).join(" ")),
-    offer: async (option, argument, rest) => { // a text of an MCP server
+    offer: async (option, _, rest) => {
       const body = new URLSearchParams({ argument: rest.replace(/^\/\//, "/") });
       let found = { problem: form.dataset.offline };
       try { found = await (await fetch(document.documentElement.dataset.root + option.dataset.target, { method: "POST", body })).json(); }
-      catch { /* not reached */ }
+      catch { /* offline */ }
       problem.textContent = found.problem ?? "";
       if (found.name) document.getElementById("attachments").dispatchEvent(new CustomEvent("attach", { detail: found }));
       else if (!text.value) write(found.text?.replace(/^\//, "//") ?? `/${option.dataset.name} ${rest}`);

@@ -10,6 +10,15 @@
     });
   }
 
+  // A citation opens its document beside the chat.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a.citation");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    document.getElementById("source").showModal();
+    htmx.ajax("GET", link.href, "#source-body").then(() => document.getElementById("quoted")?.focus());
+  });
+
   // The sidebar is collapsed in this browser, or on a phone opened and closed.
   document.addEventListener("click", ({ target }) => {
     if (!target.closest("[data-toggle-rail]")) return;

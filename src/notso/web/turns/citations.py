@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape, unescape
 
 from notso.documents.citations import Mark, absent_from, claims_in, marks_in, place_of, revision_of
+from notso.web.edge.base_path import base_path
 from notso.web.store.documents import Citation, DocumentStore, DocumentText
 from notso.web.store.protocol import StoredMessage
 from notso.web.values.wording import words
@@ -105,4 +106,5 @@ def _place(each: Citation) -> str:
 
 
 def _address(each: Citation) -> str:
-    return f"/documents/{each.document}?at={each.start}&amp;end={each.end}&amp;revision={each.revision}#quoted"
+    place = f"at={each.start}&amp;end={each.end}&amp;revision={each.revision}"
+    return f"{base_path.get()}/documents/{each.document}?{place}#quoted"
