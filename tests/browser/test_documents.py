@@ -86,6 +86,38 @@ def test_a_library_is_filled_searched_and_asked(
     expect(row).to_have_count(2)
 
 
+def test_a_citation_opens_its_place_beside_the_chat(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
+) -> None:
+    quoted = "nest on the chimneys of old houses"
+    page = open_page(serve(demo.load).url + "documents")
+    page.locator("#upload").set_input_files(
+        files(tmp_path, birds_pdf=text_pdf(["The heron eats fish."], [f"Storks {quoted}."]))
+    )
+    row = page.locator("#documents li[data-state=ready]")
+    expect(row).to_have_count(1)
+    row.locator("input[type=checkbox]").check()
+    page.get_by_role("button", name="Ask about the selected documents").click()
+    demo.dictate(f"[[1: {quoted}]] Storks like old houses, and “never sleep in the rain at night”.")
+    begin(page, "Where do they nest?")
+    finished(page)
+    answer = page.locator("article.assistant")
+    link = answer.get_by_role("link", name="1", exact=True)
+    expect(link).to_have_attribute("title", f"“{quoted}” – birds.pdf, page 2")
+    expect(answer).to_contain_text("Not in the documents: “never sleep in the rain at night”")
+    picture(page, "citation")
+    link.click()
+    beside = page.locator("#source")
+    expect(beside.locator("mark")).to_have_text(quoted)
+    expect(beside.locator("mark")).to_be_focused()
+    picture(page, "cited", dark=True)
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.goto(page.evaluate("document.querySelector('a.citation').href"))
+    expect(page.locator("#quoted")).to_be_in_viewport()
+    expect(page.locator("#quoted")).to_have_text(quoted)
+
+
 def test_a_chosen_document_can_be_taken_off_again(
     serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
