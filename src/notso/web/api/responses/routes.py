@@ -17,6 +17,7 @@ from notso.web.api.responses.request import ResponseRequest, parse_input_token_r
 from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
+from notso.web.api.shared.background import left_response
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
@@ -39,6 +40,8 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     if asked.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
+    left = left_response(request)
+    name, created = (new_id("resp", "_"), None) if left is None else (left.id, left.created_ms // 1000)
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
@@ -53,7 +56,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         services,
         owner,
         asked,
-        lambda info: ResponseSerializer(asked, model_id(info), new_id("resp", "_"), keep),
+        lambda info: ResponseSerializer(asked, model_id(info), name, keep, created),
     )
 
 
