@@ -213,7 +213,7 @@ class _Run:
             if caller is None:
                 error = ApiError(401, "invalid_api_key", "the key that created this batch was revoked")
                 return 401, {}, json.dumps(error.body).encode()
-            scope = scope_inside(self._app, url, caller) | {BACKGROUND: True}
+            scope = {**scope_inside(self._app, url, caller), BACKGROUND: True}
             status, headers, answer = await sent_inside(self._inside, scope, body)
             if status not in RETRY_STATUSES:
                 return status, headers, answer

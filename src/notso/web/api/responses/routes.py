@@ -41,7 +41,8 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
     left = left_response(request)
-    name, created = (new_id("resp", "_"), None) if left is None else (left.id, left.created_ms // 1000)
+    name = new_id("resp", "_") if left is None else left.id
+    created = 0 if left is None else left.created_ms // 1000
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved

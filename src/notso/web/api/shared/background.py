@@ -66,7 +66,8 @@ class BackgroundResponses:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared
         while True:
             with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
-                await records.renew_open_responses(self._holder, _now_ms())
+                if is_shared:
+                    await records.renew_open_responses(self._holder, _now_ms())
                 # A store of this process alone holds no lease of a live one.
                 while left := await records.claim_open_response(self._holder, _now_ms() if is_shared else 1 << 62):
                     self._begin(self._go_on(app, inside, left))
@@ -77,7 +78,7 @@ class BackgroundResponses:
         if caller is None or left.is_given_up:
             said = "the key was revoked" if caller is None else "the server ended several times during this response"
             return await self._fail(left, ApiError(500, "server_error", said))
-        scope: Scope = scope_inside(app, "/v1/responses", caller) | {LEFT: left}
+        scope: Scope = {**scope_inside(app, "/v1/responses", caller), LEFT: left}
         status, answer = await asked_inside(inside, scope, left.body.encode())
         if status != 200:
             told = json.loads(answer or b"{}").get("error", {})

@@ -215,7 +215,8 @@ class SQLRecords:
         await self._write(lambda db: db.execute(sql, (_leased(now_ms), holder)))
 
     async def claim_open_response(self, holder: str, now_ms: int) -> OpenResponse | None:
-        find = f"SELECT {_OPEN} FROM open_responses WHERE holder <> ? AND held_until_ms < ? ORDER BY created_ms, id LIMIT 1"
+        free = "holder <> ? AND held_until_ms < ?"
+        find = f"SELECT {_OPEN} FROM open_responses WHERE {free} ORDER BY created_ms, id LIMIT 1"
         take = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = tries + 1 WHERE id = ?"
 
         def work(db: Database) -> OpenResponse | None:
