@@ -37,6 +37,7 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, embeddings, models, openapi, reference, server_facts, tokens
+from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
@@ -220,6 +221,7 @@ class Parts:
     mcp: McpServers | None
     ways: SignInWays
     batches: BatchRunner
+    background: BackgroundResponses
 
 
 def create_app(
@@ -253,6 +255,7 @@ def create_app(
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
+        parts.background.start(app, parts.api.inside)
         library = parts.chat.library
         works = (purge(parts.shared, parts.chat.turns), give_back(), library.parse(), library.follow())
         now_and_then = [asyncio.create_task(each) for each in works]
@@ -423,7 +426,8 @@ def _parts(
     leases.at_orphan.append(chat.relay.ended)
     leases.at_taken = _taking_up(chat)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
-    return Parts(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring))
+    api.background = background = BackgroundResponses(shared, ways.ring)
+    return Parts(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring), background)
 
 
 def _taking_up(chat: ChatServices) -> Callable[[Orphan], None]:
@@ -440,6 +444,7 @@ def _taking_up(chat: ChatServices) -> Callable[[Orphan], None]:
 async def _shut_down(parts: Parts) -> None:
     parts.shared.stopping = True
     await parts.batches.close()
+    await parts.background.close()
     parts.chat.turns.interrupt_all()
     parts.shared.engine.close()
     try:

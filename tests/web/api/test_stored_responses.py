@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -248,3 +251,38 @@ def test_what_has_no_background_is_refused(start: Start) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "background")
     named = server.client.post(URL, json={"input": "x", "background": True}, headers={"X-Conversation-Id": "c"})
     assert (named.status_code, named.json()["error"]["param"]) == (400, "x-conversation-id")
+
+
+def test_a_response_in_the_background_goes_on_after_a_crash(start: Start, tmp_path: Path) -> None:
+    """From its request and seed; the text is that of the same seed, and the id stays."""
+    gate = threading.Event()
+
+    def held(messages: object, thinking: bool) -> Iterator[Event]:
+        yield Event("text", text="one ")
+        assert gate.wait(60)
+        yield Event("text", text="two")
+
+    server = start(ScriptedEngine(held)).ready()
+    client = client_of(server)
+    begun = client.responses.create(model="scripted", input="Hello", background=True)
+    dropped = client.responses.create(model="scripted", input="Hello", background=True)
+    client.responses.cancel(dropped.id)
+    server.wait(lambda: client.responses.retrieve(begun.id).status == "in_progress")
+    shutil.copytree(tmp_path / "data", tmp_path / "after", ignore=shutil.ignore_patterns("*lock*"))  # as it lies there
+    gate.set()
+    loading = threading.Event()
+
+    def load() -> ScriptedEngine:
+        assert loading.wait(60)
+        return engine
+
+    engine = ScriptedEngine(held)
+    again = start(load, data_dir=tmp_path / "after")
+    other = client_of(again)
+    assert other.responses.retrieve(begun.id).status == "queued", "it is known while the model loads"
+    loading.set()
+    again.wait(lambda: other.responses.retrieve(begun.id).status == "completed")
+    found = other.responses.retrieve(begun.id)
+    assert (found.output_text, found.created_at) == ("one two", begun.created_at)
+    assert len(engine.requests) == 1, "the cancelled one stays so"
+    again.wait(lambda: again.on_loop(lambda: again.shared.store.records.open_response("local", begun.id)) is None)

@@ -186,6 +186,11 @@ ENTRIES: dict[str, Entry] = {
     "POST /chats/{chat_id}/messages/{message_id}/choose": _form(),
     "POST /chats/{chat_id}/messages/{message_id}/branch": _form(),
     "GET /chats/{chat_id}/messages/{message_id}/again": OWNED,
+    "GET /chats/{chat_id}/messages/{message_id}/tokens": Entry(own=frozenset({409})),
+    "POST /chats/{chat_id}/messages/{message_id}/fork": Entry(
+        form={"at": "0", "token": "1", "key": "{new_key}"}, own=frozenset({409})
+    ),
+    "GET /chats/{chat_id}/messages/{message_id}/receipt": Entry(own=frozenset({409})),
     "POST /chats/{chat_id}/messages/{message_id}/rate": _form(mode="up"),
     "POST /chats/{chat_id}/messages/{message_id}/delete": Entry(
         ids={"chat_id": "busy_chat"}, form={}, own=frozenset({404})

@@ -62,6 +62,11 @@ TABLES = (
     Table("preferences", ("owner", "settings"), ("owner",)),
     Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),
     Table("responses", ("id", "owner", "previous_id", "body", "conversation", "created_ms", "input"), ("rowid",)),
+    Table(
+        "open_responses",
+        ("id", "owner", "body", "caller", "seed", "created_ms", "tries", "holder", "held_until_ms"),
+        ("id",),
+    ),
     Table("api_files", ("id", "owner", "name", "purpose", "size", "created_ms", "expires_ms"), ("id",)),
     Table("api_file_parts", ("file_id", "part", "content"), ("file_id", "part")),
     Table("api_batches", ("id", "owner", "created_ms", "body", "plan", "is_open"), ("id",), frozenset({"is_open"})),

@@ -53,6 +53,29 @@ class KeptAnswer:
     created_ms: int
 
 
+MOST_LEFT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OpenResponse:
+    """A background response that has not ended: its request, who sent it (as JSON), and its seed.
+
+    `tries` counts the processes that left it; after MOST_LEFT it is given up.
+    """
+
+    id: str
+    owner: str
+    body: str
+    caller: str
+    seed: int
+    created_ms: int
+    tries: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.tries > MOST_LEFT
+
+
 class ApiRecords(Protocol):
     """Records by owner; foreign ids are treated as unknown. Methods raise StorageError."""
 
@@ -95,6 +118,19 @@ class ApiRecords(Protocol):
 
     async def finish_file(self, owner: str, file: StoredFile) -> StoredFile | None:
         """Make the lines written for a file available under its id; None if there are none."""
+
+    async def add_open_response(self, response: OpenResponse, holder: str) -> None:
+        """Store a response that has begun, leased to `holder`."""
+
+    async def open_response(self, owner: str, response_id: str) -> OpenResponse | None: ...
+
+    async def renew_open_responses(self, holder: str, now_ms: int) -> None:
+        """Renew the leases of a process."""
+
+    async def claim_open_response(self, holder: str, now_ms: int) -> OpenResponse | None:
+        """Lease the oldest response that no other live process holds."""
+
+    async def end_open_response(self, owner: str, response_id: str) -> None: ...
 
     async def keep_answer(self, owner: str, key: str, answer: KeptAnswer) -> None:
         """Keep an answer for KEPT_SECONDS, and at most MAX_KEPT_ANSWERS and MAX_KEPT_BYTES_OF_OWNER, newest first."""

@@ -13,14 +13,14 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
-from starlette.types import ASGIApp, Message, Scope
 
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
 from notso.web.api.shared.batch_line import read_line
+from notso.web.api.shared.inside import LONGEST_RETRY_SECONDS, RETRY_STATUSES, scope_inside, sent_inside
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
-from notso.web.edge.access import INSIDE, Caller, KeyRing
+from notso.web.edge.access import Caller, KeyRing
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.errors import ApiEdge
@@ -37,8 +37,6 @@ MAX_AT_ONCE = 32
 LOOK_SECONDS = 10.0
 """Interval at which batches of other replicas and of an earlier start are looked for."""
 RENEW_SECONDS = 5.0
-RETRY_STATUSES = frozenset({429, 503})
-LONGEST_RETRY_SECONDS = 30
 _log = logging.getLogger("notso.web.api")
 
 
@@ -215,25 +213,8 @@ class _Run:
             if caller is None:
                 error = ApiError(401, "invalid_api_key", "the key that created this batch was revoked")
                 return 401, {}, json.dumps(error.body).encode()
-            scope: Scope = {
-                "type": "http",
-                "asgi": {"version": "3.0"},
-                "http_version": "1.1",
-                "method": "POST",
-                "scheme": "http",
-                "path": url,
-                "raw_path": url.encode(),
-                "root_path": "",
-                "query_string": b"",
-                "headers": [(b"content-type", b"application/json")],
-                "client": None,
-                "server": None,
-                "app": self._app,
-                "state": {},
-                INSIDE: caller,
-                BACKGROUND: True,
-            }
-            status, headers, answer = await _asked(self._inside, scope, body)
+            scope = {**scope_inside(self._app, url, caller), BACKGROUND: True}
+            status, headers, answer = await sent_inside(self._inside, scope, body)
             if status not in RETRY_STATUSES:
                 return status, headers, answer
             wait_s = headers.get("retry-after", "")
@@ -299,28 +280,6 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(each)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-
-
-async def _asked(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    status, headers, pieces = 500, dict[str, str](), list[bytes]()
-    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if given:
-            return given.pop()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: Message) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status = message["status"]
-            headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in message["headers"]}
-        else:
-            pieces.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return status, headers, b"".join(pieces)
 
 
 def _validated(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[str, Any]]]:

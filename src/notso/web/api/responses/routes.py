@@ -17,6 +17,7 @@ from notso.web.api.responses.request import ResponseRequest, parse_input_token_r
 from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
+from notso.web.api.shared.background import left_response
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.services import ApiServices, Services
@@ -40,6 +41,9 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     if asked.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
+    left = left_response(request)
+    name = new_id("resp", "_") if left is None else left.id
+    created = 0 if left is None else left.created_ms // 1000
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
@@ -54,7 +58,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         services,
         owner,
         asked,
-        lambda info: ResponseSerializer(asked, model_id(info), new_id("resp", "_"), keep),
+        lambda info: ResponseSerializer(asked, model_id(info), name, keep, created),
     )
 
 

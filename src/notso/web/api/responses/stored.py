@@ -13,6 +13,7 @@ from notso.web.api.request_fields.fields import GivenHint, invalid, printable, r
 from notso.web.api.responses.items import kept_input
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED
+from notso.web.api.shared.background import queued_body
 from notso.web.api.shared.listing import page
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING, large_response, whole_response
@@ -59,6 +60,10 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
         return await whole_response(running.followed, headers)
     if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
         return await large_response(lambda: elsewhere.log.body, headers)
+    if await stored_response(services, owner, response_id) is None:
+        left = await services.shared.store.records.open_response(owner, response_id)
+        if left is not None:
+            return JSONResponse(queued_body(left), headers=headers)
     stored = await found_response(services, owner, response_id, "response_id")
     return await large_response(lambda: stored.body, headers)
 
@@ -107,6 +112,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
         services.resumable_streams.forget(owner, response_id)
+    await services.shared.store.records.end_open_response(owner, response_id)
     await services.shared.store.delete_response(owner, response_id)
     await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

@@ -30,11 +30,16 @@ def wanted_receipt(request: Request) -> str | None:
     return form
 
 
+def seeded(submission: Submission, seed: int) -> Submission:
+    """Return a submission that has this seed, unless it has one."""
+    params = submission.params
+    return submission if params.seed is not None else replace(submission, params=replace(params, seed=seed))
+
+
 def recorded(submission: Submission) -> Submission:
     """Return a submission with a seed, which reports its token ids."""
-    params = submission.params
-    seeded = replace(params, seed=secrets.randbits(63)) if params.seed is None else params
-    return replace(submission, params=seeded, options=replace(submission.options, token_ids=True))
+    submission = seeded(submission, secrets.randbits(63))
+    return replace(submission, options=replace(submission.options, token_ids=True))
 
 
 class _Record:

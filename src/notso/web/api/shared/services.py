@@ -8,6 +8,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.edge.open_streams import OpenStreams
 from notso.web.engine.metrics import Metrics
@@ -27,6 +28,7 @@ class ApiServices:
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
+    background: BackgroundResponses | None = None  # None: background responses end with this process
     inside: ASGIApp = _not_built  # routes without the layers around them, for requests of this program
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 

@@ -20,7 +20,8 @@ from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
-from notso.web.api.shared.receipts import ReceiptSerializer, recorded, wanted_receipt
+from notso.web.api.shared.background import left_response
+from notso.web.api.shared.receipts import ReceiptSerializer, recorded, seeded, wanted_receipt
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import (
     Serializer,
@@ -215,6 +216,9 @@ async def _response(
         )
 
         each = tuple(Submission(prompt, params, options) for prompt, params in asked.choices)
+        left = left_response(request)
+        if left is not None or (asked.background and asked.keep):
+            each = (seeded(each[0], left.seed if left is not None else secrets.randbits(63)),)
         if form is not None:
             each = tuple(map(recorded, each))
             serializer = ReceiptSerializer(serializer, engine, each, form)
@@ -229,7 +233,10 @@ async def _response(
         else:
             async with services.resumable_streams.claimed(owner, conversation, serializer.id):
                 await begin()
-                services.resumable_streams.keep(owner, conversation, running, serializer.again())
+                stream = services.resumable_streams.keep(owner, conversation, running, serializer.again())
+            if asked.background and asked.keep and services.background is not None:
+                seed = each[0].params.seed or 0
+                await services.background.follow(request, owner, serializer.id, seed, stream)
     except BaseException as error:
         running.close()
         if isinstance(error, Exception):

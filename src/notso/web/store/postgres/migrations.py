@@ -340,13 +340,24 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms BIGINT NOT NULL
     );
     """,
-    # 12: how answers were written, so that another process can continue them.
+    # 12: how answers were written, and which responses run in the background: others can continue them.
     """
     CREATE TABLE answer_traces (
         message_id TEXT COLLATE "C" PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,
         trace TEXT NOT NULL,
         tries BIGINT NOT NULL,
         resumes BIGINT NOT NULL
+    );
+    CREATE TABLE open_responses (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        body TEXT COLLATE "C" NOT NULL,
+        caller TEXT COLLATE "C" NOT NULL,
+        seed BIGINT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        tries BIGINT NOT NULL DEFAULT 0,
+        holder TEXT COLLATE "C" NOT NULL,
+        held_until_ms BIGINT NOT NULL
     );
     """,
     # 13: projects, members of libraries, and memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from notso.web.store.records import (
     MAX_KEPT_BYTES_OF_OWNER,
     PART_BYTES,
     KeptAnswer,
+    OpenResponse,
     StoredBatch,
     StoredFile,
 )
@@ -26,6 +28,7 @@ T = TypeVar("T")
 _FILE = "id, name, purpose, size, created_ms, expires_ms"
 _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
+_OPEN = "id, owner, body, caller, seed, created_ms, tries"
 _BATCH = "id, owner, created_ms, body, plan, is_open"
 # The newest answers of an owner, up to both limits; the running sum includes the row itself.
 _FORGET_ANSWERS = """
@@ -44,6 +47,10 @@ class Run(Protocol):
     """SQLStore's `write` or `look`."""
 
     def __call__(self, work: Callable[[Database], T], owner: str = "") -> Coroutine[Any, Any, T]: ...
+
+
+def _leased(now_ms: int) -> int:
+    return now_ms + int(1000 * LEASE_SECONDS)
 
 
 class SQLRecords:
@@ -192,6 +199,38 @@ class SQLRecords:
             return finished
 
         return await self._write(work, owner)
+
+    async def add_open_response(self, response: OpenResponse, holder: str) -> None:
+        values = (*(getattr(response, name) for name in _OPEN.split(", ")), holder, _leased(response.created_ms))
+        sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        await self._write(lambda db: db.execute(sql, values), response.owner)
+
+    async def open_response(self, owner: str, response_id: str) -> OpenResponse | None:
+        sql = f"SELECT {_OPEN} FROM open_responses WHERE id = ? AND owner = ?"
+        row = await self._look(lambda db: db.execute(sql, (response_id, owner)).fetchone(), owner)
+        return OpenResponse(**row) if row is not None else None
+
+    async def renew_open_responses(self, holder: str, now_ms: int) -> None:
+        sql = "UPDATE open_responses SET held_until_ms = ? WHERE holder = ?"
+        await self._write(lambda db: db.execute(sql, (_leased(now_ms), holder)))
+
+    async def claim_open_response(self, holder: str, now_ms: int) -> OpenResponse | None:
+        free = "holder <> ? AND held_until_ms < ?"
+        find = f"SELECT {_OPEN} FROM open_responses WHERE {free} ORDER BY created_ms, id LIMIT 1"
+        take = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = tries + 1 WHERE id = ?"
+
+        def work(db: Database) -> OpenResponse | None:
+            row = db.execute(find + db.for_update, (holder, now_ms)).fetchone()
+            if row is None:
+                return None
+            db.execute(take, (holder, _leased(time.time_ns() // 1_000_000), row["id"]))
+            return OpenResponse(**{**dict(row), "tries": row["tries"] + 1})
+
+        return await self._write(work)
+
+    async def end_open_response(self, owner: str, response_id: str) -> None:
+        sql = "DELETE FROM open_responses WHERE id = ? AND owner = ?"
+        await self._write(lambda db: db.execute(sql, (response_id, owner)), owner)
 
     async def keep_answer(self, owner: str, key: str, answer: KeptAnswer) -> None:
         sql = (

@@ -299,13 +299,24 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms INTEGER NOT NULL
     ) STRICT;
     """,
-    # 14: how answers were written, so that another process can continue them.
+    # 14: how answers were written, and which responses run in the background: others can continue them.
     """
     CREATE TABLE answer_traces (
         message_id TEXT PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE,
         trace TEXT NOT NULL,
         tries INTEGER NOT NULL,
         resumes INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE open_responses (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        body TEXT NOT NULL,
+        caller TEXT NOT NULL,
+        seed INTEGER NOT NULL,
+        created_ms INTEGER NOT NULL,
+        tries INTEGER NOT NULL DEFAULT 0,
+        holder TEXT NOT NULL,
+        held_until_ms INTEGER NOT NULL
     ) STRICT;
     """,
     # 15: projects, members of libraries, and memory.

@@ -1,0 +1,123 @@
+"""Background responses across restarts: each is kept with its request and seed until it ends, and one that its process
+left is generated again under its id. As the seed is the same, so is the response."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from dataclasses import astuple
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.types import Scope
+
+from notso.smollm3 import NotsoError
+from notso.web.api.shared.inside import asked_inside, scope_inside
+from notso.web.api.shared.resumable import ResumableStream
+from notso.web.edge.access import Caller, KeyRing, caller_of
+from notso.web.edge.access_log import AccessLog
+from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiEdge
+from notso.web.services import Shared
+from notso.web.store.protocol import StoredResponse
+from notso.web.store.records import OpenResponse
+
+LEFT = "notso.left"
+"""Scope key of a request that continues a response left by another process: an OpenResponse."""
+LOOK_SECONDS = 20.0
+_log = logging.getLogger("notso.web.api")
+
+
+class BackgroundResponses:
+    """The background responses of this process, and those that others left. Use on the event loop."""
+
+    def __init__(self, shared: Shared, ring: KeyRing) -> None:
+        self._shared = shared
+        self._ring = ring
+        self._holder = secrets.token_hex(8)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, app: FastAPI, inside: Any) -> None:
+        self._begin(self._look(app, AccessLog(ApiEdge(inside))))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def follow(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
+        """Keep a response that has begun until its end."""
+        if LEFT not in request.scope:
+            body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
+            left = OpenResponse(response_id, owner, body, caller, seed, _now_ms())
+            await self._shared.store.records.add_open_response(left, self._holder)
+        stream.following.add_done_callback(lambda _: self._begin(self._ended(owner, response_id)))
+
+    async def _ended(self, owner: str, response_id: str) -> None:
+        if not self._shared.stopping:  # else the next process generates it again
+            with contextlib.suppress(NotsoError):  # it is generated again, to the same text
+                await self._shared.store.records.end_open_response(owner, response_id)
+
+    async def _look(self, app: FastAPI, inside: Any) -> None:
+        records, is_shared = self._shared.store.records, self._shared.store.is_shared
+        while True:
+            with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
+                if is_shared:
+                    await records.renew_open_responses(self._holder, _now_ms())
+                # A store of this process alone holds no lease of a live one.
+                while left := await records.claim_open_response(self._holder, _now_ms() if is_shared else 1 << 62):
+                    self._begin(self._go_on(app, inside, left))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _go_on(self, app: FastAPI, inside: Any, left: OpenResponse) -> None:
+        caller = await self._ring.still(Caller(*json.loads(left.caller)))
+        if caller is None or left.is_given_up:
+            said = "the key was revoked" if caller is None else "the server ended several times during this response"
+            return await self._fail(left, ApiError(500, "server_error", said))
+        scope: Scope = {**scope_inside(app, "/v1/responses", caller), LEFT: left}
+        status, answer = await asked_inside(inside, scope, left.body.encode())
+        if status != 200:
+            told = json.loads(answer or b"{}").get("error", {})
+            message = str(told.get("message", "the response could not be continued"))
+            await self._fail(left, ApiError(500, str(told.get("code", "server_error")), message))
+        return None
+
+    async def _fail(self, left: OpenResponse, error: ApiError) -> None:
+        _log.warning("a background response could not be continued: %s", error.message)
+        body = queued_body(left) | {"status": "failed", "error": {"code": error.code, "message": error.message}}
+        store = self._shared.store
+        await store.save_response(left.owner, StoredResponse(left.id, None, body, (), left.created_ms))
+        await store.records.end_open_response(left.owner, left.id)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def queued_body(left: OpenResponse) -> dict[str, Any]:
+    """Return the body of a response that its process left, until another one takes it up."""
+    return {
+        "id": left.id,
+        "object": "response",
+        "created_at": left.created_ms // 1000,
+        "status": "queued",
+        "error": None,
+        "background": True,
+        "output": [],
+        "usage": None,
+    }
+
+
+def left_response(request: Request) -> OpenResponse | None:
+    """Return the response that a request continues, if it does."""
+    left: OpenResponse | None = request.scope.get(LEFT)
+    return left
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
