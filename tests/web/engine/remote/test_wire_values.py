@@ -36,6 +36,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     Progress,
     PromptEstimate,
+    QuoteSource,
     RequestOptions,
     Role,
     SamplingParams,
@@ -85,6 +86,7 @@ def maybe(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
 MESSAGE = st.builds(Message, words(Role), TEXT, maybe(TEXT), tuples(CALL), maybe(TEXT), st.booleans())
 PREFIX = st.builds(FixedPrefix, COUNT, COUNT, maybe(NAME), maybe(NAME))
+SOURCE = st.builds(QuoteSource, NAME, NAME)
 GRAMMAR = st.builds(Grammar, words(GrammarKind), TEXT)
 LOGPROB: st.SearchStrategy[TokenLogprob] = st.deferred(
     lambda: st.builds(
@@ -131,6 +133,7 @@ OPTIONS = st.fixed_dictionaries(
         "strict_tools": tuples(TEXT),
         "grammar": maybe(GRAMMAR),
         "prefix": maybe(PREFIX),
+        "sources": tuples(SOURCE),
         "top_logprobs": maybe(st.integers(0, 20)),
         "prompt_logprobs": maybe(st.integers(0, 20)),
         "prompt_only": st.booleans(),
@@ -179,6 +182,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     SamplingParams: PARAMS,
     RequestOptions: OPTIONS,
     FixedPrefix: PREFIX,
+    QuoteSource: SOURCE,
     Grammar: GRAMMAR,
     TokenLogprob: LOGPROB,
     Usage: USAGE,
