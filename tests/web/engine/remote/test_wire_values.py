@@ -36,6 +36,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     Progress,
     PromptEstimate,
+    QuoteSource,
     Replay,
     RequestOptions,
     Role,
@@ -87,6 +88,7 @@ CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
 MESSAGE = st.builds(Message, words(Role), TEXT, maybe(TEXT), tuples(CALL), maybe(TEXT), st.booleans())
 PREFIX = st.builds(FixedPrefix, COUNT, COUNT, maybe(NAME), maybe(NAME))
 REPLAY = st.builds(Replay, tuples(COUNT), tuples(COUNT), TEXT)
+SOURCE = st.builds(QuoteSource, NAME, NAME)
 GRAMMAR = st.builds(Grammar, words(GrammarKind), TEXT)
 LOGPROB: st.SearchStrategy[TokenLogprob] = st.deferred(
     lambda: st.builds(
@@ -133,6 +135,7 @@ OPTIONS = st.fixed_dictionaries(
         "strict_tools": tuples(TEXT),
         "grammar": maybe(GRAMMAR),
         "prefix": maybe(PREFIX),
+        "sources": tuples(SOURCE),
         "top_logprobs": maybe(st.integers(0, 20)),
         "prompt_logprobs": maybe(st.integers(0, 20)),
         "prompt_only": st.booleans(),
@@ -182,6 +185,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     RequestOptions: OPTIONS,
     FixedPrefix: PREFIX,
     Replay: REPLAY,
+    QuoteSource: SOURCE,
     Grammar: GRAMMAR,
     TokenLogprob: LOGPROB,
     Usage: USAGE,
