@@ -112,7 +112,7 @@ ENTRIES: dict[str, Entry] = {
     **dict.fromkeys(("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens"), OPEN),
     **dict.fromkeys(("POST /plugins/{name}/commands/{command}", "POST /plugins/{name}/pages/{path:path}"), OPEN),
     **dict.fromkeys(("GET /plugins/{name}/pages/{path:path}", "POST /preview", "POST /language"), OPEN),
-    "POST /attachments": OPEN,
+    **dict.fromkeys(("POST /attachments", "POST /tools/offers/{command}"), OPEN),
     "POST /documents": OPEN,
     "GET /documents": Entry(query={"q": WORD}, others=FOUND),
     "GET /documents/{document_id}": OWNED,
