@@ -21,6 +21,7 @@ from web.compiled_templates import share_compiled_templates
 from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.plugins.plugin_set import Plugins
+from notso.system.confinement import lacking
 from notso.web.api.shared.services import ApiServices
 from notso.web.app import create_app
 from notso.web.chat.services import ChatServices
@@ -270,7 +271,8 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
         **settings: Any,
     ) -> Running:
         source = engine if callable(engine) else lambda: engine
-        chosen = Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings))
+        usual = {"port": 0, "data_dir": tmp_path / "data", "unconfined_documents": bool(lacking())}
+        chosen = Settings(**(usual | settings))
         server = Running(source, chosen, model_registry, plugins)
         running.append(server)
         return server
@@ -284,7 +286,8 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One server for tests that leave nothing running."""
-    server = Running(ScriptedEngine, Settings(port=0, data_dir=tmp_path_factory.mktemp("data"))).ready()
+    settings = Settings(port=0, data_dir=tmp_path_factory.mktemp("data"), unconfined_documents=bool(lacking()))
+    server = Running(ScriptedEngine, settings).ready()
     yield server
     server.close()
 
