@@ -26,6 +26,7 @@ from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import give_back_freed
 from notso.web.api.batches import files as batch_files
 from notso.web.api.batches import routes as batch_routes
+from notso.web.api.batches import vector_stores
 from notso.web.api.batches.runner import BatchRunner
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import fields as text_completions
@@ -328,6 +329,7 @@ def create_app(
         responses.router,
         stored_responses.router,
         batch_files.router,
+        vector_stores.router,
         batch_routes.router,
         ollama.router,
         ollama_models.router,
@@ -425,7 +427,7 @@ def _parts(
     leases = shared.leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     leases.at_taken = _taking_up(chat)
-    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
+    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), chat.library.wake)
     api.background = background = BackgroundResponses(shared, ways.ring)
     return Parts(shared, chat, api, leases, mcp, ways, BatchRunner(api, ways.ring), background)
 

@@ -220,6 +220,26 @@ ENTRIES: dict[str, Entry] = {
     "GET /v1/files/{file_id}": OWNED,
     "GET /v1/files/{file_id}/content": OWNED,
     "DELETE /v1/files/{file_id}": Entry(ids={"file_id": "other_file"}),
+    "POST /v1/vector_stores": Entry(json={"name": "{new_key}"}, others=FOUND),
+    "GET /v1/vector_stores": TO_ANYBODY,
+    "GET /v1/vector_stores/{store_id}": Entry(member=FOUND),
+    "POST /v1/vector_stores/{store_id}": Entry(json={"name": "{new_key}"}, member=DENIED),
+    "DELETE /v1/vector_stores/{store_id}": Entry(ids={"store_id": "other_store"}),
+    "POST /v1/vector_stores/{store_id}/search": Entry(json={"query": WORD}, member=FOUND),
+    "POST /v1/vector_stores/{store_id}/files": Entry(
+        json={"file_id": "{other_file}"},
+        own=frozenset({400}),
+        member=DENIED,  # its purpose is batch
+    ),
+    "GET /v1/vector_stores/{store_id}/files": Entry(member=FOUND),
+    **dict.fromkeys(
+        (
+            "GET /v1/vector_stores/{store_id}/files/{file_id}",
+            "GET /v1/vector_stores/{store_id}/files/{file_id}/content",
+        ),
+        Entry(ids={"file_id": "store_file"}, member=FOUND),
+    ),
+    "DELETE /v1/vector_stores/{store_id}/files/{file_id}": Entry(ids={"file_id": "store_file"}, member=DENIED),
     "POST /v1/batches": Entry(
         json={"input_file_id": "{file_id}", "endpoint": "/v1/completions", "completion_window": "24h"}
     ),
@@ -245,7 +265,8 @@ class Things:
             "file_id": lambda: {"file_id": self._file()},
             "other_file": lambda: {"other_file": self._file()},
             "batch_id": self._batch,
-            "project_id": self._project,
+            **dict.fromkeys(("project_id", "store_id", "store_file"), self._project),
+            "other_store": lambda: {"other_store": self._post("/v1/vector_stores", json={"name": SECRET}).json()["id"]},
             "memory_id": self._memory,
             "document_id": lambda: {"document_id": self._document()},
             "other_document": lambda: {"other_document": self._document()},
@@ -319,9 +340,10 @@ class Things:
         address = self._post("/projects", data={"name": f"Birds {new_id()}"}).headers["location"]
         project_id = address.removeprefix("/projects/")
         self._post(f"{address}/members", data={"name": "mia", "rights": "read"})
-        self._document("shared", library=project_id)
+        document_id = self._document("shared", library=project_id)
         self._post("/chats", data={"text": f"{WORD} {SECRET}", "key": new_id(), "project": project_id})
-        return {"project_id": project_id}
+        store_id = f"vs_{project_id.replace('-', '')}"
+        return {"project_id": project_id, "store_id": store_id, "store_file": f"file-{document_id}"}
 
     def _memory(self) -> dict[str, str]:
         self._post("/memory", data={"text": SECRET})

@@ -162,8 +162,10 @@ class DocumentStore(Protocol):
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
         """Move a chat into a project, or out of all ('')."""
 
-    async def add(self, owner: str, library_id: str, name: str, content: bytes) -> StoredDocument:
-        """Store a document to be parsed, or return the one with the same content.
+    async def add(
+        self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
+    ) -> StoredDocument:
+        """Store a document to be parsed, or return the one with the same content or id.
 
         Raises StorageFullError past the owner's limits.
         """

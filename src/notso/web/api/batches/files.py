@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.api_request import header_naming
 from notso.web.api.shared.completion import new_id
-from notso.web.api.shared.given_documents import found_file
+from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, found_file
 from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
@@ -28,7 +28,6 @@ from notso.web.store.records import StoredFile
 
 router = APIRouter()
 
-DOCUMENT_PURPOSES = ("user_data", "assistants")
 MAX_NAME = 255
 MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # of a form
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI

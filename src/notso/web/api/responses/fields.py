@@ -27,9 +27,13 @@ from notso.web.api.request_fields.fields import (
     works,
 )
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
+from notso.web.api.shared.vector_search import MAX_RESULTS, RANKING_NOTES, RankingOptions
 from notso.web.values.strict_fields import at_most
 
+MAX_VECTOR_STORES = 8
+USUAL_RESULTS = 10
 LOGPROBS = "message.output_text.logprobs"
+SEARCH_RESULTS = "file_search_call.results"
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -40,7 +44,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only the first has an effect; the others concern encrypted reasoning and tools that do not exist here."""
+"""Two have an effect; the others concern encrypted reasoning and tools that do not exist here."""
 
 
 class InputText(Fields):
@@ -107,6 +111,16 @@ class CallOutputItem(Fields):
     status: Status = None
 
 
+class SearchCallItem(Fields):
+    """A past search, whose passages are no longer in the prompt."""
+
+    type: Literal["file_search_call"]
+    id: Name | None = None
+    queries: list[Any] | None = None
+    results: list[Any] | None = None
+    status: Literal["in_progress", "searching", "completed", "incomplete", "failed"] | None = None
+
+
 class ItemReference(Fields):
     """Reference to an item of a stored response."""
 
@@ -114,7 +128,7 @@ class ItemReference(Fields):
     id: Name
 
 
-SpeltOutItem = MessageItem | ReasoningItem | CallItem | CallOutputItem
+SpeltOutItem = MessageItem | ReasoningItem | CallItem | CallOutputItem | SearchCallItem
 AnyItem = Annotated[SpeltOutItem | ItemReference, Field(discriminator="type")]
 
 
@@ -149,7 +163,17 @@ class WebSearchTool(Fields):
     user_location: dict[str, Any] | None = None
 
 
-AnyTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool, Field(discriminator="type")]
+class FileSearchTool(Fields):
+    """A search in vector stores for the last question, whose passages the answer quotes."""
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_VECTOR_STORES, fail_fast=True)]
+    max_num_results: Annotated[Whole, Field(ge=1, le=MAX_RESULTS)] | None = None
+    ranking_options: RankingOptions | None = None
+    filters: None = None
+
+
+AnyTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool | FileSearchTool, Field(discriminator="type")]
 
 
 class FunctionChoice(Fields):
@@ -157,6 +181,12 @@ class FunctionChoice(Fields):
 
     type: Literal["function"]
     name: Name
+
+
+class SearchChoice(Fields):
+    """Request to search, which is done for every question."""
+
+    type: Literal["file_search"]
 
 
 class PlainFormat(Fields):
@@ -215,7 +245,7 @@ class InputTokenFields(Fields):
     instructions: Text | None = None
     previous_response_id: Label | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | SearchChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -231,7 +261,7 @@ class ResponseFields(InputTokenFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
-        Hint(done=([], [LOGPROBS])),
+        Hint(done=([], [LOGPROBS], [SEARCH_RESULTS], [LOGPROBS, SEARCH_RESULTS], [SEARCH_RESULTS, LOGPROBS])),
     ] = None
     store: bool | None = None
     background: bool | None = None
@@ -257,7 +287,7 @@ INPUT_TOKEN_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     "instructions": works("system prompt; not carried over to the next response"),
     "previous_response_id": works("continues a stored response with the whole earlier conversation"),
-    "tools": works("up to 128 functions with schemas of up to 32 levels"),
+    "tools": works("up to 128 functions with schemas of up to 32 levels, and `file_search`"),
     "tool_choice": works(
         "`none`, `auto`, `required`, or one function", "use none, auto, required or the name of a function"
     ),
@@ -276,8 +306,8 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     ),
     "include": Note(
         "hint",
-        f"`{LOGPROBS}`",
-        f"{LOGPROBS} and reasoning.encrypted_content can be included",
+        f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
+        f"{LOGPROBS}, {SEARCH_RESULTS} and reasoning.encrypted_content can be included",
         "`reasoning.encrypted_content`: reasoning is not encrypted; results of unavailable tools",
     ),
     "store": works("default true: the newest 1,000 are stored until deleted; false: not stored"),
@@ -322,10 +352,15 @@ WITHIN_RESPONSE: Notes = {
     "strict": works("of a tool: with `tool_choice` `required` or a name, which enforce the schema of the arguments"),
     "type": Note(
         "hint",
-        "of a tool: `function`, or `namespace` with functions",
-        "only functions can be called",
+        "of a tool: `function`, `namespace` with functions, or `file_search`, which is done for each question",
+        "only functions can be called, and files searched",
         "`web_search`: not available, and left out",
     ),
+    "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} of those that `GET /v1/vector_stores` lists"),
+    "max_num_results": works(f"1 to {MAX_RESULTS}, as far as there is space; by default {USUAL_RESULTS}"),
+    "ranking_options": works("`score_threshold`"),
+    "filters": inert("null", "use one vector store for each set of files that is searched"),
+    **RANKING_NOTES,
     "include_obfuscation": hint("streams are not padded", "false"),
 }
 """Notes on nested fields."""

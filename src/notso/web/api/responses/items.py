@@ -19,7 +19,13 @@ MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
 """Limit of all items that a request references; more fits no context."""
 
-_MARKS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_MARKS = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "file_search_call": "fs",
+}
 _ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -28,9 +28,11 @@ from notso.web.api.responses.fields import (
     INPUT_TOKEN_NOTES,
     LOGPROBS,
     RESPONSE_NOTES,
+    SEARCH_RESULTS,
     WITHIN_RESPONSE,
     CallItem,
     CallOutputItem,
+    FileSearchTool,
     FunctionChoice,
     FunctionTool,
     InputTokenFields,
@@ -42,10 +44,12 @@ from notso.web.api.responses.fields import (
     ReasoningItem,
     ResponseFields,
     SchemaFormat,
+    SearchCallItem,
     SpeltOutItem,
 )
 from notso.web.api.responses.items import Item, Reference
 from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.given_documents import GivenDocuments
 
 NAMES = {
     **sampling_names("responses"),
@@ -61,6 +65,17 @@ Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
 """Functions by the name shown to the model, with their namespace."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileSearch:
+    """The search that a request's file_search tool stands for, and what it found."""
+
+    tool: FileSearchTool
+    shows_results: bool
+    queries: tuple[str, ...] = ()
+    results: tuple[Mapping[str, Any], ...] = ()
+    documents: GivenDocuments = field(default_factory=GivenDocuments)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
     """A checked response request."""
@@ -72,6 +87,7 @@ class ResponseRequest(ApiRequest):
     instructions: str | None = None
     previous_id: str | None = None
     keep: bool = True
+    search: FileSearch | None = None
     echoed: Mapping[str, Any]  # fields repeated in the response
 
     @property
@@ -100,7 +116,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     params = checked_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
     items = [] if isinstance(fields.input, str) else fields.input
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
-    spelt_out = [item for item in items if not isinstance(item, ItemReference)]
+    spelt_out = [item for item in items if not isinstance(item, ItemReference | SearchCallItem)]
     said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(spelt_out))
     functions = _functions(fields)
     asked = ResponseRequest(
@@ -128,6 +144,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         previous_id=fields.previous_response_id or None,
         keep=fields.store is not False,
         background=bool(fields.background),
+        search=_search(fields),
         echoed=_echoed(fields, body, sampling),
     )
     return with_conversation(asked, said)
@@ -237,6 +254,16 @@ def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> To
     if within is not None and within.description:
         told["description"] = "\n".join(filter(None, (within.description, function.description)))
     return {"type": "function", "function": told}
+
+
+def _search(fields: InputTokenFields) -> FileSearch | None:
+    """Raise ApiError (400) for more than one file_search tool."""
+    tools = [each for each in fields.tools or () if isinstance(each, FileSearchTool)]
+    if len(tools) > 1:
+        raise invalid("tools", "tools has more than one file_search; list all vector stores in one")
+    if not tools or fields.tool_choice == "none":
+        return None
+    return FileSearch(tools[0], SEARCH_RESULTS in (getattr(fields, "include", None) or ()))
 
 
 def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:

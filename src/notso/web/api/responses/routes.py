@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
+from notso.web.api.responses.file_search import with_passages
 from notso.web.api.responses.items import Item, kept_input, referenced_items
 from notso.web.api.responses.request import ResponseRequest, parse_input_token_request, parse_response_request
 from notso.web.api.responses.stored import found_response, stored_response
@@ -90,7 +91,7 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Pars
     if asked.references:
         stored |= await referenced_items(asked.references, partial(stored_response, services, owner))
         asked = await read()
-    if asked.previous_id is None:
-        return asked
-    earlier = await found_response(services, owner, asked.previous_id, "previous_response_id")
-    return asked.after(earlier.conversation)
+    if asked.previous_id is not None:
+        earlier = await found_response(services, owner, asked.previous_id, "previous_response_id")
+        asked = asked.after(earlier.conversation)
+    return asked if asked.search is None else await with_passages(services, owner, asked)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
+from notso.documents.citations import Mark, MarkReader
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
+from notso.web.api.responses.file_search import annotation_of
 from notso.web.api.responses.items import item_id
 from notso.web.api.responses.request import ResponseRequest
 from notso.web.api.shared.completion import entries
@@ -40,6 +42,8 @@ class ResponseSerializer:
         self._calls: list[ToolCall] = []
         self._dropped = 0
         self._sequence = -1
+        self._searches = asked.search is not None
+        self._marks = MarkReader() if asked.search is not None and asked.search.documents.are_quoted else None
 
     def again(self) -> ResponseSerializer:
         return ResponseSerializer(self.asked, self._model, self.id, self._keep, self._created)
@@ -52,17 +56,20 @@ class ResponseSerializer:
         if self._status == "queued" and event.kind not in BEFORE_IT_BEGINS:
             self._status = "in_progress"
             yield self._sse_event("response.in_progress", response=self.body())
+        if self._searches and event.kind not in BEFORE_IT_BEGINS:
+            yield from self._search()
         match event.kind:
             case "reasoning":
                 yield from self._in_item("reasoning")
                 self._part["text"] += event.text
                 yield self._within("response.reasoning_text.delta", content_index=0, delta=event.text)
             case "text":
-                yield from self._in_item("message")
-                self._part["text"] += event.text
                 self._weighed += event.logprobs
                 logprobs = entries(event.logprobs)
-                yield self._within("response.output_text.delta", content_index=0, delta=event.text, logprobs=logprobs)
+                if self._marks is None:
+                    yield from self._say(event.text, logprobs)
+                else:
+                    yield from self._cited(self._marks.feed(event.text), logprobs)
             case "tool_call_part" if event.begun_call is not None:
                 yield from self._call_on(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
@@ -78,10 +85,49 @@ class ResponseSerializer:
                 raise event.error
             case "end":
                 self._weighed += event.logprobs
+                if self._marks is not None and (rest := self._marks.end()):
+                    yield from self._cited([rest], [])
                 whole = event.finish_reason not in ("length", "cancelled")
                 self._status = "completed" if whole else "incomplete"
                 self._is_cancelled = self.asked.background and event.finish_reason == "cancelled"
                 yield from self._close_item()
+
+    def _say(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        yield from self._in_item("message")
+        self._part["text"] += text
+        yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _cited(self, pieces: Iterable[str | Mark], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        """Write text, and quotations as annotations at their place in it."""
+        for piece in pieces:
+            yield from self._in_item("message")
+            text = self._part["text"]
+            annotation = None
+            if isinstance(piece, Mark) and self.asked.search is not None:
+                annotation = annotation_of(self.asked.search.documents, piece, len(text))
+            if annotation is not None:
+                number = len(self._part["annotations"])
+                self._part["annotations"].append(annotation)
+                told = {"content_index": 0, "annotation_index": number, "annotation": annotation}
+                yield self._within("response.output_text.annotation.added", **told)
+                continue
+            said = piece.words if isinstance(piece, Mark) else piece
+            said = said if text else said.lstrip()
+            if said:
+                yield from self._say(said, logprobs)
+                logprobs = []
+
+    def _search(self) -> Iterator[bytes]:
+        """Report the search, which preceded the prompt."""
+        self._searches, search = False, self.asked.search
+        if search is None:
+            return
+        self._begin({"type": "file_search_call", "queries": list(search.queries), "results": None})
+        yield self._sse_event("response.output_item.added", output_index=self._index, item=dict(self._item))
+        for step in ("in_progress", "searching", "completed"):
+            yield self._within(f"response.file_search_call.{step}")
+        self._item["results"] = [dict(each) for each in search.results] if search.shows_results else None
+        yield from self._done("completed")
 
     async def finalise(self) -> None:
         """Store the response."""

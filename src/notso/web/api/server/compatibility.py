@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from notso.web.api.batches import vector_stores as stores
 from notso.web.api.batches.routes import NOTES as BATCH_NOTES
 from notso.web.api.batches.routes import BatchFields
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
@@ -26,6 +27,7 @@ from notso.web.api.responses.fields import (
 from notso.web.api.server.adapters import LOAD_NOTES, UNLOAD_NOTES, LoadFields, UnloadFields
 from notso.web.api.server.embeddings import EMBEDDING_NOTES, EmbeddingFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
+from notso.web.api.shared.vector_search import RANKING_NOTES
 
 ORDER = ("works", "inert", "hint", "refused", "later")
 COLUMNS = "| {} | done | hint | refused |"
@@ -64,6 +66,12 @@ ADDRESSES = (
     Address("POST /v1/responses", "OpenAI", ResponseFields, RESPONSE_NOTES, WITHIN_RESPONSE),
     Address("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
     Address("POST /v1/batches", "OpenAI", BatchFields, BATCH_NOTES, {}),
+    Address("POST /v1/vector_stores", "OpenAI", stores.VectorStoreFields, stores.STORE_NOTES, {}),
+    Address("POST /v1/vector_stores/{store_id}", "OpenAI", stores.ChangedFields, stores.CHANGED_NOTES, {}),
+    Address("POST /v1/vector_stores/{store_id}/files", "OpenAI", stores.VectorStoreFileFields, stores.FILE_NOTES, {}),
+    Address(
+        "POST /v1/vector_stores/{store_id}/search", "OpenAI", stores.SearchFields, stores.SEARCH_NOTES, RANKING_NOTES
+    ),
     Address("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
     Address("POST /v1/embeddings", "OpenAI", EmbeddingFields, EMBEDDING_NOTES, {}),
     Address("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),

@@ -30,6 +30,7 @@ from notso.web.values.visible_text import visible_line
 
 R = TypeVar("R", bound=ApiRequest)
 
+DOCUMENT_PURPOSES = ("user_data", "assistants")
 MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
@@ -28,6 +29,7 @@ class ApiServices:
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
+    wake_library: Callable[[], None] = lambda: None  # parse documents that were added just now
     background: BackgroundResponses | None = None  # None: background responses end with this process
     inside: ASGIApp = _not_built  # routes without the layers around them, for requests of this program
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))

@@ -164,11 +164,13 @@ class SQLDocuments:
 
         return await self._write(work, owner)
 
-    async def add(self, owner: str, library_id: str, name: str, content: bytes) -> StoredDocument:
+    async def add(
+        self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
+    ) -> StoredDocument:
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
         now = _now_ms()
         day = date.today().isoformat()
-        made = StoredDocument(new_id(), library_id, name, digest, len(content), now, day)
+        made = StoredDocument(document_id or new_id(), library_id, name, digest, len(content), now, day)
 
         def work(db: Database) -> StoredDocument:
             held = db.execute(
@@ -177,8 +179,9 @@ class SQLDocuments:
                 (library_id,),
             ).fetchone()
             known = db.execute(
-                f"SELECT {_DOCUMENT} FROM documents WHERE library_id = ? AND sha256 = ? AND library_id IN ({_ADDABLE})",
-                (library_id, digest, owner),
+                f"SELECT {_DOCUMENT} FROM documents WHERE library_id = ? AND (sha256 = ? OR id = ?)"
+                f" AND library_id IN ({_ADDABLE})",
+                (library_id, digest, made.id, owner),
             ).fetchone()
             if known is not None:
                 return StoredDocument(**known)

@@ -1,0 +1,346 @@
+"""Routes for vector stores: libraries of documents, which are searched by words, without embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response
+
+from notso.documents.values import MAX_FILE_BYTES, MIB
+from notso.web.api.request_fields.fields import (
+    Fields,
+    Hint,
+    Label,
+    Name,
+    Notes,
+    Text,
+    hint,
+    hints_of,
+    inert,
+    invalid,
+    read_fields,
+    works,
+)
+from notso.web.api.request_fields.sampling_fields import Whole
+from notso.web.api.shared.api_request import header_naming
+from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, found_file
+from notso.web.api.shared.listing import page
+from notso.web.api.shared.serializer import large_response
+from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.serving import Owner, read_body
+from notso.web.api.shared.vector_search import (
+    MAX_RESULTS,
+    RANKING_NOTES,
+    RankingOptions,
+    document_id_of,
+    file_ids_of,
+    found_library,
+    hits_in,
+    result_of,
+    store_id_of,
+)
+from notso.web.edge.access import GUARDED
+from notso.web.edge.api_error import ApiError
+from notso.web.store.documents import Library, StoredDocument
+from notso.web.values.ids import is_id
+from notso.web.values.visible_text import visible_line
+
+router = APIRouter()
+
+MAX_FILES_AT_ONCE = 100
+MAX_NAME_CHARACTERS = 100
+USUAL_RESULTS = 10
+STATES: Mapping[str, str] = {
+    "queued": "in_progress",
+    "parsing": "in_progress",
+    "ready": "completed",
+    "failed": "failed",
+}
+F = TypeVar("F", bound=BaseModel)
+
+
+class ChunkingStrategy(Fields):
+    """How files are cut into passages, which is fixed here."""
+
+    type: Literal["auto", "static", "other"]
+    static: dict[str, Any] | None = None
+
+
+Chunking = Annotated[ChunkingStrategy | None, Hint(done=({"type": "auto"},))]
+
+
+class VectorStoreFields(Fields):
+    """The body of POST /v1/vector_stores."""
+
+    name: Label | None = None
+    description: Annotated[Text | None, Hint(done=("",))] = None
+    file_ids: Annotated[list[Name], Field(max_length=MAX_FILES_AT_ONCE, fail_fast=True)] | None = None
+    chunking_strategy: Chunking = None
+    metadata: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    expires_after: None = None
+
+
+class ChangedFields(Fields):
+    """The body of POST /v1/vector_stores/{store_id}."""
+
+    name: Label | None = None
+    metadata: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    expires_after: None = None
+
+
+class VectorStoreFileFields(Fields):
+    """The body of POST /v1/vector_stores/{store_id}/files."""
+
+    file_id: Name
+    attributes: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    chunking_strategy: Chunking = None
+
+
+class SearchFields(Fields):
+    """The body of POST /v1/vector_stores/{store_id}/search."""
+
+    query: Text | Annotated[list[Text], Field(min_length=1, max_length=16, fail_fast=True)]
+    max_num_results: Annotated[Whole, Field(ge=1, le=MAX_RESULTS)] | None = None
+    ranking_options: RankingOptions | None = None
+    rewrite_query: Annotated[bool | None, Hint(done=(False,))] = None
+    filters: None = None
+
+
+STORE_NOTES: Notes = {
+    "name": works("a project of that name; a number is appended if there is one"),
+    "description": hint("not stored", "an empty text"),
+    "file_ids": works(f"up to {MAX_FILES_AT_ONCE} files, uploaded with purpose `assistants` or `user_data`"),
+    "chunking_strategy": hint("passages have some 220 tokens and end with a page", "`auto`"),
+    "metadata": hint("not stored", "an empty object"),
+    "expires_after": inert("null", "delete it when it is no longer needed"),
+}
+CHANGED_NOTES: Notes = {name: STORE_NOTES[name] for name in ("name", "metadata", "expires_after")}
+FILE_NOTES: Notes = {
+    "file_id": works("a file uploaded with purpose `assistants` or `user_data`"),
+    "attributes": hint("not stored, as searches cannot be filtered", "an empty object"),
+    "chunking_strategy": STORE_NOTES["chunking_strategy"],
+}
+SEARCH_NOTES: Notes = {
+    "query": works("a text or several; their words are searched for"),
+    "max_num_results": works(f"1 to {MAX_RESULTS}, by default {USUAL_RESULTS}"),
+    "ranking_options": works("`score_threshold`"),
+    "rewrite_query": hint("the query is searched for as it is", "false"),
+    "filters": inert("null", "use one vector store for each set of files that is searched"),
+}
+
+
+@router.post("/v1/vector_stores", dependencies=[GUARDED])
+async def create(request: Request, services: Services, owner: Owner) -> Response:
+    """Create a library that file_search and searches read."""
+    fields, headers = await _read(request, VectorStoreFields, STORE_NOTES)
+    file_ids = list(dict.fromkeys(fields.file_ids or ()))
+    for at, file_id in enumerate(file_ids):
+        await _file_content(services, owner, file_id, f"file_ids.{at}")
+    wanted, number = _name(fields.name), 1
+    while (library := await services.shared.store.documents.new_library(owner, _numbered(wanted, number))) is None:
+        number += 1
+        if number > MAX_FILES_AT_ONCE:
+            raise ApiError(429, "too_many", "there are too many vector stores; delete some", param="name")
+    for file_id in file_ids:
+        await _add(services, owner, library, file_id, "file_ids")
+    return JSONResponse(await _store_object(services, owner, library), headers=headers)
+
+
+@router.get("/v1/vector_stores", dependencies=[GUARDED])
+async def stores(request: Request, services: Services, owner: Owner) -> Response:
+    """List libraries, newest first, including those of others that the caller may read."""
+    documents = Counter[tuple[str, str]]()
+    sizes = Counter[str]()
+    for each in await services.shared.store.documents.documents(owner):
+        documents[each.library_id, STATES[each.state]] += 1
+        sizes[each.library_id] += each.size
+    found = await services.shared.store.documents.libraries(owner)
+    shown = [_described(each, {s: documents[each.id, s] for s in STATES.values()}, sizes[each.id]) for each in found]
+    return JSONResponse(page(shown, request.query_params))
+
+
+@router.get("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
+async def show(services: Services, owner: Owner, store_id: str) -> Response:
+    """Return a library with the number of its files."""
+    return JSONResponse(await _store_object(services, owner, await found_library(services, owner, store_id)))
+
+
+@router.post("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
+async def change(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
+    """Rename a library."""
+    library = await found_library(services, owner, store_id, rights=("own",))
+    fields, headers = await _read(request, ChangedFields, CHANGED_NOTES)
+    if fields.name is not None:
+        changed = await services.shared.store.documents.change_library(owner, library.id, name=_name(fields.name))
+        if not changed:
+            raise ApiError(409, "conflict", "there is a vector store of that name", param="name")
+    found = await found_library(services, owner, store_id)
+    return JSONResponse(await _store_object(services, owner, found), headers=headers)
+
+
+@router.delete("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
+async def delete(services: Services, owner: Owner, store_id: str) -> Response:
+    """Delete a library with its documents. Uploaded files stay."""
+    library = await found_library(services, owner, store_id, rights=("own",))
+    await services.shared.store.documents.delete_library(owner, library.id)
+    return JSONResponse({"id": store_id, "object": "vector_store.deleted", "deleted": True})
+
+
+@router.post("/v1/vector_stores/{store_id}/search", dependencies=[GUARDED])
+async def search(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
+    """Return the passages that contain words of the query, the best first."""
+    library = await found_library(services, owner, store_id)
+    fields, headers = await _read(request, SearchFields, SEARCH_NOTES | RANKING_NOTES)
+    queries = [fields.query] if isinstance(fields.query, str) else fields.query
+    hits = await hits_in(
+        services, owner, [library], queries, fields.max_num_results or USUAL_RESULTS, fields.ranking_options
+    )
+    names = await file_ids_of(services, owner, (each.document for each in hits))
+    data = [result_of(each, names[each.document.id]) for each in hits]
+    data = [{**each, "content": [{"type": "text", "text": each.pop("text")}]} for each in data]
+    body = {"object": "vector_store.search_results.page", "search_query": queries, "data": data}
+    return JSONResponse({**body, "has_more": False, "next_page": None}, headers=headers)
+
+
+@router.post("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
+async def add_file(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
+    """Add an uploaded file to a library. It is read in the background."""
+    library = await found_library(services, owner, store_id, rights=("own", "add"))
+    fields, headers = await _read(request, VectorStoreFileFields, FILE_NOTES)
+    document = await _add(services, owner, library, fields.file_id, "file_id")
+    return JSONResponse(_file_object(document, fields.file_id), headers=headers)
+
+
+@router.get("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
+async def files(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
+    """List the documents of a library, newest first."""
+    library = await found_library(services, owner, store_id)
+    wanted = request.query_params.get("filter")
+    found = await services.shared.store.documents.documents(owner, library.id)
+    names = await file_ids_of(services, owner, found)
+    shown = [_file_object(each, names[each.id]) for each in found if wanted in (None, STATES[each.state])]
+    return JSONResponse(page(shown, request.query_params))
+
+
+@router.get("/v1/vector_stores/{store_id}/files/{file_id}", dependencies=[GUARDED])
+async def show_file(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
+    """Return the state of a document."""
+    library = await found_library(services, owner, store_id)
+    return JSONResponse(_file_object(await _document(services, owner, library, file_id), file_id))
+
+
+@router.get("/v1/vector_stores/{store_id}/files/{file_id}/content", dependencies=[GUARDED])
+async def file_content(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
+    """Return the text that was read from a document."""
+    library = await found_library(services, owner, store_id)
+    document = await _document(services, owner, library, file_id)
+    found = await services.shared.store.documents.text(owner, document.id)
+    data = [] if found is None else [{"type": "text", "text": found.text}]
+    body = {"object": "vector_store.file_content.page", "data": data, "has_more": False, "next_page": None}
+    return await large_response(lambda: body)
+
+
+@router.delete("/v1/vector_stores/{store_id}/files/{file_id}", dependencies=[GUARDED])
+async def remove_file(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
+    """Delete a document with everything derived from it. The uploaded file stays."""
+    library = await found_library(services, owner, store_id, rights=("own",))
+    document = await _document(services, owner, library, file_id)
+    await services.shared.store.documents.delete(owner, document.id)
+    return JSONResponse({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
+
+
+async def _read(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
+    def read(body: Mapping[str, Any]) -> tuple[F, list[str]]:
+        fields = read_fields(kind, body, notes)
+        return fields, [each.name for each in hints_of(fields, body)]
+
+    fields, ignored = await read_body(request, read)
+    return fields, header_naming(ignored)
+
+
+def _name(given: str | None) -> str:
+    return visible_line(given or "", MAX_NAME_CHARACTERS) or "Vector store"
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name[: MAX_NAME_CHARACTERS - 8]} ({number})"
+
+
+async def _store_object(services: ApiServices, owner: str, library: Library) -> dict[str, Any]:
+    documents = await services.shared.store.documents.documents(owner, library.id)
+    return _described(library, Counter(STATES[each.state] for each in documents), sum(each.size for each in documents))
+
+
+def _described(library: Library, counts: Mapping[str, int], size: int) -> dict[str, Any]:
+    shown = {state: counts.get(state, 0) for state in ("in_progress", "completed", "failed")}
+    return {
+        "id": store_id_of(library.id),
+        "object": "vector_store",
+        "created_at": library.created_ms // 1000,
+        "name": library.name,
+        "usage_bytes": size,
+        "file_counts": {**shown, "cancelled": 0, "total": sum(shown.values())},
+        "status": "in_progress" if shown["in_progress"] else "completed",
+        "expires_after": None,
+        "expires_at": None,
+        "last_active_at": library.created_ms // 1000,
+        "metadata": {},
+    }
+
+
+def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
+    error = {"code": "invalid_file", "message": document.reason} if document.state == "failed" else None
+    return {
+        "id": file_id,
+        "object": "vector_store.file",
+        "created_at": document.created_ms // 1000,
+        "usage_bytes": document.size,
+        "vector_store_id": store_id_of(document.library_id),
+        "status": STATES[document.state],
+        "last_error": error,
+        "attributes": {},
+        "chunking_strategy": {"type": "other"},
+    }
+
+
+async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
+    """Return the name and bytes of an uploaded file. Raise ApiError: 404 if unknown, 400 if it is no document."""
+    file = await found_file(services, owner, file_id, param)
+    if file.purpose not in DOCUMENT_PURPOSES:
+        raise invalid(param, f"{param} must be a file of purpose {' or '.join(DOCUMENT_PURPOSES)}")
+    if file.size > MAX_FILE_BYTES or not file.size:
+        raise invalid(param, f"{param} must have 1 byte to {MAX_FILE_BYTES // MIB} MiB")
+    parts = [part async for part in services.shared.store.records.content(owner, file.id)]
+    return file.name, b"".join(parts)
+
+
+async def _add(services: ApiServices, owner: str, library: Library, file_id: str, param: str) -> StoredDocument:
+    name, content = await _file_content(services, owner, file_id, param)
+    document = await services.shared.store.documents.add(
+        owner, library.id, name, content, document_id=document_id_of(file_id, library.id)
+    )
+    services.wake_library()
+    return document
+
+
+async def _document(services: ApiServices, owner: str, library: Library, file_id: str) -> StoredDocument:
+    """Return the document of a file in a library. Raise ApiError (404)."""
+    ids = [document_id_of(file_id, library.id), *filter(is_id, [file_id.removeprefix("file-")])]
+    for each in await services.shared.store.documents.some(owner, ids):
+        if each.library_id == library.id:
+            return each
+    # Added when the library had its content already, under another id.
+    file = await services.shared.store.records.file(owner, file_id)
+    if file is not None and file.size <= MAX_FILE_BYTES:
+        parts = [part async for part in services.shared.store.records.content(owner, file_id)]
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(b"".join(parts)).hexdigest())
+        for each in await services.shared.store.documents.documents(owner, library.id):
+            if each.sha256 == digest:
+                return each
+    raise ApiError(404, "not_found", "the vector store has no file of that id", param="file_id")

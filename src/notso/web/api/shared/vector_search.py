@@ -1,0 +1,101 @@
+"""Searches in vector stores, which are libraries of documents by OpenAI's names."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from notso.web.api.request_fields.fields import Fields, Hint, Label, Notes, hint, works
+from notso.web.api.shared.services import ApiServices
+from notso.web.edge.api_error import ApiError
+from notso.web.store.documents import Library, PassageHit, StoredDocument
+
+MAX_RESULTS = 50
+HALF_SCORE = 8.0
+"""BM25 score that is shown as 0.5."""
+
+
+class RankingOptions(Fields):
+    """Limits on what a search finds."""
+
+    ranker: Annotated[Label | None, Hint(done=("auto", "none"))] = None
+    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    hybrid_search: Annotated[dict[str, Any] | None, Hint()] = None
+
+
+RANKING_NOTES: Notes = {
+    "ranker": hint("documents are ranked by BM25", "`auto`, `none`"),
+    "score_threshold": works("0 to 1; a BM25 score s counts as s / (s + 8)"),
+    "hybrid_search": hint("there are no embeddings; documents are ranked by BM25"),
+}
+
+
+async def found_library(
+    services: ApiServices,
+    owner: str,
+    store_id: str,
+    param: str = "vector_store_id",
+    rights: Sequence[str] = ("own", "add", "read"),
+) -> Library:
+    """Return a readable library by the id of its vector store. Raise ApiError: 404, or 403 without the rights."""
+    for each in await services.shared.store.documents.libraries(owner):
+        if store_id_of(each.id) == store_id:
+            if each.rights not in rights:
+                raise ApiError(403, "forbidden", "this vector store belongs to somebody else", param=param)
+            return each
+    raise ApiError(404, "not_found", "there is no vector store of that id", param=param)
+
+
+async def hits_in(
+    services: ApiServices,
+    owner: str,
+    libraries: Sequence[Library],
+    queries: Sequence[str],
+    most: int,
+    ranking: RankingOptions | None,
+) -> list[PassageHit]:
+    """Return the best passages of libraries for several queries, each passage once."""
+    least = ranking.score_threshold or 0.0 if ranking is not None else 0.0
+    found: dict[tuple[str, int], PassageHit] = {}
+    for library in libraries:
+        for query in queries:
+            for hit in await services.shared.store.documents.search(owner, query, most, library_id=library.id):
+                key = hit.document.id, hit.number
+                if _relevance(hit) >= least and (key not in found or found[key].score < hit.score):
+                    found[key] = hit
+    return sorted(found.values(), key=lambda hit: (-hit.score, hit.document.id, hit.number))[:most]
+
+
+def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
+    """Return a passage in the form of a file_search result."""
+    return {
+        "file_id": file_id,
+        "filename": hit.document.name,
+        "score": round(_relevance(hit), 4),
+        "attributes": {},
+        "text": hit.text,
+    }
+
+
+async def file_ids_of(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
+    """Return the ids of the uploaded files that documents were made of, or ones made of the documents', by document."""
+    uploaded = [each.id for each in await services.shared.store.records.files(owner)]
+    found = list(documents)
+    made_of = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
+    return {each.id: made_of.get(each.id, f"file-{each.id}") for each in found}
+
+
+def store_id_of(library_id: str) -> str:
+    return f"vs_{library_id.replace('-', '')}"
+
+
+def document_id_of(file_id: str, library_id: str) -> str:
+    """Return the id of the document that an uploaded file becomes: one file may be in several libraries."""
+    return str(uuid.uuid5(uuid.UUID(library_id), file_id))
+
+
+def _relevance(hit: PassageHit) -> float:
+    return hit.score / (hit.score + HALF_SCORE)
