@@ -21,7 +21,10 @@ def test_a_receipt_is_written_and_checked(notso: Run, tmp_path: Path) -> None:
     checked = notso("verify", "--receipt", str(path))
     assert checked.code == 0 and "all equal" in checked.out and f"{told['answer']['tokens']:,} tokens" in checked.out
 
-    closed = tmp_path / "sealed.json"
+    several, closed = tmp_path / "several.json", tmp_path / "sealed.json"
+    several.write_text(json.dumps([told, told]))
+    assert f"{2 * told['answer']['tokens']:,} tokens" in notso("verify", "--receipt", str(several)).out
+    assert notso("verify", "--receipt", str(several), "--transcript", str(path)).code == 2, "their numbers differ"
     closed.write_text(json.dumps(sealed(told)))
     assert notso("verify", "--receipt", str(closed)).code == 1
     assert notso("verify", "--receipt", str(closed), "--transcript", str(path)).code == 0
@@ -32,6 +35,10 @@ def test_a_receipt_is_written_and_checked(notso: Run, tmp_path: Path) -> None:
     path.write_text(json.dumps(told | {"digest": _hash(told)}))
     found = notso("verify", "--receipt", str(path), "--json")
     assert found.code == 1 and json.loads(found.out)["place"] == 3
+    whole = json.loads(several.read_text())[0]
+    several.write_text(json.dumps([whole, json.loads(path.read_text())]))
+    found = notso("verify", "--receipt", str(several))
+    assert found.code == 1 and "receipt 2: token 3 is " in found.err
 
 
 def test_what_is_no_receipt_is_named(notso: Run, tmp_path: Path) -> None:

@@ -127,26 +127,30 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     from notso.smollm3.errors import InvalidRequestError
     from notso.smollm3.values.engine_config import KV_CHOICES
 
-    told = _json(path, "--receipt")
-    whole = None if transcript is None else _json(transcript, "--transcript")
-    counts = [told.get(part, {}).get("tokens", 0) for part in ("prompt", "answer")] if isinstance(told, dict) else []
-    context = sum(counts) if counts and all(type(count) is int for count in counts) else 0
-    named = told.get("kv_format") if isinstance(told, dict) else None
-    kv: KVChoice = next(
-        (each for each in KV_CHOICES if each == named), "auto"
-    )  # others are refused by what the engine has
-    began = time.perf_counter()
+    receipts = _listed(_json(path, "--receipt"))
+    wholes = [None] * len(receipts) if transcript is None else _listed(_json(transcript, "--transcript"))
+    if len(wholes) != len(receipts):
+        raise typer.BadParameter(f"it has {len(wholes)} receipts, not {len(receipts)}", param_hint="--transcript")
+    named = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
+    # Another format is refused by what the engine has, and a receipt that names no tokens as it is.
+    kv: KVChoice = next((each for each in KV_CHOICES if each == named), "auto")
+    context = max(512, 1 + max(map(_tokens_of, receipts)))
+    problem, place, tokens, began = "", None, 0, time.perf_counter()
     try:
-        # The context is as long as prompt and answer; a receipt without them is refused.
         with (
-            engines.open_engine(model, max(context + 1, 512), None, kv=kv, silent=True, adapters=adapters) as engine,
+            engines.open_engine(model, context, None, kv=kv, silent=True, adapters=adapters) as engine,
             terminal.waiting("drawing the answer again", silent=as_json),
         ):
             began = time.perf_counter()
-            found = engine.check_receipt(told, whole)
-        problem, place, tokens = found.problem, found.place, found.tokens
+            for number, (told, whole) in enumerate(zip(receipts, wholes, strict=True), start=1):
+                found = engine.check_receipt(told, whole)
+                problem, place = found.problem, found.place
+                if problem:
+                    problem = problem if len(receipts) == 1 else f"receipt {number}: {problem}"
+                    break
+                tokens += found.tokens
     except InvalidRequestError as error:
-        problem, place, tokens = str(error), None, 0
+        problem, place = str(error), None
     seconds = time.perf_counter() - began
     if as_json:
         terminal.say_json({"ok": not problem, "problem": problem, "place": place, "tokens": tokens})
@@ -156,6 +160,17 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
         terminal.say(f"{tokens:,} tokens drawn again in {seconds:.1f} s: all equal")
     if problem:
         raise typer.Exit(exit_codes.FAILED)
+
+
+def _listed(told: Any) -> list[Any]:
+    """Return the receipts of a file: an answer that called tools has several."""
+    return told if isinstance(told, list) and told else [told]
+
+
+def _tokens_of(receipt: Any) -> int:
+    parts = [receipt.get(part) for part in ("prompt", "answer")] if isinstance(receipt, dict) else []
+    counts = [part.get("tokens") for part in parts if isinstance(part, dict)]
+    return sum(count for count in counts if type(count) is int)
 
 
 def _json(path: Path, name: str) -> Any:
