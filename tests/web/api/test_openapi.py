@@ -129,6 +129,20 @@ def test_answers_are_as_described(served: Any, document: dict[str, Any]) -> None
     ask("GET /v1/files")
     ask("GET /v1/files/{file_id}", file)
     ask("GET /v1/files/{file_id}/content", file)
+    store = ask("POST /v1/vector_stores", json={"name": "Birds"})["id"]
+    text = {"files": {"file": ("a.txt", "Storks nest.")}, "data": {"purpose": "assistants"}}
+    storks = ask("POST /v1/files", **text)["id"]
+    ask("POST /v1/vector_stores/{store_id}/files", store, json={"file_id": storks})
+    while ask("GET /v1/vector_stores/{store_id}/files/{file_id}", store, storks)["status"] == "in_progress":
+        pass
+    ask("GET /v1/vector_stores")
+    ask("GET /v1/vector_stores/{store_id}", store)
+    ask("POST /v1/vector_stores/{store_id}", store, json={"name": "Fowl"})
+    assert ask("POST /v1/vector_stores/{store_id}/search", store, json={"query": "storks"})["data"]
+    ask("GET /v1/vector_stores/{store_id}/files", store)
+    ask("GET /v1/vector_stores/{store_id}/files/{file_id}/content", store, storks)
+    ask("DELETE /v1/vector_stores/{store_id}/files/{file_id}", store, storks)
+    ask("DELETE /v1/vector_stores/{store_id}", store)
     ask("DELETE /v1/files/{file_id}", file)
     ask("POST /tokenize", json={"content": "a", "with_pieces": True})
     ask("POST /tokenize", json={"prompt": "a", "return_token_strs": True})

@@ -128,6 +128,10 @@ def test_file_search_finds_passages_and_answers_cite_their_files(start: Start) -
     assert answer.output_text == "They like pink palaces houses."
     (cited,) = message.content[0].annotations  # type: ignore[union-attr, index]
     assert cited.to_dict() == {"type": "file_citation", "index": 0, "file_id": storks, "filename": "storks.pdf"}
+    for choice in ("required", {"type": "file_search"}):
+        client.responses.create(**asked, tool_choice=choice)
+        assert engine.requests[-1].options.tool_choice == "auto"
+    assert client.responses.create(**asked, tool_choice="none").output[0].type == "message"
     events = list(client.responses.create(**asked, stream=True))
     kinds = [each.type for each in events]
     steps = [f"response.file_search_call.{step}" for step in ("in_progress", "searching", "completed")]

@@ -203,7 +203,8 @@ async def search(request: Request, services: Services, owner: Owner, store_id: s
     )
     names = await file_ids_of(services, owner, (each.document for each in hits))
     data = [result_of(each, names[each.document.id]) for each in hits]
-    data = [{**each, "content": [{"type": "text", "text": each.pop("text")}]} for each in data]
+    for each in data:
+        each["content"] = [{"type": "text", "text": each.pop("text")}]
     body = {"object": "vector_store.search_results.page", "search_query": queries, "data": data}
     return JSONResponse({**body, "has_more": False, "next_page": None}, headers=headers)
 

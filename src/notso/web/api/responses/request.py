@@ -45,6 +45,7 @@ from notso.web.api.responses.fields import (
     ResponseFields,
     SchemaFormat,
     SearchCallItem,
+    SearchChoice,
     SpeltOutItem,
 )
 from notso.web.api.responses.items import Item, Reference
@@ -268,7 +269,8 @@ def _search(fields: InputTokenFields) -> FileSearch | None:
 
 def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
-    if choice is None or choice in ("none", "auto"):
+    is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
+    if choice is None or choice in ("none", "auto") or is_met:
         return "auto"  # also without tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return checked_choice("tool_choice", name, [*functions])
