@@ -288,7 +288,7 @@ PLANTS = {
         check_column,
         {
             f"{SOURCE}/web/store/protocol.py": (
-                ("\n\n@dataclass(frozen=True, slots=True)\nclass SavedPrompt", "    planted: bool = False\n"),
+                ("\n\n@dataclass(frozen=True, slots=True)\nclass Memory", "    planted: bool = False\n"),
             ),
             f"{SOURCE}/web/store/sqlite/migrations.py": (
                 (")\n\nSCHEMA_VERSION", COLUMN.format(kind="INTEGER", default=0)),

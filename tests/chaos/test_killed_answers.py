@@ -19,15 +19,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chaos.ledger import LONG, Ledger
+from chaos.ledger import LONG
 from valkey_server import MISSING, PROGRAM, ValkeyServer
 from web.conftest import EventReader, Screen
 from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.web.values.ids import new_id
 
-ANSWERS, KILLS = (100, 6) if LONG else (1, 2)
-ANSWERS = int(os.environ.get("KILLED_ANSWERS", ANSWERS))
+ANSWERS, KILLS = (6, 3) if LONG else (1, 2)
+ANSWERS, KILLS = (
+    int(os.environ.get(f"KILLED_{name}", usual)) for name, usual in (("ANSWERS", ANSWERS), ("KILLS", KILLS))
+)
 
 SERVER = """
 import asyncio, json, os, signal, sys, time
@@ -168,7 +170,7 @@ def places(rng: random.Random, has_call: bool) -> list[str]:
 
 
 @pytest.mark.timeout(0 if LONG else 300)
-def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -> None:
+def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path) -> None:
     kills, differing, seconds = 0, 0, 0.0
     for number in range(ANSWERS):
         rng = random.Random(number)
@@ -200,23 +202,18 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -
             differing += killed != answer(folder, undisturbed)
         finally:
             server.end()
-    ledger.note(
-        "store",
-        "the server is killed in an answer's thoughts, tool call, tool or text",
-        f"{kills} times in {ANSWERS} answers, which went on by themselves",
-        differing,
-        {"s from the last start to the end": seconds / ANSWERS},
-    )
+    print(f"{kills} kills in {ANSWERS} answers, {seconds / ANSWERS:.1f} s from the last start to the end")
+    assert not differing
     assert kills >= ANSWERS * min(KILLS, 3) / 2
 
 
 @pytest.mark.long("chaos")
 @pytest.mark.timeout(0 if LONG else 600)
 def test_an_answer_moves_between_replicas_before_its_readers(
-    tmp_path: Path, ledger: Ledger, postgres: PostgresServer, valkey: ValkeyServer
+    tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer
 ) -> None:
     """Three replicas on PostgreSQL and Valkey; the one that writes is killed, readers of another see one stream."""
-    answers = int(os.environ.get("KILLED_ANSWERS", 20 if LONG else 2))
+    answers = int(os.environ.get("KILLED_ANSWERS", 3))
     shared = (postgres.new_database(), valkey.url)
     differing = 0
     others = [Server(tmp_path / f"other {number}", "", *shared) for number in range(2)]
@@ -246,9 +243,4 @@ def test_an_answer_moves_between_replicas_before_its_readers(
     finally:
         for each in others:
             each.end()
-    ledger.note(
-        "cluster",
-        "the replica that writes an answer is killed, and another reads it out",
-        f"{answers} answers, each taken up by one of two others",
-        differing,
-    )
+    assert not differing

@@ -26,7 +26,7 @@ def test_what_is_installed_is_listed_and_in_the_doctors_report(
     assert "kind" in notso("plugin").out
     findings = json.loads(notso("doctor", "--json").out)
     said = [each["message"] for each in findings if each["subject"] in ("plugins", "plugin")]
-    assert said[0] == "built in: calculator, clock, search_chats, read_attachment, fetch_page"
+    assert said[0] == "built in: calculator, clock, search_chats, read_attachment, fetch_page, remember"
     assert "kind of hostile-plugins 1.0: `serve --plugin kind`" in said
 
 

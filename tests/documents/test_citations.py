@@ -18,7 +18,7 @@ from notso.documents.citations import (
 )
 
 LETTERS = "abcdeéßжщאبकก的あ가 "
-QUOTES = int(os.environ.get("NOTSO_QUOTES", "10000"))
+QUOTES = int(os.environ.get("NOTSO_QUOTES", "1000"))
 
 
 def prose(rng: random.Random, words: int) -> str:

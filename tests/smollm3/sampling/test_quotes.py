@@ -34,7 +34,7 @@ SCRIPTS = [
 WITHOUT_BLANKS = 5
 MARK = re.compile(r"\[\[(\d+): (.*?)\]\]", re.DOTALL)
 # Of each of the long runs; the default run has few.
-QUOTES = int(os.environ.get("NOTSO_QUOTES", "10000"))
+QUOTES = int(os.environ.get("NOTSO_QUOTES", "1000"))
 
 
 def written(rng: random.Random, script: int, words: int) -> str:
