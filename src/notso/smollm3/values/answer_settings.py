@@ -10,7 +10,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError, UnknownOptionError
 from notso.smollm3.values.messages import Priority, Tool, WhenFull
-from notso.smollm3.values.request_options import FixedPrefix, Grammar, QuoteSource, RequestOptions, ToolChoice
+from notso.smollm3.values.request_options import FixedPrefix, Grammar, QuoteSource, Replay, RequestOptions, ToolChoice
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, SamplingSettings
 
 
@@ -37,6 +37,8 @@ class AnswerSettings(SamplingSettings, total=False):
     adapter: str | None
     logits_processors: Sequence[str]
     prefix: FixedPrefix | None
+    token_ids: bool
+    replay: Replay | None
     sources: Sequence[QuoteSource]
 
 
