@@ -52,7 +52,6 @@ class EngineConfig:
 
     model: str | None = None
     context_tokens: int | None = None
-    document_tokens: int = 0
     threads: int | None = None
     weights: Placement = "auto"
     kv: KVChoice = "auto"
@@ -65,6 +64,7 @@ class EngineConfig:
     adapters: tuple[str, ...] = ()
     chat_template_file: str | None = None
     beside_bytes: int | None = None
+    document_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir", "chat_template_file"):
