@@ -21,7 +21,7 @@ from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
 from notso.web.api.request_fields.fields import invalid
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.services import ApiServices, api_services
-from notso.web.api.shared.serving import T, read_body
+from notso.web.api.shared.serving import T, read_body, require_json
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.store.records import StoredFile
@@ -129,6 +129,7 @@ async def read_body_with_files(
 
     Raises ApiError (400) also for a file that cannot be read.
     """
+    require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
     if any(each in body for each in (b"base64", b"file_data", b"file_id")):

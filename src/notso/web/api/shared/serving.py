@@ -60,16 +60,19 @@ INCOMPLETE = "notso.incomplete"
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+def require_json(request: Request) -> None:
+    """Raise ApiError (415) for a body of another type, before it is read."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "unsupported_media_type", "the body must be application/json")
+
+
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
     """Parse the body. Raise ApiError: 415 for another type, 400 if invalid.
 
     With `of_any_type`, the content type is not checked. With `strict_fields`, hints are rejected.
     """
-    if (
-        not of_any_type
-        and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
-    ):
-        raise ApiError(415, "unsupported_media_type", "the body must be application/json")
+    if not of_any_type:
+        require_json(request)
     body = await request.body()
     shared = api_services(request).shared
     asked = await shared.large_work.run(lambda: parse(parse_object(body)), len(body), owner_of(request))
