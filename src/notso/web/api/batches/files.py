@@ -37,10 +37,10 @@ _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 @router.post("/v1/files", dependencies=[GUARDED])
 async def upload(request: Request, services: Services, owner: Owner) -> Response:
     """Store a file for a batch, or a document for messages, sent as multipart/form-data."""
-    body = await request.body()
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise ApiError(415, "unsupported_media_type", "the body must be multipart/form-data with a file and a purpose")
+    body = await request.body()
     now_ms = time.time_ns() // 1_000_000
     work = services.shared.large_work
     usual = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
