@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,12 +112,21 @@ def test_an_answer_goes_on_from_each_of_its_tokens(
         assert replay.ids[:place] + again.replay.ids == replay.ids, "the ids after the replayed ones are told"
 
 
-def test_reasoning_ended_by_the_user_ends_at_the_same_place(engine: Engine) -> None:
+def test_reasoning_ended_by_the_user_ends_at_the_same_place(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     messages, params = asked(RequestOptions()), SamplingParams(seed=3, max_tokens=40)
+    ended, step = threading.Event(), engine._core._step
+
+    def waiting() -> None:
+        if any(each.output.tokens >= 4 for each in engine._core._requests.values()):  # its reasoning is over soon
+            assert ended.wait(60)
+        step()
+
+    monkeypatch.setattr(engine._core, "_step", waiting)
     generation = engine.submit(messages, params, RequestOptions(token_ids=True))
     for event in generation.events():
         if event.kind == "reasoning":
             generation.answer_now()
+            ended.set()
     whole = Written(list(generation.events()))
     (closed,) = whole.replay.closed_at
     for place in (closed, closed + 3, len(whole.replay.ids)):
