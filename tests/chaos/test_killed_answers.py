@@ -26,7 +26,7 @@ from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.web.values.ids import new_id
 
-ANSWERS, KILLS = (6, 3) if LONG else (1, 2)
+ANSWERS, KILLS = (100, 6) if LONG else (1, 2)
 ANSWERS, KILLS = (
     int(os.environ.get(f"KILLED_{name}", usual)) for name, usual in (("ANSWERS", ANSWERS), ("KILLS", KILLS))
 )
@@ -213,7 +213,7 @@ def test_an_answer_moves_between_replicas_before_its_readers(
     tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer
 ) -> None:
     """Three replicas on PostgreSQL and Valkey; the one that writes is killed, readers of another see one stream."""
-    answers = int(os.environ.get("KILLED_ANSWERS", 3))
+    answers = int(os.environ.get("KILLED_ANSWERS", 20 if LONG else 3))
     shared = (postgres.new_database(), valkey.url)
     differing = 0
     others = [Server(tmp_path / f"other {number}", "", *shared) for number in range(2)]
