@@ -171,7 +171,7 @@ def places(rng: random.Random, has_call: bool) -> list[str]:
 
 @pytest.mark.timeout(0 if LONG else 300)
 def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path) -> None:
-    kills, differing, seconds = 0, 0, 0.0
+    kills, differing, seconds = 0, list[tuple[tuple[str, ...], ...]](), 0.0
     for number in range(ANSWERS):
         rng = random.Random(number)
         question = QUESTIONS[number % len(QUESTIONS)].format(rng.randint(2, 99), rng.randint(2, 99))
@@ -199,11 +199,12 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path) -> None:
             killed = answer(folder, chat)
             undisturbed = server.ask(question, seed=number)
             server.follow(server.generation(undisturbed))
-            differing += killed != answer(folder, undisturbed)
+            if killed != (expected := answer(folder, undisturbed)):
+                differing.append((killed, expected))
         finally:
             server.end()
     print(f"{kills} kills in {ANSWERS} answers, {seconds / ANSWERS:.1f} s from the last start to the end")
-    assert not differing
+    assert not differing, differing
     assert kills >= ANSWERS * min(KILLS, 3) / 2
 
 

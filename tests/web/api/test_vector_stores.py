@@ -59,6 +59,9 @@ def test_stores_are_filled_searched_renamed_and_deleted(start: Start) -> None:
     assert not list(client.vector_stores.search(store, query="walrus"))
     several = client.vector_stores.search(store, query=["chimneys", "fish"], max_num_results=1)
     assert len(list(several)) == 1
+    for query in ("long " * 1_000, ["chimneys"] * 17):
+        with pytest.raises(openai.BadRequestError, match="query"):
+            client.vector_stores.search(store, query=query)
     none = client.vector_stores.search(store, query="chimneys", ranking_options={"score_threshold": 0.99})
     assert not list(none)
     (text,) = client.vector_stores.files.content(herons, vector_store_id=store)

@@ -55,6 +55,7 @@ router = APIRouter()
 
 MAX_FILES_AT_ONCE = 100
 MAX_NAME_CHARACTERS = 100
+MAX_QUERIES, MAX_QUERY_CHARACTERS = 16, 4_096
 USUAL_RESULTS = 10
 STATES: Mapping[str, str] = {
     "queued": "in_progress",
@@ -72,6 +73,7 @@ class ChunkingStrategy(Fields):
     static: dict[str, Any] | None = None
 
 
+Query = Annotated[str, Field(max_length=MAX_QUERY_CHARACTERS)]
 Chunking = Annotated[ChunkingStrategy | None, Hint(done=({"type": "auto"},))]
 
 
@@ -105,7 +107,7 @@ class VectorStoreFileFields(Fields):
 class SearchFields(Fields):
     """The body of POST /v1/vector_stores/{store_id}/search."""
 
-    query: Text | Annotated[list[Text], Field(min_length=1, max_length=16, fail_fast=True)]
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES, fail_fast=True)]
     max_num_results: Annotated[Whole, Field(ge=1, le=MAX_RESULTS)] | None = None
     ranking_options: RankingOptions | None = None
     rewrite_query: Annotated[bool | None, Hint(done=(False,))] = None
@@ -127,7 +129,9 @@ FILE_NOTES: Notes = {
     "chunking_strategy": STORE_NOTES["chunking_strategy"],
 }
 SEARCH_NOTES: Notes = {
-    "query": works("a text or several; their words are searched for"),
+    "query": works(
+        f"a text of up to {MAX_QUERY_CHARACTERS:,} characters, or up to {MAX_QUERIES}; their words are searched for"
+    ),
     "max_num_results": works(f"1 to {MAX_RESULTS}, by default {USUAL_RESULTS}"),
     "ranking_options": works("`score_threshold`"),
     "rewrite_query": hint("the query is searched for as it is", "false"),

@@ -314,7 +314,9 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "stream": works("the API's own events"),
     "stream_options": inert("no effect"),
     "metadata": works("returned with the response"),
-    "background": works("true: generated in the background, retrieved by its id; requires `store`; a restart ends it"),
+    "background": works(
+        "true: generated in the background, retrieved by its id; requires `store`; generated again after a restart"
+    ),
     "service_tier": hint("there is only one tier", "`auto`, `default`"),
     "user": hint("describes the caller"),
     "safety_identifier": hint("describes the caller"),

@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from notso.documents.passages import Passage, passages_of
 from notso.web.store.sql.search_words import words_in
@@ -69,7 +70,7 @@ def index_of(text: str, pages: Sequence[int]) -> TextIndex:
 
 def query_words(query: str) -> list[str]:
     """Return the distinct words of a query, sorted."""
-    return sorted(dict.fromkeys(list(index_words(query))[: 4 * MAX_QUERY_WORDS]))[:MAX_QUERY_WORDS]
+    return sorted(dict.fromkeys(islice(index_words(query), 4 * MAX_QUERY_WORDS)))[:MAX_QUERY_WORDS]
 
 
 def index_words(text: str) -> Iterator[str]:
