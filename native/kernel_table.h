@@ -173,8 +173,9 @@ struct KernelTable {
 
   // Packed weights, where the family has kernels for any (null: none, as for a format without one).
   SlabKernel (*slab_kernel)(Format);
-  int64_t slab_block_bytes;  // of a batch row, packed; `packed` is where its first block goes
+  int64_t slab_block_bytes;  // of a batch row, packed for either kind; `packed` is where its first block goes
   void (*pack_slab_batch_row)(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* packed);
+  void (*pack_slab_batch_row_32)(const BlockQ8x32* x, int64_t blocks, int64_t m, uint8_t* packed);
 
   // Tiles, where there are any (null: none): from which M on they are faster.
   int64_t (*tiles_from_m)(Format);

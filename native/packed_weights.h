@@ -2,8 +2,9 @@
 // within a dword changes, so scales and values lie as the file has them, and a row is a lane.
 //
 // A slab is 64 rows: [block][two groups of 32]. It is read from end to end, in order, while a block of the batch rows
-// meets 64 rows of the weight. Lines lie in the order in which kernels want them; what is no dword (the d of Q6_K) is
-// half a line before them. The last slab may have only one group; what is beyond the last row is zeros.
+// meets 64 rows of the weight. A packed block has 256 values: one block of the file, or eight of 32. Lines lie in the
+// order in which kernels want them; what is no dword (the d of Q6_K and of blocks of 32) is half a line before them. The
+// last slab may have only one group; what is beyond the last row is zeros.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +18,13 @@ constexpr int64_t kSlabRows = 64, kGroupRows = 32, kLineBytes = 4 * kGroupRows;
 
 constexpr int64_t groups_of(int64_t rows) { return rows > kGroupRows ? 2 : 1; }
 
-// Where line i comes from in the file's block, and from where the half does, is all that a format adds to this.
-template <class Block, int HALVES>
+// Where line i and half i come from in the file's blocks is all that a format adds to this.
+template <class Block, int HALVES, int FILE_BLOCKS = 1>
 struct PackedBlock {
   static constexpr bool exists = true;
-  static constexpr int halves = HALVES, bytes = int(sizeof(Block)), lines = (bytes - 2 * HALVES) / 4;
+  static constexpr int file_blocks = FILE_BLOCKS, halves = HALVES, bytes = FILE_BLOCKS * int(sizeof(Block));
+  static constexpr int lines = (bytes - 2 * HALVES) / 4;
+  static constexpr int in_file(int i) { return 4 * i; }  // dwords in the order of the file
   static constexpr int64_t packed_bytes = kGroupRows * bytes, lines_at = 2 * kGroupRows * HALVES;
   static_assert(lines_at + kLineBytes * lines == packed_bytes && packed_bytes % 64 == 0);
 };
@@ -53,21 +56,51 @@ struct Packing<BlockQ6_K> : PackedBlock<BlockQ6_K, 1> {
     const int n = (i - 4) / 24, at = (i - 4) % 24;
     return at < 16 ? (at % 2 ? 64 * n : 128 + 32 * n) + at / 2 * 4 : 64 * n + 32 + 4 * (at - 16);
   }
-  static constexpr int half() { return 208; }
+  static constexpr int half(int) { return 208; }
   static constexpr int values(int n, int second, int four) { return 4 + 24 * n + (second ? 16 + four : 2 * four + 1); }
   static constexpr int upper_bits(int n, int four) { return 4 + 24 * n + 2 * four; }
 };
 
-// Block b of row `row` of a slab with so many groups, as the file has it.
+template <>
+struct Packing<BlockIQ4_XS> : PackedBlock<BlockIQ4_XS, 0> {  // d and upper bits of scales, lower bits of scales, values
+  static constexpr int dword(int i) { return 4 * i; }
+};
+// Eight blocks of 32 with a half in front of each, and those whose two halves are a dword.
 template <class Block>
-inline void unpack_block(const uint8_t* slab, int64_t groups, int64_t row, int64_t b, Block& to) {
+struct EightWithHalves : PackedBlock<Block, 8, 8> {
+  static constexpr int dwords = int(sizeof(Block)) / 4;
+  static constexpr int dword(int i) { return i / dwords * int(sizeof(Block)) + 2 + i % dwords * 4; }
+  static constexpr int in_file(int i) { return dword(i); }
+  static constexpr int half(int i) { return i * int(sizeof(Block)); }
+};
+template <class Block>
+struct EightWithMins : PackedBlock<Block, 0, 8> {
+  static constexpr int dwords = int(sizeof(Block)) / 4;
+  static constexpr int dword(int i) { return 4 * i; }
+};
+template <>
+struct Packing<BlockQ4_0> : EightWithHalves<BlockQ4_0> {};
+template <>
+struct Packing<BlockIQ4_NL> : EightWithHalves<BlockIQ4_NL> {};
+template <>
+struct Packing<BlockQ5_0> : EightWithHalves<BlockQ5_0> {};
+template <>
+struct Packing<BlockQ8_0> : EightWithHalves<BlockQ8_0> {};
+template <>
+struct Packing<BlockQ4_1> : EightWithMins<BlockQ4_1> {};
+template <>
+struct Packing<BlockQ5_1> : EightWithMins<BlockQ5_1> {};
+
+// 256 values of row `row`, the b-th so many, of a slab with so many groups: the file's bytes.
+template <class Block>
+inline void unpack_bytes(const uint8_t* slab, int64_t groups, int64_t row, int64_t b, uint8_t* to) {
   using P = Packing<Block>;
   const uint8_t* const from = slab + (b * groups + row / kGroupRows) * P::packed_bytes;
   const int64_t lane = row % kGroupRows;
-  auto* const bytes = reinterpret_cast<uint8_t*>(&to);
   for (int u = 0; u < P::lines; u++)
-    std::memcpy(bytes + P::dword(u), from + P::lines_at + kLineBytes * u + 4 * lane, 4);
-  if constexpr (P::halves > 0) std::memcpy(bytes + P::half(), from + 2 * lane, 2);
+    std::memcpy(to + P::dword(u), from + P::lines_at + kLineBytes * u + 4 * lane, 4);
+  if constexpr (P::halves > 0)
+    for (int i = 0; i < P::halves; i++) std::memcpy(to + P::half(i), from + 2 * (kGroupRows * i + lane), 2);
 }
 
 // use(Block{}) of the formats that can be packed, or none().
@@ -80,6 +113,20 @@ inline auto with_packing(Format format, Use use, None none) {
       return use(BlockQ5_K{});
     case Format::Q6_K:
       return use(BlockQ6_K{});
+    case Format::IQ4_XS:
+      return use(BlockIQ4_XS{});
+    case Format::Q4_0:
+      return use(BlockQ4_0{});
+    case Format::Q4_1:
+      return use(BlockQ4_1{});
+    case Format::Q5_0:
+      return use(BlockQ5_0{});
+    case Format::Q5_1:
+      return use(BlockQ5_1{});
+    case Format::Q8_0:
+      return use(BlockQ8_0{});
+    case Format::IQ4_NL:
+      return use(BlockIQ4_NL{});
     default:
       return none();
   }

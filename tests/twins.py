@@ -22,7 +22,7 @@ def same_bits(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return bool(np.array_equal(nan, np.isnan(other)) and np.array_equal(one[~nan].view("u4"), other[~nan].view("u4")))
 
 
-PACKED = ("Q4_K", "Q5_K", "Q6_K")
+PACKED = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 
 
 def packed_twin(weight: QTensor, gap: int = 0) -> PackedTensor:

@@ -86,9 +86,9 @@ template <class Array>
 Weight weight_of(const Array& data, int format, int64_t rows, int64_t k, int64_t slab_stride = 0) {
   require(rows > 0 && k > 0 && rows < (int64_t(1) << 40) / k, "a weight needs rows and columns");
   const auto f = static_cast<Format>(format);
-  const bool super = f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K;
   const bool plain = f == Format::F32 || f == Format::F16 || f == Format::BF16;
-  require(plain || k % (super ? kSuperBlock : kSubBlock) == 0, "the row length is not a multiple of the block");
+  const bool by_32 = has_blocks_of_32(f) && slab_stride == 0;
+  require(plain || k % (by_32 ? kSubBlock : kSuperBlock) == 0, "the row length is not a multiple of the block");
   const Weight w{f, data.data(), rows, k, slab_stride};
   if (slab_stride == 0) {
     require(int64_t(data.size()) == rows * bytes_per_row(f, k), "the weight's bytes do not match its shape");

@@ -10,7 +10,7 @@
 namespace qtensor {
 namespace {
 
-enum class Use { normed, quantised, quantised_32, packed, slab_batch, slab_sums, items, count };
+enum class Use { normed, quantised, quantised_32, packed, slab_batch, slab_batch_32, slab_sums, items, count };
 Scratch& memory(Use use) {
   static Scratch shared[size_t(Use::count)];
   return shared[size_t(use)];
@@ -117,7 +117,7 @@ struct MatmulRun {
   uint8_t *packed = nullptr, *packed_lanes = nullptr, *packed_32 = nullptr;  // each kind of weights' in tiles
   uint8_t* tile_scratch = nullptr;
   int64_t tile_scratch_bytes = 0;
-  uint8_t* slab_batch = nullptr;  // for packed weights: blocks x m
+  uint8_t *slab_batch = nullptr, *slab_batch_32 = nullptr;  // for packed weights of either kind: blocks x m
   float* slab_sums = nullptr;
   int64_t slab_sums_floats = 0;
 
@@ -128,7 +128,8 @@ struct MatmulRun {
     const uint8_t* const weight = w.data + (packed_weight ? begin / kSlabRows * w.slab_stride : begin * row_bytes);
     if (const SlabKernel kernel = slab_kernel(table, w)) {
       float* const sums = slab_sums + slab_sums_floats * worker;
-      return kernel({weight, w.slab_stride, end - begin, blocks, slab_batch, op.m, y, y_stride, sums});
+      const uint8_t* const batch = has_blocks_of_32(w.format) ? slab_batch_32 : slab_batch;
+      return kernel({weight, w.slab_stride, end - begin, blocks, batch, op.m, y, y_stride, sums});
     }
     const uint8_t* const tiles = is_k_quant(w.format) ? packed : has_blocks_of_32(w.format) ? packed_32 : packed_lanes;
     const TileKernel by_tiles = tiles != nullptr ? tile_kernel(table, w, op.m) : nullptr;
@@ -191,10 +192,16 @@ Step matmul(Matmul op) {
     const size_t blocks = size_t(m * run.blocks);
     if (any_256) run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(blocks * sizeof(BlockQ8K)));
     if (any_32) run.quantised_32 = static_cast<BlockQ8x32*>(memory(Use::quantised_32).get(blocks * sizeof(BlockQ8x32)));
-    bool any_slabs = false;
-    for (const auto& product : op.products) any_slabs |= slab_kernel(table, product.weight) != nullptr;
-    if (any_slabs) {
-      run.slab_batch = static_cast<uint8_t*>(memory(Use::slab_batch).get(blocks * size_t(table.slab_block_bytes)));
+    bool slabs_256 = false, slabs_32 = false;
+    for (const auto& product : op.products)
+      if (slab_kernel(table, product.weight) != nullptr)
+        (has_blocks_of_32(product.weight.format) ? slabs_32 : slabs_256) = true;
+    const auto batch_for_slabs = [&](Use use) {
+      return static_cast<uint8_t*>(memory(use).get(blocks * size_t(table.slab_block_bytes)));
+    };
+    if (slabs_256) run.slab_batch = batch_for_slabs(Use::slab_batch);
+    if (slabs_32) run.slab_batch_32 = batch_for_slabs(Use::slab_batch_32);
+    if (slabs_256 || slabs_32) {
       run.slab_sums_floats = page_stride(kSlabRows * m * int64_t(sizeof(float))) / int64_t(sizeof(float));
       run.slab_sums = memory(Use::slab_sums).floats(run.slab_sums_floats * pool.size());
     }
@@ -202,10 +209,11 @@ Step matmul(Matmul op) {
       for (int64_t j = begin; j < end; j++) {
         if (normed != nullptr) table.rms_norm(op.x + j * k, op.norm, op.eps, k, normed + j * k);
         if (any_256) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
-        if (any_slabs)
-          table.pack_slab_batch_row(run.quantised + j * run.blocks, run.blocks, m,
-                                    run.slab_batch + j * table.slab_block_bytes);
         if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantised_32 + j * run.blocks);
+        const int64_t at = j * table.slab_block_bytes;
+        if (slabs_256) table.pack_slab_batch_row(run.quantised + j * run.blocks, run.blocks, m, run.slab_batch + at);
+        if (slabs_32)
+          table.pack_slab_batch_row_32(run.quantised_32 + j * run.blocks, run.blocks, m, run.slab_batch_32 + at);
       }
     });
     bool tiles_mins = false, tiles_signed = false, tiles_lanes = false, tiles_32 = false;

@@ -25,13 +25,20 @@ constexpr int line_of(int dword) {
   return line;
 }
 
-// Sixteen bytes at the same place of all rows to the lines of their dwords.
-template <class P, int AT>
+// Four dwords that follow one another in the file, of all rows, to their lines.
+template <class P, int FIRST>
 void turn(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
-  constexpr int kTo[4] = {line_of<P>(AT), line_of<P>(AT + 4), line_of<P>(AT + 8), line_of<P>(AT + 12)};
+  constexpr int kFrom[4] = {P::in_file(FIRST), P::in_file(FIRST + 1), P::in_file(FIRST + 2), P::in_file(FIRST + 3)};
+  constexpr int kTo[4] = {line_of<P>(kFrom[0]), line_of<P>(kFrom[1]), line_of<P>(kFrom[2]), line_of<P>(kFrom[3])};
+  constexpr bool kNeighbors = kFrom[1] == kFrom[0] + 4 && kFrom[2] == kFrom[0] + 8 && kFrom[3] == kFrom[0] + 12;
+  const auto four_of = [&](const uint8_t* row) {
+    if constexpr (kNeighbors) return four_at(row + kFrom[0]);
+    uint32_t dwords[4];
+    for (int k = 0; k < 4; k++) std::memcpy(dwords + k, row + kFrom[k], 4);
+    return Four{dwords[0], dwords[1], dwords[2], dwords[3]};
+  };
   for (int r = 0; r < kGroupRows; r += 4) {
-    const Four a = four_at(rows[r] + AT), b = four_at(rows[r + 1] + AT);
-    const Four c = four_at(rows[r + 2] + AT), d = four_at(rows[r + 3] + AT);
+    const Four a = four_of(rows[r]), b = four_of(rows[r + 1]), c = four_of(rows[r + 2]), d = four_of(rows[r + 3]);
     const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
     const Four turned[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
@@ -40,11 +47,11 @@ void turn(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
     for (int k = 0; k < 4; k++) std::memcpy(lines + kLineBytes * kTo[k] + 4 * r, &turned[k], sizeof turned[k]);
   }
 }
-template <class P, int AT = 0>
+template <class P, int FIRST = 0>
 void turn_all(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
-  if constexpr (AT < 4 * P::lines) {
-    turn<P, AT>(rows, lines);
-    turn_all<P, AT + 16>(rows, lines);
+  if constexpr (FIRST < P::lines) {
+    turn<P, FIRST + 4 <= P::lines ? FIRST : P::lines - 4>(rows, lines);
+    turn_all<P, FIRST + 4>(rows, lines);
   }
 }
 
@@ -68,7 +75,8 @@ void pack_slab(const uint8_t* from, int64_t rows, int64_t blocks, uint8_t* slab)
       }
       turn_all<P>(at, slab + P::lines_at);
       if constexpr (P::halves > 0)
-        for (int64_t r = 0; r < kGroupRows; r++) std::memcpy(slab + 2 * r, at[r] + P::half(), 2);
+        for (int i = 0; i < P::halves; i++)
+          for (int64_t r = 0; r < kGroupRows; r++) std::memcpy(slab + 2 * (kGroupRows * i + r), at[r] + P::half(i), 2);
     }
 }
 
@@ -112,11 +120,9 @@ void unpack_row(const Weight& packed, int64_t row, uint8_t* to) {
   const int64_t groups = groups_of(packed.rows - first);
   with_packing(
       packed.format,
-      [&]<class Block>(Block block) {
-        for (int64_t b = 0; b < packed.k / kSuperBlock; b++, to += sizeof block) {
-          unpack_block(slab, groups, row - first, b, block);
-          std::memcpy(to, &block, sizeof block);
-        }
+      [&]<class Block>(Block) {
+        for (int64_t b = 0; b < packed.k / kSuperBlock; b++, to += Packing<Block>::bytes)
+          unpack_bytes<Block>(slab, groups, row - first, b, to);
       },
       [] { refuse("this block format is not packed"); });
 }

@@ -242,10 +242,18 @@ void slab_case(Format f, Random& random) {
   fill(weight, f, random, random.often(10));
   fill_nasty(x, random);
   Guarded<BlockQ8K> q(m * blocks, random, 64);
-  for (int64_t j = 0; j < m; j++) generic->quantize_q8k(x.data() + j * k, k, q.data() + j * blocks);
-  if (random.often(10)) saturate(q, random.often(50) ? 1 : -1);
+  Guarded<BlockQ8x32> q32(m * blocks, random, 64);
+  for (int64_t j = 0; j < m; j++) {
+    generic->quantize_q8k(x.data() + j * k, k, q.data() + j * blocks);
+    generic->quantize_q8x32(x.data() + j * k, k, q32.data() + j * blocks);
+  }
+  if (random.often(10)) {
+    const int sign = random.often(50) ? 1 : -1;
+    saturate(q, sign);
+    saturate(q32, sign);
+  }
   MatmulTask task{
-      weight.data(), bytes_per_row(f, k), k, q.data(), nullptr, blocks, x.data(), m, expected.data(), rows, 0, rows};
+      weight.data(), bytes_per_row(f, k), k, q.data(), q32.data(), blocks, x.data(), m, expected.data(), rows, 0, rows};
   kernel_of(*generic, f)(task);
   const std::string what = "format " + std::to_string(int(f)) + " packed, M " + std::to_string(m) + ", rows " +
                            std::to_string(rows) + ", K " + std::to_string(k);
@@ -261,8 +269,13 @@ void slab_case(Format f, Random& random) {
   Random later{random.bits()};
   if (tested.slab_kernel == nullptr || tested.slab_kernel(f) == nullptr) return;
   Guarded<uint8_t> batch(m * blocks * tested.slab_block_bytes, later, 64);
-  for (int64_t j = 0; j < m; j++)
-    tested.pack_slab_batch_row(q.data() + j * blocks, blocks, m, batch.data() + j * tested.slab_block_bytes);
+  for (int64_t j = 0; j < m; j++) {
+    uint8_t* const to = batch.data() + j * tested.slab_block_bytes;
+    if (has_blocks_of_32(f))
+      tested.pack_slab_batch_row_32(q32.data() + j * blocks, blocks, m, to);
+    else
+      tested.pack_slab_batch_row(q.data() + j * blocks, blocks, m, to);
+  }
   Guarded<float> sums(kSlabRows * m, later, 64), y(m * rows, later);
   tested.slab_kernel(f)({slabs.data(), stride, rows, blocks, batch.data(), m, y.data(), rows, sums.data()});
   for (int64_t i = 0; i < m * rows; i++) {

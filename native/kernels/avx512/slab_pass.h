@@ -67,7 +67,11 @@ struct SlabHeader {
   __m512i scale[8], min[4];  // [pair]: two words for each row
   __m512 d, dmin;
 };
-struct SlabWithMins : PairsWithMins {
+struct SlabOfKQuant {
+  using Batch = SlabBatchBlock;
+  using Header = SlabHeader;
+};
+struct SlabWithMins : SlabOfKQuant, PairsWithMins {
   static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest32; }
 
   QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
@@ -120,7 +124,7 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
   }
 };
 template <>
-struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
+struct SlabPairs<BlockQ6_K> : SlabOfKQuant {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
   static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
   static constexpr bool has_min = false;
   static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
@@ -154,9 +158,10 @@ struct SlabPairs<BlockQ6_K> {  // A is sixteen values, B those 64 farther; sums 
 // Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
 constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
+template <class Block>
 struct SlabPass {
   Lines lines[2];
-  SlabHeader header[2];
+  typename SlabPairs<Block>::Header header[2];
   KeptValues kept[2];
   const uint8_t* later;  // memory to ask for, so many lines of 64 bytes with each pair
   int64_t asked;
@@ -166,7 +171,7 @@ struct SlabPass {
 // acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [half][m][16 rows].
 // FITS: no sum outgrows a word.
 template <class Block, int M, bool FITS, Source SOURCE>
-QTENSOR_INLINE void slab_block(SlabPass& t, const SlabBatchBlock* x, float* acc) {
+QTENSOR_INLINE void slab_block(SlabPass<Block>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   const __m512i zero = _mm512_setzero_si512();
   __m512i total[2][M];
@@ -241,9 +246,9 @@ QTENSOR_INLINE void slab_block(SlabPass& t, const SlabBatchBlock* x, float* acc)
       _mm512_store_ps(to, _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
     }
 }
-// A function of its own: inlined into its caller, gcc 12 keeps sums in memory.
-template <class Block, Source SOURCE, int M>
-__attribute__((noinline)) void slab_pass(SlabPass& t, const SlabBatchBlock* x, float* acc) {
+// M batch rows; the sums of magnitudes tell whether words will do.
+template <class Block, int M, Source SOURCE>
+QTENSOR_INLINE void slab_batch_rows(SlabPass<Block>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   int32_t largest = 0;
 #pragma GCC unroll 8

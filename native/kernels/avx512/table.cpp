@@ -32,6 +32,7 @@ constexpr KernelTable avx512_entries() {
   t.slab_kernel = slab_kernel;
   t.slab_block_bytes = sizeof(SlabBatchBlock);
   t.pack_slab_batch_row = pack_slab_batch_row;
+  t.pack_slab_batch_row_32 = pack_slab_batch_row_32;
   return t;
 }
 

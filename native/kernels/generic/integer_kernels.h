@@ -15,9 +15,12 @@ inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
   Block block;  // copied, because blocks in a file are aligned to nothing
   if constexpr (Packing<Block>::exists)
     if (t.slab_stride > 0) {
+      using P = Packing<Block>;
       const int64_t first = row / kSlabRows * kSlabRows;
       const uint8_t* const slab = t.weight + row / kSlabRows * t.slab_stride;
-      unpack_block(slab, groups_of(t.row_end - first), row - first, index, block);
+      uint8_t bytes[P::bytes];
+      unpack_bytes<Block>(slab, groups_of(t.row_end - first), row - first, index / P::file_blocks, bytes);
+      __builtin_memcpy(&block, bytes + index % P::file_blocks * int64_t(sizeof block), sizeof block);
       return block;
     }
   __builtin_memcpy(&block, t.weight + row * t.row_bytes + index * int64_t(sizeof(Block)), sizeof block);

@@ -1,7 +1,7 @@
-// What the passes of packed K-quants (packed_weights.h) share: where pairs of groups lie, and where values come from.
+// What the passes of packed weights (packed_weights.h) share: where pairs of groups lie, and where values come from.
 //
-// A block is taken in pairs of groups A and B of values that have a scale each, the two words of a row's dword. With
-// mins (Q4_K and Q5_K) they are sub-blocks of 32 that follow one another.
+// A block of a K-quant is taken in pairs of groups A and B of values that have a scale each, the two words of a row's
+// dword. With mins (Q4_K and Q5_K) they are sub-blocks of 32 that follow one another.
 #pragma once
 
 #include <cstdint>

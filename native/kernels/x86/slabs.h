@@ -1,6 +1,6 @@
 // Products of packed weights: slab after slab, block after block, and the batch rows in passes. slab_pass.h of the
-// instruction set has SlabBatchBlock, SlabPairs<Block> and slab_pass<Block, Source, M>, which takes M batch rows
-// through a group of a block. Figures: docs/kernels/packed.md.
+// instruction set has SlabPairs<Block> with the format of a batch row's block, and slab_batch_rows<Block, M, Source>,
+// which takes M batch rows through a group of a block. Figures: docs/kernels/packed.md.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,23 @@
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
 #include "slab_pass.h"
+#include "slab_pass_32.h"
 
 namespace qtensor {
 namespace {
 
 constexpr int kBlocksAhead = 2;
 
+template <class Block>
+using BatchBlock = typename SlabPairs<Block>::Batch;
+
+// A function of its own: inlined into its caller, gcc 12 keeps sums in memory.
 template <class Block, Source SOURCE, int M>
-QTENSOR_INLINE void pass_of(int64_t count, SlabPass& t, const SlabBatchBlock* x, float* acc) {
+__attribute__((noinline)) void slab_pass(SlabPass<Block>& t, const BatchBlock<Block>* x, float* acc) {
+  slab_batch_rows<Block, M, SOURCE>(t, x, acc);
+}
+template <class Block, Source SOURCE, int M>
+QTENSOR_INLINE void pass_of(int64_t count, SlabPass<Block>& t, const BatchBlock<Block>* x, float* acc) {
   if constexpr (M > 1)
     if (count < M) return pass_of<Block, SOURCE, M - 1>(count, t, x, acc);
   slab_pass<Block, SOURCE, M>(t, x, acc);
@@ -23,16 +32,16 @@ QTENSOR_INLINE void pass_of(int64_t count, SlabPass& t, const SlabBatchBlock* x,
 
 // Passes are as even as can be, and each asks for its share of a later block.
 template <class Block>
-void slab_batch_rows(const SlabTask& t, const uint8_t* slab, int64_t groups) {
+void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
   using P = SlabPairs<Block>;
   constexpr int64_t kBytes = Packing<Block>::packed_bytes, kLines = kBytes / 64;
-  SlabPass each[kSlabRows / kGroupRows];
+  SlabPass<Block> each[kSlabRows / kGroupRows];
   const int64_t m = t.m, passes = (m + kMostAtOnce - 1) / kMostAtOnce;
   const int64_t asked = (kLines + passes * P::pairs - 1) / (passes * P::pairs);
-  const auto* x = reinterpret_cast<const SlabBatchBlock*>(t.x);
+  const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
   for (int64_t b = 0; b < t.blocks; b++, x += m) {
     for (int64_t g = 0; g < groups; g++, slab += kBytes) {
-      SlabPass& pass = each[g];
+      SlabPass<Block>& pass = each[g];
       for (int half = 0; half < 2; half++) {
         pass.lines[half] = {slab + Packing<Block>::lines_at + 64 * half, slab + 32 * half};
         P::header(pass.lines[half], pass.header[half]);
@@ -45,7 +54,7 @@ void slab_batch_rows(const SlabTask& t, const uint8_t* slab, int64_t groups) {
     for (int64_t left = passes; left > 0; left--) {
       const int64_t count = (m - begin + left - 1) / left;
       for (int64_t g = 0; g < groups; g++) {
-        SlabPass& pass = each[g];
+        SlabPass<Block>& pass = each[g];
         float* const sums = t.sums + kGroupRows * m * g + 16 * begin;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
         if (passes <= 2)
@@ -67,7 +76,7 @@ void matmul_slabs(const SlabTask& t) {
   for (int64_t row = 0; row < t.rows; row += kSlabRows, slab += t.slab_stride) {
     const int64_t rows = t.rows - row < kSlabRows ? t.rows - row : kSlabRows;
     __builtin_memset(t.sums, 0, size_t(kGroupRows * groups_of(rows) * t.m) * sizeof(float));
-    slab_batch_rows<Block>(t, slab, groups_of(rows));
+    one_slab<Block>(t, slab, groups_of(rows));
     const float* sums = t.sums;
     for (int64_t at = 0; at < rows; at += 16) {
       const int64_t count = rows - at < 16 ? rows - at : 16;

@@ -24,6 +24,7 @@ PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
 COPY_BYTES = 8 << 20  # copied at a time, without the interpreter's lock
 SLAB_ROWS = 64  # native/packed_weights.h; smaller tensors are not packed, as the last 32 rows are padded
+SUPER_BLOCK = 256  # values of a packed block
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
 
@@ -92,7 +93,7 @@ class HugePageArena:
 
         Raises QTensorError if it is full.
         """
-        if not all(tensor.rows >= SLAB_ROWS and is_packed(tensor.format) for tensor in tensors):
+        if not all(_can_be_packed(tensor) for tensor in tensors):
             return tuple(self._copied(tensor) for tensor in tensors)
         if len({tensor.rows for tensor in tensors}) > 1:
             return tuple(each for tensor in tensors for each in self.copy(tensor))
@@ -124,6 +125,10 @@ class HugePageArena:
             raise QTensorError(f"tensor {name!r} does not fit in the reserved memory")
         self._used = start + size
         return self._bytes[start : self._used]
+
+
+def _can_be_packed(tensor: QTensor) -> bool:
+    return tensor.rows >= SLAB_ROWS and tensor.cols % SUPER_BLOCK == 0 and is_packed(tensor.format)
 
 
 def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
