@@ -3,8 +3,8 @@
 //
 // A slab is 64 rows: [block][two groups of 32]. It is read from end to end, in order, while a block of the batch rows
 // meets 64 rows of the weight. A packed block has 256 values: one block of the file, or eight of 32. Lines lie in the
-// order in which kernels want them; what is no dword (the d of Q6_K and of blocks of 32) is half a line before them. The
-// last slab may have only one group; what is beyond the last row is zeros.
+// order in which kernels want them; what is no dword (the d of Q6_K and of blocks of 32) is half a line before them.
+// The last slab may have only one group; what is beyond the last row is zeros.
 #pragma once
 
 #include <cstdint>
@@ -69,8 +69,8 @@ struct Packing<BlockIQ4_XS> : PackedBlock<BlockIQ4_XS, 0> {  // d and upper bits
 template <class Block>
 struct EightWithHalves : PackedBlock<Block, 8, 8> {
   static constexpr int dwords = int(sizeof(Block)) / 4;
-  static constexpr int dword(int i) { return i / dwords * int(sizeof(Block)) + 2 + i % dwords * 4; }
-  static constexpr int in_file(int i) { return dword(i); }
+  static constexpr int in_file(int i) { return i / dwords * int(sizeof(Block)) + 2 + i % dwords * 4; }
+  static constexpr int dword(int i) { return in_file(i); }
   static constexpr int half(int i) { return i * int(sizeof(Block)); }
 };
 template <class Block>
@@ -85,7 +85,9 @@ struct Packing<BlockIQ4_NL> : EightWithHalves<BlockIQ4_NL> {};
 template <>
 struct Packing<BlockQ5_0> : EightWithHalves<BlockQ5_0> {};
 template <>
-struct Packing<BlockQ8_0> : EightWithHalves<BlockQ8_0> {};
+struct Packing<BlockQ8_0> : EightWithHalves<BlockQ8_0> {  // values 16 apart in turns
+  static constexpr int dword(int i) { return in_file(i / 8 * 8 + i % 2 * 4 + i % 8 / 2); }
+};
 template <>
 struct Packing<BlockQ4_1> : EightWithMins<BlockQ4_1> {};
 template <>
@@ -97,8 +99,7 @@ inline void unpack_bytes(const uint8_t* slab, int64_t groups, int64_t row, int64
   using P = Packing<Block>;
   const uint8_t* const from = slab + (b * groups + row / kGroupRows) * P::packed_bytes;
   const int64_t lane = row % kGroupRows;
-  for (int u = 0; u < P::lines; u++)
-    std::memcpy(to + P::dword(u), from + P::lines_at + kLineBytes * u + 4 * lane, 4);
+  for (int u = 0; u < P::lines; u++) std::memcpy(to + P::dword(u), from + P::lines_at + kLineBytes * u + 4 * lane, 4);
   if constexpr (P::halves > 0)
     for (int i = 0; i < P::halves; i++) std::memcpy(to + P::half(i), from + 2 * (kGroupRows * i + lane), 2);
 }

@@ -61,7 +61,14 @@ QTENSOR_INLINE __m512i dword_to_all(const void* from) {
   return _mm512_set1_epi32(value);
 }
 
-QTENSOR_INLINE __m512i line(Lines w, int u) { return _mm512_loadu_si512(w.at + kLineBytes * u); }
+template <bool IN_ORDER>
+QTENSOR_INLINE __m512i line(Lines<IN_ORDER> w, int u) {
+  const auto* const from = reinterpret_cast<const __m512i*>(w.at + kLineBytes * u);
+  if (!IN_ORDER) return _mm512_loadu_si512(from);
+  __m512i v;
+  asm volatile("vmovdqu64 %1, %0" : "=v"(v) : "m"(*from));
+  return v;
+}
 
 struct SlabHeader {
   __m512i scale[8], min[4];  // [pair]: two words for each row
@@ -74,7 +81,8 @@ struct SlabOfKQuant {
 struct SlabWithMins : SlabOfKQuant, PairsWithMins {
   static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest32; }
 
-  QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader& h) {
     const __m512i d = line(w, 0), scales = line(w, 1), mins = line(w, 2),
                   rest = line(w, 3);  // lower nibbles of the last four of each
     const __m512i six = _mm512_set1_epi8(63), four = _mm512_set1_epi8(15), up = _mm512_set1_epi8(48);
@@ -102,7 +110,8 @@ struct SlabPairs;  // `shift`: how far B's values lie up; `largest`: the largest
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
   static constexpr int shift = 4, largest = 15;
-  QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int pair, int four, __m512i& a, __m512i& b) {
     const __m512i v = line(w, Packing<BlockQ4_K>::values(pair, four));
     a = _mm512_and_si512(v, _mm512_set1_epi8(15));
     b = _mm512_and_si512(v, _mm512_set1_epi8(char(0xf0)));
@@ -114,7 +123,8 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
   QTENSOR_INLINE static __m512i moved(__m512i v, int from, int to) {
     return from < to ? _mm512_slli_epi16(v, to - from) : from > to ? _mm512_srli_epi16(v, from - to) : v;
   }
-  QTENSOR_INLINE static void values(Lines w, int pair, int four, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int pair, int four, __m512i& a, __m512i& b) {
     using P = Packing<BlockQ5_K>;
     const __m512i v = line(w, P::values(pair, four)), fifth = line(w, P::fifth_bits(four));
     a = _mm512_ternarylogic_epi32(_mm512_and_si512(v, _mm512_set1_epi8(15)), moved(fifth, 2 * pair, 4),
@@ -124,14 +134,16 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
   }
 };
 template <>
-struct SlabPairs<BlockQ6_K> : SlabOfKQuant {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
+struct SlabPairs<BlockQ6_K>
+    : SlabOfKQuant {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
   static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
   static constexpr bool has_min = false;
   static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
   static constexpr int b(int pair, int four) { return a(pair, four) + 64; }
   static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest16; }
 
-  QTENSOR_INLINE static void header(Lines w, SlabHeader& h) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader& h) {
 #pragma GCC unroll 2
     for (int n = 0; n < 2; n++) {  // A's scales are the bytes of one dword, B's of the next
       const __m512i a = line(w, 2 * n), b = line(w, 2 * n + 1);
@@ -144,7 +156,8 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {  // A is sixteen values, B those 64
     }
     h.d = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)w.halves));
   }
-  QTENSOR_INLINE static void values(Lines w, int pair, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int pair, int i, __m512i& a, __m512i& b) {
     using P = Packing<BlockQ6_K>;
     const int n = pair / 4, second = pair / 2 % 2, at = 4 * (pair % 2) + i;
     const __m512i v = line(w, P::values(n, second, at)), upper = line(w, P::upper_bits(n, at));
@@ -158,9 +171,9 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {  // A is sixteen values, B those 64
 // Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
 constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
-template <class Block>
+template <class Block, bool IN_ORDER = false>
 struct SlabPass {
-  Lines lines[2];
+  Lines<IN_ORDER> lines[2];
   typename SlabPairs<Block>::Header header[2];
   KeptValues kept[2];
   const uint8_t* later;  // memory to ask for, so many lines of 64 bytes with each pair
@@ -168,10 +181,17 @@ struct SlabPass {
   int64_t m;
 };
 
+template <class Block, bool IN_ORDER>
+QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
+  if constexpr (!IN_ORDER)
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
+}
+
 // acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [half][m][16 rows].
 // FITS: no sum outgrows a word.
-template <class Block, int M, bool FITS, Source SOURCE>
-QTENSOR_INLINE void slab_block(SlabPass<Block>& t, const SlabBatchBlock* x, float* acc) {
+template <class Block, int M, bool FITS, Source SOURCE, bool IN_ORDER>
+QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   const __m512i zero = _mm512_setzero_si512();
   __m512i total[2][M];
@@ -179,8 +199,7 @@ QTENSOR_INLINE void slab_block(SlabPass<Block>& t, const SlabBatchBlock* x, floa
   for (int j = 0; j < M; j++) total[0][j] = total[1][j] = zero;
 #pragma GCC unroll 8
   for (int pair = 0; pair < P::pairs; pair++) {
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
+    ask(t, pair);
     __m512i sum_a[2][M], sum_b[2][M];
 #pragma GCC unroll 8
     for (int j = 0; j < M; j++) {
@@ -247,8 +266,8 @@ QTENSOR_INLINE void slab_block(SlabPass<Block>& t, const SlabBatchBlock* x, floa
     }
 }
 // M batch rows; the sums of magnitudes tell whether words will do.
-template <class Block, int M, Source SOURCE>
-QTENSOR_INLINE void slab_batch_rows(SlabPass<Block>& t, const SlabBatchBlock* x, float* acc) {
+template <class Block, int M, Source SOURCE, bool IN_ORDER>
+QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   int32_t largest = 0;
 #pragma GCC unroll 8

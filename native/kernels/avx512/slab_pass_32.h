@@ -37,8 +37,7 @@ void pack_slab_batch_row_32(const BlockQ8x32* x, int64_t blocks, int64_t m, uint
 
 // The sixteen levels of a nibble, 128 above what they stand for.
 inline __m512i levels_from(const int8_t (&table)[16]) {
-  return _mm512_broadcast_i32x4(
-      _mm_xor_si128(_mm_loadu_si128((const __m128i*)table), _mm_set1_epi8(char(128))));
+  return _mm512_broadcast_i32x4(_mm_xor_si128(_mm_loadu_si128((const __m128i*)table), _mm_set1_epi8(char(128))));
 }
 QTENSOR_INLINE void nibbles(__m512i v, __m512i& a, __m512i& b) {
   const __m512i four = _mm512_set1_epi8(15);
@@ -56,7 +55,8 @@ struct SlabOf32 {
   using Header = SlabHeader32;
   static constexpr int pairs = 8, offset_bits = OFFSET_BITS;
   static constexpr bool has_min = false;
-  QTENSOR_INLINE static void header(Lines w, SlabHeader32& h) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {
 #pragma GCC unroll 8
     for (int s = 0; s < 8; s++)
       h.d[s] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.halves + 2 * kGroupRows * s)));
@@ -65,7 +65,8 @@ struct SlabOf32 {
 template <class Block>
 struct SlabOf32WithMins : SlabOf32<0> {
   static constexpr bool has_min = true;
-  QTENSOR_INLINE static void header(Lines w, SlabHeader32& h) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {
 #pragma GCC unroll 8
     for (int s = 0; s < 8; s++) {
       const __m512i both = line(w, Packing<Block>::dwords * s);
@@ -76,21 +77,24 @@ struct SlabOf32WithMins : SlabOf32<0> {
 };
 template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32<7> {
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     const __m512i middle = _mm512_set1_epi8(char(128));
-    a = _mm512_xor_si512(line(w, 8 * s + i), middle);
-    b = _mm512_xor_si512(line(w, 8 * s + 4 + i), middle);
+    a = _mm512_xor_si512(line(w, 8 * s + 2 * i), middle);
+    b = _mm512_xor_si512(line(w, 8 * s + 2 * i + 1), middle);
   }
 };
 template <>
 struct SlabPairs<BlockQ4_0> : SlabOf32<3> {
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     nibbles(line(w, 4 * s + i), a, b);
   }
 };
 template <>
 struct SlabPairs<BlockIQ4_NL> : SlabOf32<7> {
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     const __m512i levels = levels_from(kLevelsIQ4);
     nibbles(line(w, 4 * s + i), a, b);
     a = _mm512_shuffle_epi8(levels, a);
@@ -99,14 +103,14 @@ struct SlabPairs<BlockIQ4_NL> : SlabOf32<7> {
 };
 template <>
 struct SlabPairs<BlockQ4_1> : SlabOf32WithMins<BlockQ4_1> {
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     nibbles(line(w, 5 * s + 1 + i), a, b);
   }
 };
 // Bit l of a dword of fifth bits belongs to value l.
 QTENSOR_INLINE void add_fifth_bits(__m512i bits, int i, __m512i& a, __m512i& b) {
-  const __m512i order = _mm512_broadcast_i32x4(
-      _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
   const __m512i own = _mm512_set1_epi32(0x08040201), sixteen = _mm512_set1_epi8(16);
   const auto bytes = [&](int first) __attribute__((always_inline)) {  // each dword's byte with bits `first` on
     return _mm512_shuffle_epi8(_mm512_srli_epi32(bits, first), order);
@@ -116,22 +120,24 @@ QTENSOR_INLINE void add_fifth_bits(__m512i bits, int i, __m512i& a, __m512i& b) 
 }
 template <>
 struct SlabPairs<BlockQ5_0> : SlabOf32<4> {
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     nibbles(line(w, 5 * s + 1 + i), a, b);
     add_fifth_bits(line(w, 5 * s), i, a, b);
   }
 };
 template <>
 struct SlabPairs<BlockQ5_1> : SlabOf32WithMins<BlockQ5_1> {
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     nibbles(line(w, 6 * s + 2 + i), a, b);
     add_fifth_bits(line(w, 6 * s + 1), i, a, b);
   }
 };
 
 struct SlabHeaderIQ4 {
-  __m512i scale[8];      // of 32 values, as dwords
-  __m512i in_words[4];   // the same, two to a dword
+  __m512i scale[8];     // of 32 values, as dwords
+  __m512i in_words[4];  // the same, two to a dword
   __m512 d;
 };
 template <>
@@ -139,7 +145,8 @@ struct SlabPairs<BlockIQ4_XS> {
   using Batch = SlabBatchBlock;
   using Header = SlabHeaderIQ4;
   static constexpr int pairs = 8;
-  QTENSOR_INLINE static void header(Lines w, SlabHeaderIQ4& h) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeaderIQ4& h) {
     const __m512i high = line(w, 0), low = line(w, 1);
 #pragma GCC unroll 8
     for (int s = 0; s < 8; s++) {
@@ -152,11 +159,11 @@ struct SlabPairs<BlockIQ4_XS> {
     }
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++)
-      h.in_words[p] =
-          _mm512_mask_blend_epi16(0xaaaaaaaa, h.scale[2 * p], _mm512_slli_epi32(h.scale[2 * p + 1], 16));
+      h.in_words[p] = _mm512_mask_blend_epi16(0xaaaaaaaa, h.scale[2 * p], _mm512_slli_epi32(h.scale[2 * p + 1], 16));
     h.d = halves_of(high);
   }
-  QTENSOR_INLINE static void values(Lines w, int s, int i, __m512i& a, __m512i& b) {
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     const __m512i levels = levels_from(kLevelsIQ4);
     nibbles(line(w, 2 + 4 * s + i), a, b);
     a = _mm512_shuffle_epi8(levels, a);
@@ -164,10 +171,9 @@ struct SlabPairs<BlockIQ4_XS> {
   }
 };
 
-template <class Block, int M, Source SOURCE, class Batch>
-QTENSOR_INLINE void sums_of_32(SlabPass<Block>& t, const Batch* x, int s, __m512i (&sum)[2][M]) {
-#pragma GCC unroll 1
-  for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * s + i), 0, 2);
+template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
+QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, const Batch* x, int s, __m512i (&sum)[2][M]) {
+  ask(t, s);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     __m512i a[2], b[2];
@@ -197,8 +203,8 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block>& t, const Batch* x, int s, __m512
 }
 
 // As slab_batch_rows of K-quants: acc[g][j] of M batch rows.
-template <class Block, int M, Source SOURCE>
-QTENSOR_INLINE void slab_batch_rows(SlabPass<Block>& t, const SlabBatchBlock32* x, float* acc) {
+template <class Block, int M, Source SOURCE, bool IN_ORDER>
+QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock32* x, float* acc) {
   using P = SlabPairs<Block>;
   __m512 f[2][M];
 #pragma GCC unroll 8
@@ -210,7 +216,8 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block>& t, const SlabBatchBlock32* 
     for (int j = 0; j < M; j++) {
       const __m512i zero = _mm512_setzero_si512();
       sum[0][j] = sum[1][j] =
-          P::offset_bits ? _mm512_sub_epi32(zero, _mm512_slli_epi32(dword_to_all(x[j].sums + s), P::offset_bits)) : zero;
+          P::offset_bits ? _mm512_sub_epi32(zero, _mm512_slli_epi32(dword_to_all(x[j].sums + s), P::offset_bits))
+                         : zero;
     }
     sums_of_32<Block, M, SOURCE>(t, x, s, sum);
 #pragma GCC unroll 2
@@ -231,9 +238,9 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block>& t, const SlabBatchBlock32* 
     }
 }
 
-template <class Block, int M, Source SOURCE>
+template <class Block, int M, Source SOURCE, bool IN_ORDER>
   requires(sizeof(Block) == sizeof(BlockIQ4_XS))
-QTENSOR_INLINE void slab_batch_rows(SlabPass<Block>& t, const SlabBatchBlock* x, float* acc) {
+QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   __m512i total[2][M];
 #pragma GCC unroll 8
   for (int j = 0; j < M; j++) {

@@ -9,6 +9,7 @@
 #include "kernels/portable/always_inline.h"
 #include "slab_pass.h"
 #include "slab_pass_32.h"
+#include "tuning.h"
 
 namespace qtensor {
 namespace {
@@ -30,6 +31,29 @@ QTENSOR_INLINE void pass_of(int64_t count, SlabPass<Block>& t, const BatchBlock<
   slab_pass<Block, SOURCE, M>(t, x, acc);
 }
 
+// Memory is read in order: a group's header before its values, not before the values of the group in front of it.
+template <class Block, bool IN_ORDER>
+QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* group, int64_t m) {
+  for (int half = 0; half < 2; half++) {
+    pass.lines[half] = {group + Packing<Block>::lines_at + 64 * half, group + 32 * half};
+    SlabPairs<Block>::header(pass.lines[half], pass.header[half]);
+  }
+  pass.m = m;
+}
+
+// For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order.
+template <class Block, int M>
+__attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_t* slab, int64_t groups) {
+  const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
+  SlabPass<Block, true> pass;
+  for (int64_t b = 0; b < t.blocks; b++, x += M)
+#pragma GCC unroll 1
+    for (int64_t g = 0; g < groups; g++, slab += Packing<Block>::packed_bytes) {
+      begin_group(pass, slab, M);
+      slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * M * g);
+    }
+}
+
 // Passes are as even as can be, and each asks for its share of a later block.
 template <class Block>
 void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
@@ -40,21 +64,17 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
   const int64_t asked = (kLines + passes * P::pairs - 1) / (passes * P::pairs);
   const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
   for (int64_t b = 0; b < t.blocks; b++, x += m) {
-    for (int64_t g = 0; g < groups; g++, slab += kBytes) {
-      SlabPass<Block>& pass = each[g];
-      for (int half = 0; half < 2; half++) {
-        pass.lines[half] = {slab + Packing<Block>::lines_at + 64 * half, slab + 32 * half};
-        P::header(pass.lines[half], pass.header[half]);
-      }
-      pass.later = slab + kBlocksAhead * kBytes;
-      pass.asked = m > kMostAsking ? 0 : asked;
-      pass.m = m;
-    }
     int64_t begin = 0;
     for (int64_t left = passes; left > 0; left--) {
       const int64_t count = (m - begin + left - 1) / left;
       for (int64_t g = 0; g < groups; g++) {
         SlabPass<Block>& pass = each[g];
+        if (left == passes) {
+          begin_group(pass, slab, m);
+          pass.later = slab + kBlocksAhead * kBytes;
+          pass.asked = m > kMostAsking ? 0 : asked;
+          slab += kBytes;
+        }
         float* const sums = t.sums + kGroupRows * m * g + 16 * begin;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
         if (passes <= 2)
@@ -73,10 +93,16 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
 template <class Block>
 void matmul_slabs(const SlabTask& t) {
   const uint8_t* slab = t.weight;
+  const int64_t in_order = in_order_up_to_m();
   for (int64_t row = 0; row < t.rows; row += kSlabRows, slab += t.slab_stride) {
     const int64_t rows = t.rows - row < kSlabRows ? t.rows - row : kSlabRows;
     __builtin_memset(t.sums, 0, size_t(kGroupRows * groups_of(rows) * t.m) * sizeof(float));
-    one_slab<Block>(t, slab, groups_of(rows));
+    if (t.m == 1 && in_order >= 1)
+      one_slab_in_order<Block, 1>(t, slab, groups_of(rows));
+    else if (t.m == 2 && in_order >= 2)
+      one_slab_in_order<Block, 2>(t, slab, groups_of(rows));
+    else
+      one_slab<Block>(t, slab, groups_of(rows));
     const float* sums = t.sums;
     for (int64_t at = 0; at < rows; at += 16) {
       const int64_t count = rows - at < 16 ? rows - at : 16;
