@@ -281,7 +281,7 @@ def rope_table_expected(c: Call) -> Call:
 def pack_weight(rng: Rng) -> Call:
     format = FORMATS_BY_NAME[PACKED[int(rng.integers(len(PACKED)))]]
     rows, k = size(rng, 150), size(rng, 3, 256)
-    data = random_blocks.random_blocks(format, rows * k // 256, rng, 0.1).reshape(-1)
+    data = random_blocks.random_blocks(format, rows * k // format.block_values, rng, 0.1).reshape(-1)
     stride = _native.packed_bytes(format.ggml_type, 64, k, 1 << 30) + 64 * int(rng.integers(3))
     out = np.zeros(_native.packed_bytes(format.ggml_type, rows, k, stride), np.uint8)
     return {"data": data, "format": format.ggml_type, "rows": rows, "k": k, "slab_stride": stride, "out": out}

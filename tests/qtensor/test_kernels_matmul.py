@@ -53,7 +53,7 @@ def activations(rng: np.random.Generator, rows: int, cols: int) -> npt.NDArray[n
 def product(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]:
     out = np.full((len(x), weight.rows), np.nan, np.float32)
     ops.matmul(x, weight, out)
-    if weight.format.name in PACKED:
+    if weight.format.name in PACKED and weight.cols % 256 == 0:
         packed = np.full_like(out, np.nan)
         ops.matmul(x, packed_twin(weight), packed)
         assert same_bits(packed, out), f"a packed {weight.format.name} differs from rows"

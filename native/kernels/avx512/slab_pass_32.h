@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
@@ -239,7 +240,7 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
 }
 
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
-  requires(sizeof(Block) == sizeof(BlockIQ4_XS))
+  requires std::is_same_v<Block, BlockIQ4_XS>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   __m512i total[2][M];
 #pragma GCC unroll 8
