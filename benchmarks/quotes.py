@@ -79,7 +79,7 @@ def text_of(characters: int, seed: int) -> str:
 def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
     text = text_of(characters, 1)
     quotes = Quotes(tokenizer)
-    quotes.vocabulary.spaced_keys  # noqa: B018
+    quotes.vocabulary.spaced_tokens  # noqa: B018
     started = time.thread_time()
     quotes.index(text)
     build_s = time.thread_time() - started

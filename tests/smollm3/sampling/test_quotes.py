@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from notso.smollm3 import Engine, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
-from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits
+from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits, TokenTexts
 from notso.smollm3.sampling.quotes import NARROW, QuotedOutput, Quotes
 from notso.smollm3.text.tokenizer import Tokenizer
 
@@ -212,13 +212,13 @@ def test_a_hostile_text_costs_no_more_per_token(
     examined = list[int]()
     continuations, agreeing = QuoteIndex.continuations, QuoteIndex.agreeing
 
-    def count_places(self: QuoteIndex, found: Interval, most: int) -> set[bytes]:
+    def count_places(self: QuoteIndex, found: Interval) -> Any:
         examined.append(found.high - found.low)
-        return continuations(self, found, most)
+        return continuations(self, found)
 
-    def count_tokens(self: QuoteIndex, found: Interval, texts: Any, sizes: Any) -> Any:
-        examined.append(len(texts))
-        return agreeing(self, found, texts, sizes)
+    def count_tokens(self: QuoteIndex, found: Interval, texts: TokenTexts, among: Any) -> Any:
+        examined.append(len(among))
+        return agreeing(self, found, texts, among)
 
     monkeypatch.setattr(QuoteIndex, "continuations", count_places)
     monkeypatch.setattr(QuoteIndex, "agreeing", count_tokens)

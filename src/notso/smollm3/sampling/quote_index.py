@@ -7,10 +7,11 @@ search. Texts that agree for QUOTE_BYTES are listed once.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,6 +23,8 @@ QUOTE_BYTES = 1024
 MAX_WORD = 64
 """Characters after which a word counts as another one, so that a text without blanks has places, too."""
 BLOCK_BYTES = 64
+SAMPLED = 64
+"""One of so many places is read first in a search of all of them."""
 CLOSE = b"]]"
 """Ends a quotation, which therefore cannot contain it."""
 
@@ -68,6 +71,24 @@ class Interval:
     depth: int = 0
 
 
+class TokenTexts:
+    """Texts of tokens in one buffer. `sizes` in bytes; -1: none. `words` are the 8 bytes from any of its places."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        sizes = np.array([len(each) for each in texts], np.int32)
+        self.at = np.cumsum(sizes, dtype=np.int32) - sizes
+        self.sizes = np.where(sizes > 0, sizes, -1).astype(np.int32)
+        self._buffer = b"".join(texts) + bytes(16)
+        self.words = np.ndarray((len(self._buffer) - 8,), ">u8", self._buffer, 0, (1,))
+
+    def behind(self, lead: bytes) -> TokenTexts:
+        """Return the texts behind a first byte; none of those without it."""
+        behind = copy.copy(self)
+        begins = (self.words[self.at] >> np.uint64(56) == lead[0]) & (self.sizes > 0)
+        behind.at, behind.sizes = self.at + 1, np.where(begins, self.sizes - 1, -1).astype(np.int32)
+        return behind
+
+
 class QuoteIndex:
     """The places of a text where quotations may begin. Building takes about a second per 3 million characters.
 
@@ -92,6 +113,7 @@ class QuoteIndex:
         self.starts = self.shortest = self.longest = self.ends = np.zeros(0, np.int32)
         if len(points):
             self._find_places(points, len(content), limits, escaped=escaped)
+        self._sampled = self._words[self.starts[::SAMPLED]].astype(np.uint64)
 
     @property
     def whole(self) -> Interval:
@@ -119,26 +141,50 @@ class QuoteIndex:
                 high = middle
         return Interval(first, low, depth + size)
 
-    def agreeing(self, found: Interval, texts: npt.NDArray[np.uint64], sizes: Ints) -> tuple[Ints, Ints]:
-        """Return the intervals (n,), (n,) of the places that continue with each of n texts of up to 8 bytes.
+    def agreeing(self, found: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
+        """Return which of n texts continue a quotation that reached `found`, within the longest one (n,).
 
-        `texts`: big-endian, filled with zeros.
+        A binary search for all of them at once, of 8 bytes at a time.
         """
-        shift = ((8 - sizes) * 8).astype(np.uint64)
-        texts = texts >> shift
-        bounds = []
-        for side in (0, 1):
-            low = np.full(len(texts), found.low, np.int32)
-            high = np.full(len(texts), found.high, np.int32)
-            for _ in range(int(found.high - found.low).bit_length()):
-                middle = (low + high) >> 1
-                at = self.starts[np.minimum(middle, len(self.starts) - 1)] + found.depth
-                here = self._words[at].astype(np.uint64) >> shift
-                goes_up = (here < texts if side == 0 else here <= texts) & (low < high)
-                low = np.where(goes_up, middle + 1, low)
-                high = np.where(goes_up, high, middle)
-            bounds.append(low)
-        return bounds[0], bounds[1]
+        at, sizes = texts.at[among], texts.sizes[among]
+        agrees = (sizes == 0) & (found.low < found.high)
+        rest, level = np.flatnonzero(sizes > 0), 0
+        low = np.full(len(rest), found.low, np.int32)
+        high = np.full(len(rest), found.high, np.int32)
+        while len(rest):
+            unread = np.minimum(sizes[rest] - level, 8)
+            filled = np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (unread * 8 - 1).astype(np.uint64) >> np.uint64(1)
+            last = texts.words[at[rest] + level].astype(np.uint64) | filled
+            first = last ^ filled
+            is_whole = level == found.depth == 0 and high[0] - low[0] == len(self.starts)
+            low = self._bound(low, high, found.depth + level, first, is_upper=False, is_whole=is_whole)
+            place = np.minimum(low, len(self.starts) - 1)
+            here = self._words[self.starts[place] + (found.depth + level)].astype(np.uint64)
+            continues = (low < high) & (here <= last)
+            ends = sizes[rest] <= level + 8
+            agrees[rest] = continues & ends & (self.longest[place] >= found.depth + sizes[rest])
+            more = np.flatnonzero(continues & ~ends)
+            rest, low, high, last = rest[more], low[more], high[more], last[more]
+            if len(rest):
+                high = self._bound(low, high, found.depth + level, last, is_upper=True, is_whole=is_whole)
+            level += 8
+        return agrees
+
+    def _bound(
+        self, low: Ints, high: Ints, depth: int, keys: npt.NDArray[np.uint64], *, is_upper: bool, is_whole: bool
+    ) -> Ints:
+        """Return the first place of each interval whose 8 bytes at `depth` are not below a key, or above it."""
+        if is_whole and len(self._sampled):
+            block = np.searchsorted(self._sampled, keys, "right" if is_upper else "left").astype(np.int32)
+            low = np.maximum(low, (block - 1) * SAMPLED)
+            high = np.minimum(high, block * SAMPLED)
+        for _ in range(int((high - low).max()).bit_length()):
+            middle = (low + high) >> 1
+            here = self._words[self.starts[np.minimum(middle, len(self.starts) - 1)] + depth]
+            goes_up = (here <= keys if is_upper else here < keys) & (low < high)
+            low = np.where(goes_up, middle + 1, low)
+            high = np.where(goes_up, high, middle)
+        return low
 
     def may_end(self, found: Interval, most: int = 512) -> bool:
         """Whether a quotation that reached `found` may end, at one of its first `most` places."""
@@ -147,12 +193,11 @@ class QuoteIndex:
         at = np.minimum(np.searchsorted(self.ends, places), len(self.ends) - 1)
         return bool((self.ends[at] == places).any()) if len(self.ends) else False
 
-    def continuations(self, found: Interval, most: int) -> set[bytes]:
-        """Return what follows at each place, up to `most` bytes and not beyond the longest quotation."""
-        content, depth = self.content, found.depth
-        rooms = np.minimum(self.longest[found.low : found.high].astype(np.int32) - depth, most).tolist()
-        places = (self.starts[found.low : found.high] + depth).tolist()
-        return {content[at : at + room] for at, room in zip(places, rooms, strict=True) if room > 0}
+    def continuations(self, found: Interval) -> tuple[npt.NDArray[np.uint64], Ints, Ints]:
+        """Return the 8 bytes that follow at each place, where they stand, and how long a continuation may be (n,)."""
+        rooms = self.longest[found.low : found.high].astype(np.int32) - found.depth
+        at = self.starts[found.low : found.high] + found.depth
+        return self._words[at].astype(np.uint64), at, rooms
 
     def _find_places(self, points: npt.NDArray[np.uint32], size: int, limits: QuoteLimits, *, escaped: bool) -> None:
         classes = _classes(points)
