@@ -26,8 +26,10 @@ OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 512
 """Places up to which every continuation is allowed. Of more, those among the LIKELIEST tokens are, which bounds the
-time of a mask; if there is none, those at the first places."""
+time of a mask; if there is none, those at the FIRST_PLACES."""
 LIKELIEST = 512
+FIRST_PLACES = 64
+ROW = 32
 LOOKUPS = 1_024
 """Of long tokens in a mask; those at later places are then written in parts."""
 LEAST_LEFT = 48
@@ -73,7 +75,10 @@ class QuoteVocabulary:
         return self.tokens.behind(b" ")
 
     def beginnings(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
-        """Return the tokens (n,) that the texts at the places of an interval begin with, behind at most one byte."""
+        """Return the tokens that the texts at the places of an interval begin with, behind at most one byte.
+
+        Some are returned several times.
+        """
         keys, at, rooms = index.continuations(found)
         if not len(keys):
             return np.zeros(0, np.intp)
@@ -88,7 +93,7 @@ class QuoteVocabulary:
         place = np.minimum(np.searchsorted(self._short, cut), len(self._short) - 1)
         ids = self._short_ids[place[self._short[place] == cut]]
         longer = np.array(self._long_beginnings(index, distinct, first, at, rooms, lead), np.intp)
-        return np.unique(np.append(ids, longer))
+        return np.append(ids, longer)
 
     def _long_beginnings(
         self, index: QuoteIndex, distinct: Keys, first: Ids, at: Ints, rooms: Ints, lead: bytes
@@ -125,14 +130,12 @@ class Quotation:
         """Return the tokens that continue the quotation (n,): of more than NARROW places, those among the likeliest."""
         vocabulary, found = self._vocabulary, self._found
         if found.high - found.low > NARROW:
-            count = min(LIKELIEST, len(logits))
-            among = np.argpartition(logits, -count)[-count:]
-            among = among[among < vocabulary.size]
+            among = _likeliest(logits[: vocabulary.size], LIKELIEST)
             texts = vocabulary.spaced_tokens if self._lead else vocabulary.tokens
             agreeing = among[self._index.agreeing(found, texts, among)]
             if len(agreeing):
                 return agreeing
-            found = Interval(found.low, found.low + NARROW, found.depth)
+            found = Interval(found.low, found.low + FIRST_PLACES, found.depth)
         return vocabulary.beginnings(self._index, found, self._lead)
 
     def take(self, text: bytes) -> None:
@@ -306,6 +309,17 @@ class Quotes:
             while held > KEPT_CHARACTERS and len(self._known) > 1:
                 held -= len(self._known.popitem(last=False)[1].content)
         return made
+
+
+def _likeliest(logits: Floats, count: int) -> Ids:
+    """Return the tokens of the largest logits (count,), found among those above the count-th maximum of all rows."""
+    rows = len(logits) // ROW
+    if rows <= count:
+        among = np.arange(len(logits))
+    else:
+        maxima = logits[: rows * ROW].reshape(rows, ROW).max(axis=1)
+        among = np.flatnonzero(logits >= np.partition(maxima, -count)[-count])
+    return among if len(among) <= count else among[np.argpartition(logits[among], -count)[-count:]]
 
 
 def _key(text: bytes) -> int:
