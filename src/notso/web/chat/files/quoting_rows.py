@@ -6,6 +6,7 @@ quotes a sentence of it, and answers from the sentence; or it says that nothing 
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -108,7 +109,7 @@ def _question(sentence: str, rng: random.Random) -> tuple[str, str] | None:
 def _subject(sentence: str, rng: random.Random) -> str:
     """Return two neighboring words of a sentence, the longer ones more often."""
     words = list(_WORD.finditer(sentence))
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(itertools.pairwise(words))
     first, second = rng.choices(pairs, [len(a[0]) * len(b[0]) for a, b in pairs])[0]
     return sentence[first.start() : second.end()]
 
