@@ -131,7 +131,8 @@ def measure(user: User, folder: str, given: argparse.Namespace) -> None:
         user.parsed(document)
         print(
             f"{name}, {pages} pages, {len(data) / 1e6:.1f} MB, some {tokens:,} tokens:"
-            f" uploaded in {sent - began:.2f} s, parsed after {time.monotonic() - sent:.2f} s, disk {disk_mb(folder):.1f} MB",
+            f" uploaded in {sent - began:.2f} s, parsed after {time.monotonic() - sent:.2f} s,"
+            f" disk {disk_mb(folder):.1f} MB",
             flush=True,
         )
         return document, tokens
