@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from notso.smollm3 import Engine, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
-from notso.smollm3.sampling import quote_index
+from notso.smollm3.sampling import quote_index, quote_index_child
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits, TokenTexts
 from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation, QuotedOutput, Quotes
 from notso.smollm3.text.tokenizer import Tokenizer
+from notso.system.confinement import ConfinedWorkError
 
 # Letters of twelve scripts; the last five are written without blanks.
 SCRIPTS = [
@@ -191,6 +192,29 @@ def test_texts_that_repeat_have_few_places() -> None:
     assert 0 < len(index.starts) < 400
     assert 0 < len(QuoteIndex("x" * 500_000, QuoteLimits(least_words=1)).starts) < 40
     assert not len(QuoteIndex("too short a").starts) and not len(QuoteIndex("").starts)
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_long_text_is_indexed_in_a_child_and_mapped(
+    quotes: Quotes, escaped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.smollm3.sampling import quotes as module
+
+    source = (
+        "".join(written(random.Random(7), at, 300) for at in range(len(SCRIPTS))) + '"\\\x01\n four more words here'
+    )
+    here = quotes.index(source, escaped=escaped)
+    monkeypatch.setattr(module, "CHARACTERS_INDEXED_HERE", 1_000)
+    there = Quotes(quotes._tokenizer).index(source, escaped=escaped)
+    assert there.content == here.content and len(here.starts)
+    for ours, theirs in zip(here.places, there.places, strict=True):
+        assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
+        assert not theirs.flags.writeable and ours.flags.writeable
+    for each in (b"", b"\0" * 16 + b"more", (1 << 40).to_bytes(8, "little") * 2, b"\xff" * 16):
+        with pytest.raises(ConfinedWorkError, match="invalid"):
+            quote_index_child.unpacked(each, 10)
+    monkeypatch.setattr(quote_index_child, "PROGRAM", "raise SystemExit(1)")
+    assert np.array_equal(Quotes(quotes._tokenizer).index(source, escaped=escaped).starts, here.starts), "built here"
 
 
 def test_wide_and_narrow_intervals_agree(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

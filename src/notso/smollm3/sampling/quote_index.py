@@ -12,7 +12,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ CLOSE = b"]]"
 """Ends a quotation, which therefore cannot contain it."""
 
 Ints: TypeAlias = npt.NDArray[np.int32]
+Shorts: TypeAlias = npt.NDArray[np.uint16]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 _OTHER, _SPACE, _LETTER, _DIGIT, _JOINER, _MID_LETTER, _MID_DIGIT, _MID_BOTH, _EXTEND, _ALONE = range(10)
@@ -70,6 +71,19 @@ class Interval:
     depth: int = 0
 
 
+class Places(NamedTuple):
+    """Where quotations begin, sorted by the text that follows, how many bytes they have at least and at most, and where
+    they may end."""
+
+    starts: Ints
+    shortest: Shorts
+    longest: Shorts
+    ends: Ints
+
+
+NO_PLACES = Places(*(np.zeros(0, each) for each in (np.int32, np.uint16, np.uint16, np.int32)))
+
+
 class TokenTexts:
     """Texts of tokens in one buffer. `sizes` in bytes; -1: none. `words` are the 8 bytes from any of its places."""
 
@@ -95,9 +109,15 @@ class QuoteIndex:
     """
 
     def __init__(
-        self, text: str, limits: QuoteLimits = PROSE, barred: Iterable[bytes] = (), *, escaped: bool = False
+        self,
+        text: str,
+        limits: QuoteLimits = PROSE,
+        barred: Iterable[bytes] = (),
+        *,
+        escaped: bool = False,
+        places: Places | None = None,
     ) -> None:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        """`places`: those of the same text, if they are known."""
         written = json.dumps(text, ensure_ascii=False)[1:-1] if escaped else text
         # 0xFF does not occur in UTF-8, so that nothing continues across it.
         content = bytearray(written.encode("utf-8", "replace"))
@@ -109,9 +129,10 @@ class QuoteIndex:
         self._bytes = np.frombuffer(self.content, np.uint8)
         self._words = np.ndarray((len(self.content) - 8,), ">u8", self.content, 0, (1,))
         self._blocks = np.ndarray((len(self.content) - BLOCK_BYTES,), f"V{BLOCK_BYTES}", self.content, 0, (1,))
-        self.starts = self.shortest = self.longest = self.ends = np.zeros(0, np.int32)
-        if len(points):
-            self._find_places(points, len(content), limits, escaped=escaped)
+        if places is None:
+            places = self._found_places(text, len(content), limits, escaped=escaped) if text else NO_PLACES
+        self.places = places
+        self.starts, self.shortest, self.longest, self.ends = places
         self._sampled = self._words[self.starts[::SAMPLED]].astype(np.uint64)
 
     @property
@@ -146,7 +167,7 @@ class QuoteIndex:
         A binary search for all of them at once, of 8 bytes at a time.
         """
         at, sizes = texts.at[among], texts.sizes[among]
-        agrees = (sizes == 0) & (found.low < found.high)
+        agrees: Flags = np.logical_and(sizes == 0, found.low < found.high)
         rest, level = np.flatnonzero(sizes > 0), 0
         low = np.full(len(rest), found.low, np.int32)
         high = np.full(len(rest), found.high, np.int32)
@@ -198,7 +219,8 @@ class QuoteIndex:
         at = self.starts[found.low : found.high] + found.depth
         return self._words[at].astype(np.uint64), at, rooms
 
-    def _find_places(self, points: npt.NDArray[np.uint32], size: int, limits: QuoteLimits, *, escaped: bool) -> None:
+    def _found_places(self, text: str, size: int, limits: QuoteLimits, *, escaped: bool) -> Places:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         classes = _classes(points)
         begins = _word_starts(classes)
         offsets = _byte_offsets(points, escaped=escaped)
@@ -221,15 +243,15 @@ class QuoteIndex:
         closable = (last_class != _SPACE) & ~brackets & (last_byte != 0xFF)
         barred = np.flatnonzero(self._bytes[:size] == 0xFF).astype(np.int32)
         ends = np.flatnonzero(closable)
-        self.ends = to_byte[ends]
+        at_ends = to_byte[ends]
         chosen = np.flatnonzero((lettered | alone) & (self._bytes[from_byte] != 0xFF))
         if not len(ends) or not len(chosen):
-            return
+            return NO_PLACES
         begin = from_byte[chosen]
         limit = np.append(barred, size).astype(np.int32)[np.searchsorted(barred, begin)]
         limit = np.minimum(limit, begin + QUOTE_BYTES)
         last = np.minimum(
-            np.searchsorted(self.ends, limit, "right"),
+            np.searchsorted(at_ends, limit, "right"),
             np.searchsorted(most_after[ends], most_before[chosen] + most, "right"),
         )
         if limits.most_length:
@@ -239,9 +261,9 @@ class QuoteIndex:
         fits = (first < last) & (last > 0)
         begin, first, last = begin[fits], first[fits], last[fits]
         order = self._sorted(begin)
-        self.starts = begin[order]
-        self.shortest = (self.ends[first[order]] - self.starts).astype(np.uint16)
-        self.longest = (self.ends[last[order] - 1] - self.starts).astype(np.uint16)
+        starts = begin[order]
+        shortest = (at_ends[first[order]] - starts).astype(np.uint16)
+        return Places(starts, shortest, (at_ends[last[order] - 1] - starts).astype(np.uint16), at_ends)
 
     def _sorted(self, begin: Ints) -> npt.NDArray[np.intp]:
         """Return the order of places by their text, without repeated ones."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import threading
@@ -16,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, QuoteIndex, QuoteLimits, TokenTexts
+from notso.smollm3.sampling.quote_index_child import places_of
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import QuoteSource
+from notso.system.confinement import ConfinedWorkError
 
 OPEN = re.compile(rb"\[\[(\d{1,3}):\Z")
 OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
@@ -36,6 +39,8 @@ LEAST_LEFT = 48
 """Tokens that must be left where a quotation begins."""
 LAST_TOKENS = 8
 """With fewer tokens left, a quotation ends as soon as it may."""
+CHARACTERS_INDEXED_HERE = 1_000_000
+"""Characters of a text, beyond which it is indexed in a process of its own."""
 KEPT_CHARACTERS = 8_000_000
 """Of the indexed texts that are kept for later requests."""
 
@@ -302,7 +307,11 @@ class Quotes:
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        made = QuoteIndex(text, limits, self.vocabulary.control_texts, escaped=escaped)
+        barred, places = self.vocabulary.control_texts, None
+        if len(text) > CHARACTERS_INDEXED_HERE:
+            with contextlib.suppress(ConfinedWorkError):  # it is indexed here, then
+                places = places_of(text, limits, barred, escaped=escaped)
+        made = QuoteIndex(text, limits, barred, escaped=escaped, places=places)
         with self._lock:
             self._known[key] = made
             held = sum(len(each.content) for each in self._known.values())
