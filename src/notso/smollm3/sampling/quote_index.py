@@ -81,7 +81,8 @@ class Places(NamedTuple):
     ends: Ints
 
 
-NO_PLACES = Places(*(np.zeros(0, each) for each in (np.int32, np.uint16, np.uint16, np.int32)))
+_NONE, _NO_LENGTHS = np.zeros(0, np.int32), np.zeros(0, np.uint16)
+NO_PLACES = Places(_NONE, _NO_LENGTHS, _NO_LENGTHS, _NONE)
 
 
 class TokenTexts:

@@ -297,7 +297,7 @@ def whole_documents(copy: Path, owner: str, library: str) -> Iterator[tuple[str,
             (owner, library),
         ).fetchall()
         for row in rows:
-            if (text := text_of(db, row["id"])) is not None:
+            if (text := text_of(SQLiteDatabase(db), row["id"])) is not None:
                 yield row["name"], text
 
 
