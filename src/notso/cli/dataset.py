@@ -78,7 +78,7 @@ def dataset(
             if not rows:
                 raise StorageError(f"there are no documents with sentences to quote in the library {library}")
             _write(out, rows)
-            terminal.say(f"{out} ({len(rows):,} questions about {len(found):,} documents)")
+            terminal.say(f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})")
             return
         for whole in whole_chats(copy):
             row = conversation(whole)
