@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import resource
 import statistics
 import time
 from dataclasses import dataclass
@@ -79,10 +80,14 @@ def text_of(characters: int, seed: int) -> str:
 def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
     text = text_of(characters, 1)
     quotes = Quotes(tokenizer)
-    quotes.vocabulary.spaced_keys  # noqa: B018
+    quotes.vocabulary.spaced_tokens  # noqa: B018
     started = time.thread_time()
     quotes.index(text)
     build_s = time.thread_time() - started
+    index = quotes.index(text)
+    arrays = (index.starts, index.shortest, index.longest, index.ends)
+    held_mb = (len(index.content) + sum(each.nbytes for each in arrays)) / 1e6
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     drawn = np.random.default_rng(2)
     first, later = list[float](), list[float]()
     for _ in range(quotations):
@@ -100,7 +105,8 @@ def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
             if tokenizer.token_bytes(token).startswith(CLOSE):
                 break
     place = lambda times: f"{statistics.median(times):.2f} {sorted(times)[int(0.99 * len(times))]:.2f} {max(times):.2f}"  # noqa: E731
-    print(f"{characters:>10,} characters: built in {build_s:.2f} s; ms, median, 99th of 100 and maximum: "
+    print(f"{characters:>10,} characters: built in {build_s:.2f} s, {held_mb:.1f} MB, {len(index.starts):,} places,"
+          f" process at most {peak_mb:,.0f} MB; ms, median, 99th of 100 and maximum: "
           f"first {place(first)}, later {place(later)} ({len(later):,})")  # fmt: skip
 
 

@@ -234,7 +234,7 @@ def test_a_shell_block_runs(block: Block, tmp_path: Path, request: pytest.Fixtur
     for name, write in FILES.items():
         if name in block.body:
             write(shell.folder / name)
-    if "notso dataset" in block.body:
+    if "notso dataset" in block.body and needs_server:
         import_a_chat(request.getfixturevalue("served").address)
         shell.run('mkdir -p "$HOME/.local/share/notso"; notso backup "$_/notso.db" --from http://127.0.0.1:3000')
     printed = shell.run(block.body)
@@ -289,6 +289,9 @@ SMALL = RandomModel(layers=4, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim
 FILES: dict[str, Callable[[Path], Any]] = {
     "color.json": write_schema,
     "samples.txt": lambda path: path.write_text("The sum of 27 and 48 is 75. " * 200),
+    "handbook.txt": lambda path: path.write_text(
+        "".join(f"The plants of room {at} are watered by the gardener on Mondays. " for at in range(40))
+    ),
     "SmolLM3-F16.gguf": lambda path: SMALL.write(path),
     "my-finetune": lambda path: write_folder(SMALL, path),
     "support.gguf": write_adapter,

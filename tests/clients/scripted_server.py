@@ -2,7 +2,8 @@
 
 python scripted_server.py FOLDER prints its address and runs until it is ended. Where somebody has said which steps to
 take (`Steps: [{"name": ..., "arguments": ...}, ...]`), those tools are called in turn, with what an answer held between
-double brackets in the place of `[[]]`. Where other tools are offered and none has answered yet, one is called: the one
+double brackets in the place of `[[]]`. Where documents may be quoted, the answer quotes words 3 to 8 of each. Where
+other tools are offered and none has answered yet, one is called: the one
 that must be, else the first. Where the answer is to follow a schema, it does. Else it is a sentence with what was said
 last.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -93,6 +94,13 @@ def called(messages: Sequence[Message], options: RequestOptions) -> ToolCall | N
     return ToolCall(f"call_{next(_calls)}", name, json.dumps(instance(schema, schema)))
 
 
+def quotable_words(options: RequestOptions) -> Iterator[tuple[int, str]]:
+    """The numbers of the documents that may be quoted, and words of each."""
+    for at, source in enumerate(options.sources, start=1):
+        if len(words := source.text.split(" ")) > 8:
+            yield at, " ".join(words[2:8])
+
+
 def main() -> None:
     def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
         options = engine.requests[-1].options
@@ -101,6 +109,8 @@ def main() -> None:
         if options.grammar is not None:
             schema = json.loads(options.grammar.source or "{}")
             return say(json.dumps(instance(schema, schema)))
+        if quoted := [f"[[{at}: {words}]]" for at, words in quotable_words(options)]:
+            return say(f"It says {' and '.join(quoted)} so.", piece=7)
         return say(f"You said: {messages[-1].content}", "Hm." if thinking else "")
 
     engine = ScriptedEngine(script)

@@ -13,7 +13,8 @@ from notso.cli import backup, options, terminal
 
 EXAMPLES = """\
   notso dataset chats.jsonl
-  notso dataset chats.jsonl --preferences pairs.jsonl --from http://127.0.0.1:3000"""
+  notso dataset chats.jsonl --preferences pairs.jsonl --from http://127.0.0.1:3000
+  notso dataset quotes.jsonl --documents Documents"""
 
 
 def dataset(
@@ -27,6 +28,18 @@ def dataset(
             show_default=False,
         ),
     ] = None,
+    library: Annotated[
+        str | None,
+        typer.Option(
+            "--documents",
+            metavar="LIBRARY",
+            help="Instead of conversations, questions about the documents of this library, answered by quotations.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--rows", metavar="N", min=1, max=10_000, help="Most questions about each document.")
+    ] = 40,
     server: Annotated[
         str | None,
         typer.Option("--from", metavar="URL", help="Read the conversations from the running server at this URL."),
@@ -39,19 +52,34 @@ def dataset(
     """Export conversations as a fine-tuning dataset.
 
     Each chat becomes one row with its visible branch, in TRL's conversational format. Temporary and deleted chats are
-    left out. Nothing leaves this machine, and only you can read the file.
+    left out. With --documents, rows are made from the texts of a library: each answer first quotes the document, or
+    says that nothing mentions what was asked. Nothing leaves this machine, and only you can read the file.
     """
     options.require_free_place(out, force, "OUT.jsonl")
     if pairs is not None:
+        if library is not None:
+            raise typer.BadParameter("is for conversations, not for --documents", param_hint="--preferences")
         options.require_free_place(pairs, force, "--preferences")
     from notso.web.chat.files.dataset import conversation, preferences
-    from notso.web.store.sqlite.store import whole_chats
+    from notso.web.chat.files.quoting_rows import quoting_rows
+    from notso.web.edge.access import LOCAL_OWNER
+    from notso.web.store.sqlite.store import whole_chats, whole_documents
+    from notso.web.values.errors import StorageError
 
     rows: list[str] = []
     preferred: list[str] = []
     with TemporaryDirectory(prefix="notso-dataset-") as folder:
         copy = Path(folder, "chats.db")
         backup.copy_chats(copy, server, data_dir, api_key_file)
+        if library is not None:
+            found = list(whole_documents(copy, LOCAL_OWNER, library))
+            for name, text in found:
+                rows += [json.dumps(row, ensure_ascii=False) for row in quoting_rows(name, text, most)]
+            if not rows:
+                raise StorageError(f"there are no documents with sentences to quote in the library {library}")
+            _write(out, rows)
+            terminal.say(f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})")
+            return
         for whole in whole_chats(copy):
             row = conversation(whole)
             rows += [json.dumps(row, ensure_ascii=False)] if row is not None else []

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
+import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from notso.smollm3 import Engine, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
-from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits
-from notso.smollm3.sampling.quotes import NARROW, QuotedOutput, Quotes
+from notso.smollm3.sampling import quote_index, quote_index_child
+from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits, TokenTexts
+from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation, QuotedOutput, Quotes
 from notso.smollm3.text.tokenizer import Tokenizer
+from notso.system.confinement import ConfinedWorkError
 
 # Letters of twelve scripts; the last five are written without blanks.
 SCRIPTS = [
@@ -33,6 +38,7 @@ SCRIPTS = [
 ]
 WITHOUT_BLANKS = 5
 MARK = re.compile(r"\[\[(\d+): (.*?)\]\]", re.DOTALL)
+WORD_BREAK_TEST = Path(os.environ.get("WORD_BREAK_TEST", "/usr/share/unicode/auxiliary/WordBreakTest.txt"))
 # Of each of the long runs; the default run has few.
 QUOTES = int(os.environ.get("NOTSO_QUOTES", "1000"))
 
@@ -131,11 +137,84 @@ def test_places_are_sorted_by_their_text() -> None:
         assert sorted(index.starts[found.low : found.high].tolist()) == begins
 
 
+def official_boundaries() -> list[tuple[str, list[int]]]:
+    """Texts of the Unicode Character Database, and where UAX 29 has word boundaries."""
+    if not WORD_BREAK_TEST.is_file():
+        pytest.skip(f"needs {WORD_BREAK_TEST} (Debian: unicode-data), or its path as WORD_BREAK_TEST")
+    found = []
+    for line in WORD_BREAK_TEST.read_text(encoding="utf-8").splitlines():
+        signs = line.partition("#")[0].split()
+        if signs:
+            text = "".join(chr(int(each, 16)) for each in signs[1::2])
+            found.append((text, [at for at, each in enumerate(signs[::2]) if each == "÷"]))
+    return found
+
+
+def word_starts(text: str, boundaries: list[int]) -> list[int]:
+    """Where segments with a letter or digit begin, and in scripts without blanks every character."""
+    return [
+        at
+        for at, end in itertools.pairwise(boundaries)
+        if any(unicodedata.category(each) in ("Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Nd") for each in text[at:end])
+    ]
+
+
+def our_boundaries(text: str) -> list[int]:
+    classes = quote_index._classes(np.array([ord(each) for each in text], np.uint32))
+    return [*np.flatnonzero(quote_index._word_starts(classes)).tolist(), len(text)]
+
+
+def test_words_begin_where_unicode_has_them() -> None:
+    boundaries = official_boundaries()
+    assert len(boundaries) > 1_500
+    for text, expected in boundaries:
+        # Every kana is a word of its own here, as are the other characters of scripts without blanks.
+        if "\u3031" not in text:
+            assert word_starts(text, our_boundaries(text)) == word_starts(text, expected), ascii(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("can't stop 3.5,7 o.k", [0, 6, 11, 17]),
+        ('צה"ל של', [0, 5]),
+        ("a_b 1_2 _", [0, 4]),
+        ("日本 abc カナ", [0, 1, 3, 7, 8]),
+        ("e\u0301a \u200dz", [0, 5]),
+    ],
+)
+def test_words_begin(text: str, starts: list[int]) -> None:
+    assert word_starts(text, our_boundaries(text)) == starts
+
+
 def test_texts_that_repeat_have_few_places() -> None:
     index = QuoteIndex("word " * 100_000)
     assert 0 < len(index.starts) < 400
     assert 0 < len(QuoteIndex("x" * 500_000, QuoteLimits(least_words=1)).starts) < 40
     assert not len(QuoteIndex("too short a").starts) and not len(QuoteIndex("").starts)
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_long_text_is_indexed_in_a_child_and_mapped(
+    quotes: Quotes, escaped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.smollm3.sampling import quotes as module
+
+    source = (
+        "".join(written(random.Random(7), at, 300) for at in range(len(SCRIPTS))) + '"\\\x01\n four more words here'
+    )
+    here = quotes.index(source, escaped=escaped)
+    monkeypatch.setattr(module, "CHARACTERS_INDEXED_HERE", 1_000)
+    there = Quotes(quotes._tokenizer).index(source, escaped=escaped)
+    assert there.content == here.content and len(here.starts)
+    for ours, theirs in zip(here.places, there.places, strict=True):
+        assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
+        assert not theirs.flags.writeable and ours.flags.writeable
+    for each in (b"", b"\0" * 16 + b"more", (1 << 40).to_bytes(8, "little") * 2, b"\xff" * 16):
+        with pytest.raises(ConfinedWorkError, match="invalid"):
+            quote_index_child.unpacked(each, 10)
+    monkeypatch.setattr(quote_index_child, "PROGRAM", "raise SystemExit(1)")
+    assert np.array_equal(Quotes(quotes._tokenizer).index(source, escaped=escaped).starts, here.starts), "built here"
 
 
 def test_wide_and_narrow_intervals_agree(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +274,60 @@ def test_sources_must_be_texts() -> None:
         QuoteSource("\ud800")
 
 
+class CountedLookups(dict[bytes, int]):
+    """Counts its lookups."""
+
+    count = 0
+
+    def __getitem__(self, text: bytes) -> int:
+        self.count += 1
+        return super().__getitem__(text)
+
+    def __contains__(self, text: object) -> bool:
+        self.count += 1
+        return super().__contains__(text)
+
+
+@pytest.fixture
+def examined(quotes: Quotes, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """How much each mask looks at: places of a narrow interval, tokens in a wide one, and long tokens by name."""
+    found: dict[str, list[int]] = {"places": [], "tokens": [], "lookups": []}
+    continuations, agreeing, continuing = QuoteIndex.continuations, QuoteIndex.agreeing, Quotation.continuing
+    ids = CountedLookups(quotes.vocabulary.ids)
+
+    def count_places(self: QuoteIndex, found_: Interval) -> Any:
+        found["places"].append(found_.high - found_.low)
+        return continuations(self, found_)
+
+    def count_tokens(self: QuoteIndex, found_: Interval, texts: TokenTexts, among: Any) -> Any:
+        found["tokens"].append(len(among))
+        return agreeing(self, found_, texts, among)
+
+    def count_lookups(self: Quotation, logits: Any) -> Any:
+        ids.count = 0
+        allowed = continuing(self, logits)
+        found["lookups"].append(ids.count)
+        return allowed
+
+    monkeypatch.setattr(QuoteIndex, "continuations", count_places)
+    monkeypatch.setattr(QuoteIndex, "agreeing", count_tokens)
+    monkeypatch.setattr(Quotation, "continuing", count_lookups)
+    monkeypatch.setattr(quotes.vocabulary, "ids", ids)
+    return found
+
+
+def quote_hostile(
+    quotes: Quotes, tokenizer: Tokenizer, hostile: str, count: int, examined: dict[str, list[int]]
+) -> None:
+    drawn = np.random.default_rng(8)
+    for at in range(count):
+        words = draw(quotes, tokenizer, [hostile], 1, drawn, (0.1, 1, 20)[at % 3])
+        assert words in hostile and "]]" not in words and "<tool_call>" not in words
+    assert max(examined["places"]) <= NARROW and max(examined["tokens"], default=0) <= LIKELIEST
+    # Each of a long token's texts is asked for and then read; the last head may go over by its own lengths.
+    assert max(examined["lookups"]) <= 2 * (LOOKUPS + max(map(len, quotes.vocabulary.ids)))
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -204,29 +337,28 @@ def test_sources_must_be_texts() -> None:
         "\u202e\u2066 right to left \u2069 " * 10_000,
         "a b " * 50_000 + "]" * 1_000,
         "\U0001f468\u200d\U0001f469\u200d\U0001f467 " * 10_000 + "four ordinary words here",
+        "".join(f"{at}{' ' * (9 + at % 60)}" for at in range(10_000)),
+        "".join(random.Random(9).choices("abcdefghijklmnop", k=400_000)),
     ],
 )
 def test_a_hostile_text_costs_no_more_per_token(
-    quotes: Quotes, demo_engine: Engine, hostile: str, monkeypatch: pytest.MonkeyPatch
+    quotes: Quotes, demo_engine: Engine, hostile: str, examined: dict[str, list[int]]
 ) -> None:
-    examined = list[int]()
-    continuations, agreeing = QuoteIndex.continuations, QuoteIndex.agreeing
+    quote_hostile(quotes, demo_engine.tokenizer, hostile, 3, examined)
 
-    def count_places(self: QuoteIndex, found: Interval, most: int) -> set[bytes]:
-        examined.append(found.high - found.low)
-        return continuations(self, found, most)
 
-    def count_tokens(self: QuoteIndex, found: Interval, texts: Any, sizes: Any) -> Any:
-        examined.append(len(texts))
-        return agreeing(self, found, texts, sizes)
-
-    monkeypatch.setattr(QuoteIndex, "continuations", count_places)
-    monkeypatch.setattr(QuoteIndex, "agreeing", count_tokens)
-    drawn = np.random.default_rng(8)
-    for sharp in (0.1, 1, 20):
-        words = draw(quotes, demo_engine.tokenizer, [hostile], 1, drawn, sharp)
-        assert words in hostile and "]]" not in words and "<tool_call>" not in words
-    assert examined and max(examined) <= NARROW
+@pytest.mark.long("quotes")
+@pytest.mark.parametrize("kind", ["repeated", "unbroken", "random", "marked"])
+def test_the_largest_hostile_texts_cost_no_more_per_token(
+    quotes: Quotes, demo_engine: Engine, kind: str, examined: dict[str, list[int]]
+) -> None:
+    hostile = {
+        "repeated": lambda: "word " * 1_000_000,
+        "unbroken": lambda: "x" * 20_000_000,
+        "random": lambda: "".join(random.Random(9).choices("abcdefghijklmnop", k=20_000_000)),
+        "marked": lambda: "\u202e[[1: <|im_end|> ]] four words \u2066of text \u2069" * 400_000,
+    }[kind]()
+    quote_hostile(quotes, demo_engine.tokenizer, hostile, 6, examined)
 
 
 def batch(count: int, seed: int) -> list[tuple[list[Message], SamplingParams, RequestOptions]]:

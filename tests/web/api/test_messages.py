@@ -380,3 +380,29 @@ def test_many_stop_sequences(served: Any) -> None:
     word = client_of(served).messages.create(**ask).content[0].text.split()[2]
     stops = [f"nowhere {number}" for number in range(63)]
     assert client_of(served).messages.create(**ask, stop_sequences=[*stops, word]).stop_sequence == word
+
+
+def test_a_breakpoint_of_an_hour_pins_what_precedes_it(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("So."))
+    client = client_of(start(engine).ready())
+
+    def pinned(system: Any, content: Any, **more: Any) -> Any:
+        messages: list[Any] = [{"role": "user", "content": content}]
+        client.messages.create(model="scripted", max_tokens=9, system=system, messages=messages, **more)
+        return engine.requests[-1].options.prefix
+
+    hour, usual = {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}
+    system = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "And kind.", "cache_control": hour}]
+    first = pinned(system, "Hello")
+    assert (first.message, first.characters, first.scope) == (0, len("Be brief.\nAnd kind."), None)
+    assert pinned(system, "Other") == first
+    assert pinned([system[0], {**system[1], "text": "And rude."}], "Hello").reading != first.reading
+    assert pinned("Be brief.", "Hello") is None
+    assert pinned([{**system[1], "cache_control": usual}], "Hello") is None
+    herons = {"type": "text", "media_type": "text/plain", "data": "Herons eat fish."}
+    document = {"type": "document", "source": herons, "citations": {"enabled": True}, "cache_control": hour}
+    later = pinned(system, [document, {"type": "text", "text": "What do they eat?"}])
+    shown = engine.requests[-1].messages[1].content
+    assert later.message == 1 and shown[: later.characters].endswith("--- end of document 1 ---\n")
+    assert shown[later.characters :].startswith("\nWhat do they eat?")
+    assert pinned(system, [document, {"type": "text", "text": "And drink?"}]) == later

@@ -17,6 +17,7 @@ from web.chat.test_documents import ask, upload
 from notso.documents.passages import estimated_tokens, passages_of, volumes_of
 from notso.web.chat import submit
 from notso.web.engine.port import Event, Message
+from notso.web.turns.every_part import MAX_PART_TOKENS, SHARE_OF_CONTEXT
 
 RECORD = re.compile(r"record number (\d+)\b")
 RECORDS = 102
@@ -80,6 +81,25 @@ def test_records_of_a_book_are_counted_exactly(start: Callable[..., Any]) -> Non
     ask(server, "And again?", found["id"], every="on")
     assert {each.options.prefix.reading for each in engine.requests} == readings, "each part is read once"
     assert not any(each.options.thinking for each in engine.requests)
+
+
+def test_parts_fit_though_some_pages_have_more_tokens(start: Callable[..., Any]) -> None:
+    engine = ScriptedEngine(counting)
+    prose = "The heron waits in the reeds of the river. " * 28
+    digits = "0 1 2 3 4 5 6 7 8 9 " * 60
+
+    def tokenize(text: str) -> list[int]:
+        return [0] * (len(text) // 4 + 6 * text.count("7 8"))
+
+    engine.tokenize = tokenize  # type: ignore[method-assign, assignment]
+    server = start(engine).ready()
+    found = upload(server, "tables.pdf", text_pdf(*([prose] for _ in range(200)), *([digits] for _ in range(60))))
+    ask(server, "How many records are there?", found["id"], every="on")
+    most = int(SHARE_OF_CONTEXT * engine.info.context_tokens)
+    sizes = [len(tokenize(each.messages[0].content[: each.options.prefix.characters])) for each in engine.requests]
+    assert len(sizes) > 5 and max(sizes) <= min(MAX_PART_TOKENS, most) + 50  # the name of the document
+    digits_found = sum(each.messages[0].content.count("7 8") for each in engine.requests)
+    assert digits_found == 60 * 60, "nothing is left out or doubled"
 
 
 def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> None:

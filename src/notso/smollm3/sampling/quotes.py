@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import threading
@@ -15,27 +16,37 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, QuoteIndex, QuoteLimits
+from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, QuoteIndex, QuoteLimits, TokenTexts
+from notso.smollm3.sampling.quote_index_child import places_of
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import QuoteSource
+from notso.system.confinement import ConfinedWorkError
 
 OPEN = re.compile(rb"\[\[(\d{1,3}):\Z")
 OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 512
 """Places up to which every continuation is allowed. Of more, those among the LIKELIEST tokens are, which bounds the
-time of a mask; if there is none, those at the first places."""
+time of a mask; if there is none, those at the FIRST_PLACES."""
 LIKELIEST = 512
+FIRST_PLACES = 64
+ROW = 32
+LOOKUPS = 1_024
+"""Of long tokens in a mask; those at later places are then written in parts."""
 LEAST_LEFT = 48
 """Tokens that must be left where a quotation begins."""
 LAST_TOKENS = 8
 """With fewer tokens left, a quotation ends as soon as it may."""
+CHARACTERS_INDEXED_HERE = 1_000_000
+"""Characters of a text, beyond which it is indexed in a process of its own."""
 KEPT_CHARACTERS = 8_000_000
 """Of the indexed texts that are kept for later requests."""
 
 Ids = npt.NDArray[np.intp]
+Ints = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint64]
 
 
 class QuoteVocabulary:
@@ -46,32 +57,64 @@ class QuoteVocabulary:
         self.size = tokenizer.vocab_size
         self.texts = [b"" if each in barred else tokenizer.token_bytes(each) for each in range(self.size)]
         self.ids = {text: each for each, text in enumerate(self.texts) if text and b"\xff" not in text}
-        sizes: dict[bytes, set[int]] = {}
-        for text in self.ids:
-            sizes.setdefault(text[:2], set()).add(len(text))
-        self._sizes = {head: sorted(each) for head, each in sizes.items()}
-        self.longest = max(map(len, self.ids))
         closers = [each for text, each in self.ids.items() if text.startswith(CLOSE)]
         self.closers = np.array(closers or [self.ids[CLOSE[:1]]], np.intp)
         self.spaced = np.array([each for text, each in self.ids.items() if text[:1] == b" "], np.intp)
         self.marking = [each for text, each in self.ids.items() if b": " in text]
-        self.keys = np.frombuffer(b"".join(text[:8].ljust(8, b"\0") for text in self.texts), ">u8").astype(np.uint64)
-        self.lengths = np.array([len(text) if text in self.ids else 0 for text in self.texts], np.int32)
+        ordinary = [text if text in self.ids else b"" for text in self.texts]
+        self.tokens = TokenTexts(ordinary)
+        short = sorted((_key(text), each) for text, each in self.ids.items() if len(text) < 8)
+        self._short = np.array([key for key, _ in short], np.uint64)
+        self._short_ids = np.array([each for _, each in short], np.intp)
+        self._long: dict[bytes, set[int]] = {}
+        for text in self.ids:
+            if len(text) >= 8:
+                self._long.setdefault(text[:8], set()).add(len(text))
         self.control_texts = [
             tokenizer.token_bytes(each) for each in tokenizer.special_ids if len(tokenizer.token_bytes(each)) > 1
         ]
 
     @cached_property
-    def spaced_keys(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
-        """The first 8 bytes and the length of each token behind its first byte."""
-        keys = np.frombuffer(b"".join(text[1:9].ljust(8, b"\0") for text in self.texts), ">u8").astype(np.uint64)
-        return keys, np.maximum(self.lengths - 1, 0)
+    def spaced_tokens(self) -> TokenTexts:
+        """The tokens that begin with a blank, without it."""
+        return self.tokens.behind(b" ")
 
-    def beginnings(self, text: bytes) -> list[int]:
-        """Return the tokens that a text begins with."""
-        found = [self.ids.get(text[:1], -1)]
-        found += [self.ids.get(text[:size], -1) for size in self._sizes.get(text[:2], ()) if size > 1]
-        return [each for each in found if each >= 0]
+    def beginnings(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
+        """Return the tokens that the texts at the places of an interval begin with, behind at most one byte.
+
+        Some are returned several times.
+        """
+        keys, at, rooms = index.continuations(found)
+        if not len(keys):
+            return np.zeros(0, np.intp)
+        rooms = rooms + len(lead)
+        if lead:
+            keys = keys >> np.uint64(8) | np.uint64(lead[0] << 56)
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))  # places are sorted by their text
+        distinct, room = keys[first], np.maximum.reduceat(rooms, first)
+        sizes = np.arange(1, 8, dtype=np.uint64)
+        unread = np.uint64(64) - sizes * np.uint64(8)
+        cut = (distinct[:, None] >> unread << unread | sizes)[room[:, None] >= sizes.astype(np.int32)]
+        place = np.minimum(np.searchsorted(self._short, cut), len(self._short) - 1)
+        ids = self._short_ids[place[self._short[place] == cut]]
+        longer = np.array(self._long_beginnings(index, distinct, first, at, rooms, lead), np.intp)
+        return np.append(ids, longer)
+
+    def _long_beginnings(
+        self, index: QuoteIndex, distinct: Keys, first: Ids, at: Ints, rooms: Ints, lead: bytes
+    ) -> list[int]:
+        ids, left = list[int](), LOOKUPS
+        for head, begin, end in zip(distinct.tolist(), first.tolist(), [*first[1:].tolist(), len(at)], strict=True):
+            known = self._long.get(head.to_bytes(8, "big"))
+            if known is None or left <= 0:
+                continue
+            most = max(known)
+            places = zip(at[begin:end].tolist(), rooms[begin:end].tolist(), strict=True)
+            texts = {lead + index.content[place : place + min(room, most) - len(lead)] for place, room in places}
+            for text in sorted(texts)[: max(1, left // len(known))]:
+                left -= len(known)
+                ids += [self.ids[text[:size]] for size in known if size <= len(text) and text[:size] in self.ids]
+        return ids
 
 
 class Quotation:
@@ -92,16 +135,13 @@ class Quotation:
         """Return the tokens that continue the quotation (n,): of more than NARROW places, those among the likeliest."""
         vocabulary, found = self._vocabulary, self._found
         if found.high - found.low > NARROW:
-            count = min(LIKELIEST, len(logits))
-            among = np.argpartition(logits, -count)[-count:]
-            among = self._agreeing(among[among < vocabulary.size])
-            if len(among):
-                return among
-            found = Interval(found.low, found.low + NARROW, found.depth)
-        ids: set[int] = set()
-        for text in self._index.continuations(found, vocabulary.longest):
-            ids.update(vocabulary.beginnings(self._lead + text))
-        return np.array(sorted(ids), np.intp)
+            among = _likeliest(logits[: vocabulary.size], LIKELIEST)
+            texts = vocabulary.spaced_tokens if self._lead else vocabulary.tokens
+            agreeing = among[self._index.agreeing(found, texts, among)]
+            if len(agreeing):
+                return agreeing
+            found = Interval(found.low, found.low + FIRST_PLACES, found.depth)
+        return vocabulary.beginnings(self._index, found, self._lead)
 
     def take(self, text: bytes) -> None:
         """Record bytes that continue the quotation."""
@@ -109,22 +149,6 @@ class Quotation:
             text, self._lead = text[1:], b""
         if text:
             self._found = self._index.narrowed(self._found, text)
-
-    def _agreeing(self, among: Ids) -> Ids:
-        vocabulary, index, found, lead = self._vocabulary, self._index, self._found, len(self._lead)
-        keys, lengths = vocabulary.spaced_keys if lead else (vocabulary.keys, vocabulary.lengths)
-        if lead:
-            among = among[(vocabulary.keys[among] >> np.uint64(56)) == self._lead[0]]
-        among = among[vocabulary.lengths[among] > 0]
-        sizes = lengths[among]
-        low, high = index.agreeing(found, keys[among], np.minimum(sizes, 8))
-        first = np.minimum(low, found.high - 1)
-        agrees = (low < high) & (index.longest[first] >= found.depth + sizes)
-        for at in np.flatnonzero(agrees & (sizes > 8)).tolist():
-            token = int(among[at])
-            narrow = index.narrowed(found, vocabulary.texts[token][lead:])
-            agrees[at] = narrow.low < narrow.high and index.longest[narrow.low] >= narrow.depth
-        return among[agrees]
 
 
 class QuotedOutput(StructuredOutput):
@@ -283,13 +307,33 @@ class Quotes:
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        made = QuoteIndex(text, limits, self.vocabulary.control_texts, escaped=escaped)
+        barred, places = self.vocabulary.control_texts, None
+        if len(text) > CHARACTERS_INDEXED_HERE:
+            with contextlib.suppress(ConfinedWorkError):  # it is indexed here, then
+                places = places_of(text, limits, barred, escaped=escaped)
+        made = QuoteIndex(text, limits, barred, escaped=escaped, places=places)
         with self._lock:
             self._known[key] = made
             held = sum(len(each.content) for each in self._known.values())
             while held > KEPT_CHARACTERS and len(self._known) > 1:
                 held -= len(self._known.popitem(last=False)[1].content)
         return made
+
+
+def _likeliest(logits: Floats, count: int) -> Ids:
+    """Return the tokens of the largest logits (count,), found among those above the count-th maximum of all rows."""
+    rows = len(logits) // ROW
+    if rows <= count:
+        among = np.arange(len(logits))
+    else:
+        maxima = logits[: rows * ROW].reshape(rows, ROW).max(axis=1)
+        among = np.flatnonzero(logits >= np.partition(maxima, -count)[-count])
+    return among if len(among) <= count else among[np.argpartition(logits[among], -count)[-count:]]
+
+
+def _key(text: bytes) -> int:
+    """Return up to 7 bytes and their number as one number."""
+    return int.from_bytes(text.ljust(7, b"\0"), "big") << 8 | len(text)
 
 
 def _only(logits: Floats, ids: Ids) -> Floats:

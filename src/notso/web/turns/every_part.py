@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from notso.documents.citations import quotable
-from notso.documents.passages import estimated_tokens, volumes_of
+from notso.documents.passages import Passage, estimated_tokens, volumes_of
 from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, QuoteSource, Request
 from notso.web.engine.running import RunningRequest, RunningRequests, asks
-from notso.web.store.documents import StoredDocument
+from notso.web.store.documents import DocumentText, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore
 from notso.web.turns.attachments import with_attachments
 from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens
@@ -26,8 +26,8 @@ AT_ONCE = 4
 MAX_PARTS = 500
 MAX_PART_TOKENS = 12_000
 MAX_ANSWER_TOKENS = 512
-SHARE_OF_CONTEXT = 0.6  # leaves room for pages of more tokens than the others, the question and the answer
 SAMPLE_CHARACTERS = 200_000
+SHARE_OF_CONTEXT = 0.6  # leaves room for the question and the answer
 ONLY_THIS_PART = "This is part {number} of {parts}. Answer from this part alone, and briefly."
 QUOTE_PART = "Behind the answer, quote the passages that support it, word for word and each as [[{number}: words]]."
 _NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
@@ -63,11 +63,7 @@ async def document_parts(
         text = await store.documents.text(owner, document.id)
         if text is None:
             continue
-        # What the estimate counts as a token differs with the language and the vocabulary.
-        sample = text.text[:SAMPLE_CHARACTERS]
-        tokens = await asyncio.to_thread(count_tokens, engine, sample)
-        estimate = int(most * min(1.0, estimated_tokens(sample) / max(1, tokens)))
-        for volume, last in volumes_of(text.text, text.passages, estimate):
+        for volume, last in await asyncio.to_thread(_volumes, text, most, engine):
             name = document.name
             if document.pages > 1:
                 name += f", {words['part_pages'].format(first=volume.page, last=last)}"
@@ -91,6 +87,26 @@ async def document_parts(
         messages = (Message("user", head + "\n\n".join([*behind[:-1], only, behind[-1], quote])),)
         parts.append(Part(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
     return parts
+
+
+def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
+    """Return the parts of a text, of at most `most` tokens, each with its last page. Blocks."""
+    # What the estimate counts as a token differs with the language and the vocabulary.
+    sample = text.text[:SAMPLE_CHARACTERS]
+    usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
+    found = list[tuple[Passage, int]]()
+    uncut: list[tuple[Sequence[Passage], int]] = [(text.passages, max(1, usual))]
+    while uncut:
+        passages, estimate = uncut.pop()
+        for volume, last in volumes_of(text.text, passages, estimate):
+            shown = text.text[volume.start : volume.end]
+            tokens = count_tokens(engine, shown)
+            within = [each for each in passages if volume.start <= each.start < volume.end]
+            if tokens <= most or len(within) == 1:
+                found.append((volume, last))
+            else:  # pages of more tokens than the sample, such as tables
+                uncut.append((within, max(1, min(estimate - 1, int(estimated_tokens(shown) * most / tokens)))))
+    return sorted(found, key=lambda each: each[0].start)
 
 
 async def answer_of_parts(

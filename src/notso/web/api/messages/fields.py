@@ -32,7 +32,7 @@ MAX_BLOCKS = 4_096  # of a document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. Every prefix is cached anyway."""
+    """Cache breakpoint. Every prefix is cached anyway; with a `ttl` of an hour, it is pinned on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -317,7 +317,9 @@ COUNT_NOTES: Notes = {
         "`format`: the answer after the reasoning is JSON of this schema; `effort`: limit of "
         "adaptive thinking, see below"
     ),
-    "cache_control": works("prompts are always cached"),
+    "cache_control": works(
+        "prompts are always cached; with a `ttl` of `1h`, a text or document pins what precedes its end on disk"
+    ),
     "speed": hint("there is only one speed", "`standard`", "remove it"),
     "user_profile_id": hint("describes the caller"),
     "workspace_id": hint("describes the caller"),

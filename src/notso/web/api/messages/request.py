@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
-from notso.smollm3 import Message, RequestOptions, Tool, ToolCall, ToolChoice
+from notso.smollm3 import FixedPrefix, Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.messages.citations import add_document, cited_text
 from notso.web.api.messages.context_edits import Applied, ClearThinking, ContextManagement, edited
 from notso.web.api.messages.fields import (
@@ -53,6 +54,9 @@ from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.given_documents import NO_FILES, Files, GivenDocuments
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.port import ChatEngine
+
+PINNED_TTL = "1h"
+"""Life of a cache breakpoint whose prefix is pinned; others are cached as any prompt is."""
 
 # Name -> pattern. A line is removed only at the start of the system prompt and only if it matches completely.
 # Quantifiers are possessive, as clients control the text: there must be no backtracking.
@@ -153,7 +157,9 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
     given = _text(fields.system or "")
     system, ignored = (given, ()) if keep_volatile else without_volatile_lines(given)
     documents = GivenDocuments()
-    messages = documents.asking(tuple(_conversation(fields, system, documents, files)))
+    pins = Pins()
+    conversation = tuple(_conversation(fields, system, documents, files, pins))
+    messages = documents.asking(conversation)
     offered, choice = _offered(fields), fields.tool_choice
     asked = fields.output_config.format if fields.output_config else None
     return MessageRequest(
@@ -172,6 +178,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
                 strict_tools=strict_names((tool.name, tool.strict) for tool in offered),
                 grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
                 continue_last=messages[-1].role == "assistant",
+                prefix=None if fields.context_management else pins.prefix_of(conversation),
             )
         ),
         ignored=ignored,
@@ -224,16 +231,50 @@ def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None)
     return checked_choice("tool_choice", name, [tool.name for tool in offered])
 
 
-def _conversation(fields: CountFields, system: str, documents: GivenDocuments, files: Files) -> Iterator[Message]:
+@dataclass(slots=True)
+class Pins:
+    """The last breakpoint of a conversation whose prefix is to be kept for an hour, if any.
+
+    `characters` are those of its message that precede it.
+    """
+
+    message: Message | None = None
+    characters: int = 0
+
+    def see(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
+        """Note the last breakpoint among the blocks of a message, whose text ends with `parts`, joined by lines."""
+        for number, block in enumerate(blocks, start=1):
+            control = getattr(block, "cache_control", None)
+            if control is not None and control.ttl == PINNED_TTL:
+                self.message = message
+                self.characters = len(message.content) - len("\n".join(parts)) + len("\n".join(parts[:number]))
+
+    def prefix_of(self, messages: Sequence[Message]) -> FixedPrefix | None:
+        """Return the prefix up to the breakpoint as a reading of the request's owner."""
+        at = next((at for at, each in enumerate(messages) if each is self.message), None)
+        if at is None or self.characters <= 0:
+            return None
+        told = [(each.role, each.content) for each in messages[:at]]
+        told.append((messages[at].role, messages[at].content[: self.characters]))
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return FixedPrefix(at, self.characters, reading=digest[:32])
+
+
+def _conversation(
+    fields: CountFields, system: str, documents: GivenDocuments, files: Files, pins: Pins
+) -> Iterator[Message]:
     if system:
-        yield Message("system", system)
+        first = Message("system", system)
+        if not isinstance(fields.system, str | None):
+            pins.see(fields.system, [each.text for each in fields.system], first)
+        yield first
     asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
     management = fields.context_management or ContextManagement()
     clearing: ClearThinking | None = management.edit(ClearThinking)
     kept_turns = 1 if clearing is None else clearing.kept_turns
     kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
     for at, turn in enumerate(fields.messages):
-        yield from _turn(turn, documents, files, keeps_reasoning=at > kept_from)
+        yield from _turn(turn, documents, files, pins, keeps_reasoning=at > kept_from)
 
 
 def _asks(turn: AnyTurn) -> bool:
@@ -243,17 +284,19 @@ def _asks(turn: AnyTurn) -> bool:
     return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
 
 
-def _turn(turn: AnyTurn, documents: GivenDocuments, files: Files, *, keeps_reasoning: bool) -> Iterator[Message]:
+def _turn(
+    turn: AnyTurn, documents: GivenDocuments, files: Files, pins: Pins, *, keeps_reasoning: bool
+) -> Iterator[Message]:
     match turn:
         case SystemTurn():
             yield Message("system", _text(turn.content))
         case AssistantTurn():
             yield _assistant_message(turn, documents, keeps_reasoning)
         case UserTurn():
-            yield from _user_message(turn, documents, files)
+            yield from _user_message(turn, documents, files, pins)
 
 
-def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files) -> Iterator[Message]:
+def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins: Pins) -> Iterator[Message]:
     # Adjacent texts become one message; each tool result is a message of its own.
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
@@ -263,7 +306,10 @@ def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files) -> It
             yield from (_result(block, documents, files) for block in blocks if isinstance(block, ToolResultBlock))
         else:
             texts = [block for block in blocks if not isinstance(block, ToolResultBlock)]
-            yield Message("user", _text(texts, documents, files))
+            parts = _parts(texts, documents, files)
+            message = Message("user", "\n".join(parts))
+            pins.see(texts, parts, message)
+            yield message
 
 
 def _assistant_message(turn: AssistantTurn, documents: GivenDocuments, keeps_reasoning: bool) -> Message:
@@ -293,8 +339,14 @@ def _text(
     documents: GivenDocuments | None = None,
     files: Files = NO_FILES,
 ) -> str:
-    if isinstance(content, str):
-        return content
+    return content if isinstance(content, str) else "\n".join(_parts(content, documents, files))
+
+
+def _parts(
+    content: Sequence[TextBlock | ToolReference | DocumentBlock | SearchResultBlock],
+    documents: GivenDocuments | None,
+    files: Files,
+) -> list[str]:
     parts = []
     for block in content:
         match block:
@@ -304,4 +356,4 @@ def _text(
                 parts.append(FOUND_TOOL.format(name=block.tool_name))
             case _ if documents is not None:
                 parts.append(f"{add_document(documents, block, files)}\n")
-    return "\n".join(parts)
+    return parts

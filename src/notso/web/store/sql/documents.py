@@ -225,7 +225,7 @@ class SQLDocuments:
 
     async def text(self, owner: str, document_id: str) -> DocumentText | None:
         def work(db: Database) -> DocumentText | None:
-            return _text(db, document_id) if _some(db, owner, [document_id]) else None
+            return text_of(db, document_id) if _some(db, owner, [document_id]) else None
 
         return await self._look(work, owner)
 
@@ -343,7 +343,7 @@ class SQLDocuments:
 
 def index_again(db: Database, document_id: str) -> None:
     """Write the words of a document that was copied from another database."""
-    held = _text(db, document_id)
+    held = text_of(db, document_id)
     if held is not None:
         _add_words(db, document_id, index_of(held.text, held.pages))
 
@@ -356,7 +356,7 @@ def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage
     if not message.citations:
         return message
     readable = {each.id: each for each in _some(db, owner, [each.document for each in message.citations])}
-    texts = {each: found for each in readable if (found := _text(db, each)) is not None}
+    texts = {each: found for each in readable if (found := text_of(db, each)) is not None}
     revisions = {each: revision_of(found.text) for each, found in texts.items()}
     marks = {each.start: each for each in marks_in(message.content)}
     kept = []
@@ -422,7 +422,7 @@ def _found(
     found = (Row(row["word"], row["document"], row["sha256"], bytes(row["places"])) for row in rows)
     best = ranked(found, int(totals["passages"]), int(totals["words"]))[:limit]
     known = {each.id: each for each in _some(db, owner, [document for document, _, _ in best])}
-    texts = {each: _text(db, each) for each in known}
+    texts = {each: text_of(db, each) for each in known}
     hits = []
     for document, number, score in best:
         text = texts[document]
@@ -500,7 +500,8 @@ def _documents(db: Database, sql: str, parameters: tuple[str, ...]) -> list[Stor
     return [StoredDocument(**row) for row in db.execute(sql, parameters)]
 
 
-def _text(db: Database, document_id: str) -> DocumentText | None:
+def text_of(db: Database, document_id: str) -> DocumentText | None:
+    """Return the text of a document that is ready."""
     row = db.execute(
         "SELECT text, pages, passages FROM document_texts WHERE document_id = ?", (document_id,)
     ).fetchone()

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import MOST_TRIES, ChatBase, Damage, Heartbeat, Orphan, StoredMessage, WholeChat
 from notso.web.store.sql.database import Database, Rows, Value
+from notso.web.store.sql.documents import text_of
 from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
@@ -255,29 +257,48 @@ class SQLiteStore(SQLStore):
             self._lock.release()
 
 
-def whole_chats(copy: Path) -> Iterator[WholeChat]:
-    """Yield all chats of all owners, oldest first, except temporary and deleted ones.
-
-    Raises StorageError, also for another schema version.
-    """
+@contextlib.contextmanager
+def _opened_copy(copy: Path) -> Iterator[sqlite3.Connection]:
     db = open_reader(copy)
     try:
         with storage_errors():
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version != SCHEMA_VERSION:
                 raise StorageError("the conversations were written by another version of notso")
-            defaults = {row["owner"]: json.loads(row["settings"]) for row in db.execute("SELECT * FROM preferences")}
-            chats = db.execute(
-                "SELECT * FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
-            ).fetchall()
-            for row in chats:
-                messages = db.execute(
-                    "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
-                )
-                owned = ChatBase(defaults.get(row["owner"], {}))
-                yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
+            yield db
     finally:
         db.close()
+
+
+def whole_chats(copy: Path) -> Iterator[WholeChat]:
+    """Yield all chats of all owners, oldest first, except temporary and deleted ones.
+
+    Raises StorageError, also for another schema version.
+    """
+    with _opened_copy(copy) as db:
+        defaults = {row["owner"]: json.loads(row["settings"]) for row in db.execute("SELECT * FROM preferences")}
+        chats = db.execute(
+            "SELECT * FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
+        ).fetchall()
+        for row in chats:
+            messages = db.execute(
+                "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
+            )
+            owned = ChatBase(defaults.get(row["owner"], {}))
+            yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
+
+
+def whole_documents(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
+    """Yield the names and texts of an owner's library, oldest first. Raises StorageError."""
+    with _opened_copy(copy) as db:
+        rows = db.execute(
+            "SELECT documents.id, documents.name FROM documents JOIN libraries ON libraries.id = library_id"
+            " WHERE libraries.owner = ? AND libraries.name = ? ORDER BY documents.created_ms, documents.id",
+            (owner, library),
+        ).fetchall()
+        for row in rows:
+            if (text := text_of(SQLiteDatabase(db), row["id"])) is not None:
+                yield row["name"], text
 
 
 def back_up(folder: Path, target: Path) -> None:

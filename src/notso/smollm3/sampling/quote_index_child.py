@@ -1,0 +1,77 @@
+"""Indexing a long text in a confined process, which keeps its memory and its time out of this one."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import tempfile
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import numpy as np
+
+from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Places, QuoteIndex, QuoteLimits
+from notso.system.confinement import Child, ConfinedWorkError, Limits, serve_one
+
+PROGRAM = "from notso.smollm3.sampling.quote_index_child import main; main()"
+MIB = 1 << 20
+LIMITS = Limits(cpu_s=120, memory_bytes=4096 * MIB, wall_s=600, answer_bytes=512 * MIB)
+
+_TYPES = (np.int32, np.uint16, np.uint16, np.int32)
+
+
+def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
+    """Return the places of a text, in a file without a name that is mapped for reading. Raises ConfinedWorkError."""
+    request = request_of(text, limits, barred, escaped=escaped)
+    child = Child(["-c", PROGRAM], request, LIMITS)
+    try:
+        with tempfile.TemporaryFile() as file:
+            for piece in child.pieces():
+                file.write(piece)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ConfinedWorkError(f"its result cannot be kept: {error.strerror}") from None
+    finally:
+        child.kill()
+    return unpacked(mapped, len(request))
+
+
+def main() -> None:
+    """Write the places of the text on stdin."""
+    work(request_of("What is used is loaded before everything is forbidden. " * 40, PROSE, [CLOSE], escaped=True))
+    serve_one(work, LIMITS)
+
+
+def request_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
+    """Return what the child reads."""
+    given = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
+    head = json.dumps(given).encode()
+    return b"".join((len(head).to_bytes(4, "big"), head, text.encode("utf-8", "surrogatepass")))
+
+
+def work(request: bytes) -> bytes:
+    """Return the packed places of the text in a request."""
+    size = 4 + int.from_bytes(request[:4], "big")
+    given = json.loads(request[4:size])
+    barred = [bytes.fromhex(each) for each in given["barred"]]
+    text = request[size:].decode("utf-8", "surrogatepass")
+    places = QuoteIndex(text, QuoteLimits(*given["limits"]), barred, escaped=given["escaped"]).places
+    counts = np.array([len(places.starts), len(places.ends)], np.int64)
+    return b"".join(each.tobytes() for each in (counts, places.starts, places.ends, places.shortest, places.longest))
+
+
+def unpacked(data: mmap.mmap | bytes, size: int) -> Places:
+    """Return the places in an answer about a text of `size` bytes. Raises ConfinedWorkError if they cannot be its."""
+    if len(data) < 16:
+        raise ConfinedWorkError("it sent an invalid result")
+    starts, ends = (int(each) for each in np.frombuffer(data, np.int64, 2))
+    if min(starts, ends) < 0 or max(starts, ends) > 6 * size or len(data) != 16 + 8 * starts + 4 * ends:
+        raise ConfinedWorkError("it sent an invalid result")
+    at = 16 + 4 * (starts + ends)
+    return Places(
+        np.frombuffer(data, np.int32, starts, 16),
+        np.frombuffer(data, np.uint16, starts, at),
+        np.frombuffer(data, np.uint16, starts, at + 2 * starts),
+        np.frombuffer(data, np.int32, ends, 16 + 4 * starts),
+    )

@@ -1,0 +1,118 @@
+"""Training rows that teach a model to quote a document first and then to answer, made from the document itself.
+
+Prompts are those of chats with documents: a part of the document, or passages that a search could find. The answer
+quotes a sentence of it, and answers from the sentence; or it says that nothing mentions what was asked about.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from notso.documents.citations import QUOTE_FIRST, quotable, revision_of
+from notso.documents.passages import Passage
+from notso.web.store.documents import DocumentText
+from notso.web.store.protocol import Attachment
+from notso.web.turns.attachments import with_attachments
+from notso.web.turns.documents import PASSAGES_FOLLOW
+
+LEAST_WORDS, MOST_WORDS = 6, 40
+"""Of a quoted sentence; a quotation has at most 60 words."""
+SHOWN = 3
+"""Passages of the document in a prompt."""
+ABSENT_EVERY = 5
+"""Of so many questions, one asks about what is not in the passages."""
+GAP = "____"
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\n+")
+_WORD = re.compile(r"\w[\w'’-]*\w")
+
+
+def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[str, Any]]:
+    """Yield up to `most` rows of a document, the same ones for the same text. Texts without sentences have none."""
+    rng = random.Random(f"{name} {revision_of(document.text)}")
+    sentences = [
+        (at, sentence)
+        for at, passage in enumerate(document.passages)
+        for sentence in _sentences(document.text[passage.start : passage.end])
+    ]
+    rng.shuffle(sentences)
+    number = 0
+    for at, sentence in sentences:
+        others = [each for each in range(len(document.passages)) if each != at]
+        chosen = sorted([at, *rng.sample(others, min(SHOWN - 1, len(others)))])
+        asked = _question(sentence, rng)
+        if asked is None:
+            continue
+        question, answer = asked
+        answer = f"[[1: {sentence}]]\n\n{answer}"
+        if number % ABSENT_EVERY == ABSENT_EVERY - 1 and others:
+            chosen = sorted(rng.sample(others, min(SHOWN, len(others))))
+            shown = quotable(" ".join(_shown(document, chosen))).casefold()
+            subject = _subject(sentence, rng)
+            if subject.casefold() in shown:
+                continue
+            question, answer = _about(subject), f"[[none]]\n\nNothing here mentions “{subject}”."
+        number += 1
+        head = _head(name, document, chosen, whole=number % 2 == 0)
+        content = "\n\n".join([head, question, QUOTE_FIRST])
+        yield {
+            "messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}],
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+        if number == most:
+            return
+
+
+def _head(name: str, document: DocumentText, chosen: Sequence[int], *, whole: bool) -> str:
+    if whole:
+        return with_attachments("", (Attachment(name, "\n\n".join(_shown(document, chosen))),))
+    parts = []
+    for at, shown in zip(chosen, _shown(document, chosen), strict=True):
+        page = f", page {document.passages[at].page}" if len(document.pages) > 1 else ""
+        parts.append(f"[{name}{page}]\n{shown}")
+    return "\n\n".join([PASSAGES_FOLLOW.format(documents="the document"), *parts])
+
+
+def _shown(document: DocumentText, chosen: Sequence[int]) -> list[str]:
+    def text_of(passage: Passage) -> str:
+        return document.text[passage.start : passage.end]
+
+    return [text_of(document.passages[each]) for each in chosen]
+
+
+def _sentences(passage: str) -> Iterator[str]:
+    """Yield the sentences of a passage that can be quoted, as they are quoted."""
+    for part in _SENTENCE_END.split(passage):
+        sentence = quotable(part).strip()
+        is_whole = sentence[:1].isalnum() and sentence[-1:] in ".!?"
+        if is_whole and "]" not in sentence and LEAST_WORDS <= len(_WORD.findall(sentence)) <= MOST_WORDS:
+            yield sentence
+
+
+def _question(sentence: str, rng: random.Random) -> tuple[str, str] | None:
+    """Return a question that the sentence answers, and the answer."""
+    words = [each for each in _WORD.finditer(sentence) if each.start() > 0 and len(each[0]) > 3]
+    if not words:
+        return None
+    if rng.random() < 0.5:
+        return _about(_subject(sentence, rng)), sentence
+    numbers = [each for each in _WORD.finditer(sentence) if any(map(str.isdigit, each[0])) and each.start() > 0]
+    gap = rng.choice(numbers or words)
+    blanked = f"{sentence[: gap.start()]}{GAP}{sentence[gap.end() :]}"
+    return f"Which word is missing? “{blanked}”", gap[0]
+
+
+def _subject(sentence: str, rng: random.Random) -> str:
+    """Return two neighboring words of a sentence, the longer ones more often."""
+    words = list(_WORD.finditer(sentence))
+    pairs = list(itertools.pairwise(words))
+    first, second = rng.choices(pairs, [len(a[0]) * len(b[0]) for a, b in pairs])[0]
+    return sentence[first.start() : second.end()]
+
+
+def _about(subject: str) -> str:
+    return f"What do the documents say about “{subject}”?"
