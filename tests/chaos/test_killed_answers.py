@@ -152,9 +152,8 @@ def kill_repeatedly(folder: Path, number: int) -> Killed:
     for place in places(rng, has_call=number % len(QUESTIONS) < 2):
         server = Server(folder, place)
         try:
-            if not chat:
-                chat = server.ask(question, seed=number)
-                generation = server.generation(chat)
+            chat = chat or server.ask(question, seed=number)
+            generation = generation or server.generation(chat)
             ended = server.follow(generation) if generation else "done"
         except httpx.HTTPError:
             assert chat, "it died before the question was stored"
@@ -203,12 +202,12 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -
 @pytest.mark.long("chaos")
 @pytest.mark.timeout(0 if LONG else 600)
 def test_an_answer_moves_between_replicas_before_its_readers(
-    tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer
+    tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer, ledger: Ledger
 ) -> None:
     """Three replicas on PostgreSQL and Valkey; the one that writes is killed, readers of another see one stream."""
     answers = int(os.environ.get("KILLED_ANSWERS", 20 if LONG else 3))
     shared = (postgres.new_database(), valkey.url)
-    differing = 0
+    differing = list[str]()
     others = [Server(tmp_path / f"other {number}", "", *shared) for number in range(2)]
     try:
         for number in range(answers):
@@ -232,8 +231,17 @@ def test_an_answer_moves_between_replicas_before_its_readers(
             state, html = reading[0]
             shown = unescape(re.sub("<[^>]*>", "", html.rpartition("</details>")[2]))
             is_whole = state == "done" and "".join(text.split()).endswith("".join(shown.split())) and shown.strip()
-            differing += not is_whole or text != others[1].text(undisturbed)
+            expected = others[1].text(undisturbed)
+            if not is_whole or text != expected:
+                differing.append(f"{number}: {state}, shown {shown!r}, {text!r} for {expected!r}")
+            print(f"answer {number}: {differing[-1] if differing else 'equal'}", flush=True)
     finally:
         for each in others:
             each.end()
-    assert not differing
+    ledger.note(
+        "cluster",
+        "An answer whose replica is killed",
+        f"kill -9 of the one of three replicas that writes, in {answers} answers: another one writes on, a reader of a"
+        " third misses and repeats nothing, and the text is the undisturbed one",
+        len(differing),
+    )

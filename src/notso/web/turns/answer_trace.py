@@ -75,7 +75,7 @@ class TraceRecorder:
         """Add the run of `request`, which continues `message`."""
         at = len(message.content), len(message.reasoning), len(message.tool_uses)
         run = AnswerRun(packed(request.params), *at, hurry=hurry, is_apart=is_apart)
-        tries = self.trace.tries if self._is_counted else 0
+        tries = int(self._is_counted) if self.trace.runs else self.trace.tries
         self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=tries)
 
     def take(self, event: Event) -> None:

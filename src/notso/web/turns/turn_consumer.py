@@ -282,6 +282,13 @@ class TurnConsumer:
             if saving is not None:
                 await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
+                if self._recorder is not None and self._recorder.is_retrying:
+                    # The first further token is on disk before what follows it, which may end the process again.
+                    first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
+                    self.take(events[:first])
+                    if first:
+                        await self._save_partial()
+                    events = events[first:]
                 self.take(events)
         except NotsoError as error:
             self._failure = error

@@ -404,6 +404,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         names={"response_format": said_by},
         hints=hints_of(fields, body),
         stream=bool(fields.stream),
+        keep_stream=bool(fields.store),
         fresh=fields.cache_prompt is False,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         return_progress=bool(fields.return_progress),
