@@ -73,7 +73,7 @@ class OpenResponse:
     created_ms: int
     tries: int = 0
     path: str = "/v1/responses"
-    headers: str = "[]"
+    headers: str = "{}"
     conversation: str = ""
     progress: str = ""
 

@@ -392,7 +392,7 @@ MIGRATIONS: tuple[str, ...] = (
     # 15: responses that continue with the tokens so far, also streams of named conversations.
     """
     ALTER TABLE open_responses ADD COLUMN path TEXT COLLATE "C" NOT NULL DEFAULT '/v1/responses';
-    ALTER TABLE open_responses ADD COLUMN headers TEXT COLLATE "C" NOT NULL DEFAULT '[]';
+    ALTER TABLE open_responses ADD COLUMN headers TEXT COLLATE "C" NOT NULL DEFAULT '{}';
     ALTER TABLE open_responses ADD COLUMN conversation TEXT COLLATE "C" NOT NULL DEFAULT '';
     ALTER TABLE open_responses ADD COLUMN progress TEXT COLLATE "C" NOT NULL DEFAULT '';
     """,
