@@ -29,7 +29,7 @@ from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.web.values.ids import new_id
 
-ANSWERS, KILLS = (100, 6) if LONG else (1, 2)
+ANSWERS, KILLS = (100, 7) if LONG else (1, 2)
 ANSWERS, KILLS = (
     int(os.environ.get(f"KILLED_{name}", usual)) for name, usual in (("ANSWERS", ANSWERS), ("KILLS", KILLS))
 )
