@@ -31,7 +31,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 class RayCluster:
     """Replicas with one thread each."""
 
-    def __init__(self, folder: Path, replicas: int = 2) -> None:
+    def __init__(self, folder: Path, replicas: int = 2, **environment: str) -> None:
         if not HAS_RAY:
             pytest.skip(NO_RAY)
         if VALKEY is None:
@@ -51,6 +51,7 @@ class RayCluster:
             "DATABASE_URL": self.database,
             "VALKEY_URL": valkey.url,
             "NOTSO_DATA_DIR": str(folder / "data"),
+            **environment,
         }
         self._options = ["--replicas", str(replicas), "--per-machine", str(replicas), "--port", str(self.port)]
         self._options += ["--threads", "1", "--json"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 from smollm3.engine.test_replay import OPTIONS, PARAMS, Written, asked, write
 
-from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
-from notso.smollm3.engine.receipts import _hash, sealed
+from notso.smollm3 import Engine, InvalidRequestError, Message, ModelError, RequestOptions, SamplingParams
+from notso.smollm3.engine.receipts import ReceiptCheck, _hash, sealed
 from notso.smollm3.engine.request import ids_digest
 
 
@@ -115,6 +117,39 @@ def test_another_seed_or_parameter_is_found_where_it_draws_another_token(engine:
         told = copy.deepcopy(receipt) | {"seed": other.seed}
         told["sampling"] = {"temperature": other.temperature, "top_p": other.top_p}
         assert engine.check_receipt(signed_again(told)).place == place
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1 << 70,
+    1.5,
+    float("nan"),
+    "x",
+    "0" * 64,
+    [],
+    [[]],
+    [1 << 70],
+    [-1],
+    {},
+    {"a": 1},
+)
+
+
+def test_fields_of_any_kind_are_refused_or_judged(engine: Engine) -> None:
+    """Whatever stands in a receipt whose hashes fit: a check ends, and with no other error than the two it may have."""
+    receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=9), OPTIONS["strict tools"])
+    fields = [(name,) for name in receipt if name != "digest"]
+    fields += [(part, name) for part in receipt if isinstance(receipt[part], dict) for name in receipt[part]]
+    for (*parts, name), value in itertools.product(fields, ODD):
+        odd = copy.deepcopy(receipt)
+        (odd[parts[0]] if parts else odd)[name] = value
+        if parts == ["options"] and name != "sha256":
+            odd["options"]["sha256"] = _hash({key: odd["options"][key] for key in odd["options"] if key != "sha256"})
+        odd.pop("digest")
+        with contextlib.suppress(ModelError):
+            assert isinstance(engine.check_receipt(odd | {"digest": _hash(odd)}), ReceiptCheck)
 
 
 def test_what_is_no_receipt_is_refused(engine: Engine) -> None:

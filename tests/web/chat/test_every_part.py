@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,33 @@ def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> No
     answer = server.finished(asked)
     assert answer.state == "stopped" and "Sum" not in answer.content
     assert len(engine.requests) <= 5, "no more parts were asked"
+
+
+def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+        if "This is part 1 of" not in messages[-1].content:
+            begun.set()
+            assert go_on.wait(60)
+        return counting(messages, thinking)
+
+    server = start(ScriptedEngine(script)).ready()
+    found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
+    fields = {"text": "How many?", "key": submit.new_id(), "every": "on"}
+    fields |= {"file-1-name": "x", "file-1-document": found["id"]}
+    chat_id = server.client.post("/chats", data=fields).headers["location"].rpartition("/")[2]
+    asked = server.last(chat_id)
+    assert begun.wait(60)
+    shutil.copytree(tmp_path / "data", tmp_path / "left", ignore=shutil.ignore_patterns("*lock*"))
+    go_on.set()
+    whole = server.finished(asked)
+    engine = ScriptedEngine(counting)
+    again = start(engine, data_dir=tmp_path / "left").ready()
+    answer = again.finished(asked)
+    assert (answer.state, answer.content) == ("done", whole.content) and "**Sum: 9**" in whole.content
+    seeds = {each.params.seed for each in engine.requests}
+    assert seeds == {each.params.seed for each in server.shared.engine.default.engine.requests} and None not in seeds
 
 
 def test_every_part_needs_documents_and_not_too_many(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,11 +85,26 @@ def test_a_version_goes_on_from_a_token_and_reads_little_again(served: Any, engi
 def test_a_form_without_a_token_is_refused_and_an_edited_answer_has_none(served: Any) -> None:
     asked = served.ask("Hello")
     served.finished(asked)
-    for fields in ({"at": "1"}, {"at": "1", "token": "5", "text": "x"}, {"token": "5"}, {"at": "x", "token": "5"}):
+    places = ("x", "-1", "100000", "9" * 30, "1.0", "\u0661")
+    odd = (
+        {"at": "1"},
+        {"at": "1", "token": "5", "text": "x"},
+        {"token": "5"},
+        *({"at": at, "token": "5"} for at in places),
+    )
+    for fields in (
+        *odd,
+        {"at": "1", "token": "5", "run": "7"},
+        {"at": "1", "token": "-5"},
+        {"at": "1", "text": "x" * 1001},
+    ):
         answer = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), **fields})
         assert answer.status_code == 400, fields
     gone = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": "1", "token": "99999999"})
     assert gone.status_code == 409
+    for path in (f"/chats/{new_id()}/messages/{asked.message_id}", f"/chats/{asked.chat_id}/messages/{new_id()}"):
+        answer = served.client.post(f"{path}/fork", data={"key": new_id(), "at": "1", "token": "5"})
+        assert answer.status_code == 404, "of another chat, or another person's"
     served.client.post(f"{path_of(asked)}/edit", data={"text": "mine"})
     assert served.client.get(f"{path_of(asked)}/tokens").status_code == 409
     assert served.client.get(f"{path_of(asked)}/receipt").status_code == 409
@@ -104,3 +120,24 @@ def test_a_receipt_of_the_page_holds_for_each_request_of_the_answer(served: Any,
     assert engine.check_receipt(sealed, answer.json()).problem == "" and "secret" not in json.dumps(sealed)
     (run,) = trace_of(served, asked).runs
     assert answer.json()["answer"]["ids"] == list(run.ids)
+
+
+def test_an_answer_that_is_being_written_has_no_versions_yet(served: Any, engine: Engine) -> None:
+    step, may_go_on = engine._core._step, threading.Event()
+
+    def waiting() -> None:
+        if any(each.output.tokens >= 3 for each in engine._core._requests.values()):
+            assert may_go_on.wait(60)
+        step()
+
+    engine._core._step = waiting  # type: ignore[method-assign]
+    try:
+        asked = served.ask("Hello again")
+        for path in ("tokens", "receipt"):
+            assert served.client.get(f"{path_of(asked)}/{path}").status_code == 409
+        answer = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": "1", "token": "5"})
+        assert answer.status_code == 409
+    finally:
+        may_go_on.set()
+        engine._core._step = step  # type: ignore[method-assign]
+    assert served.finished(asked).state == "done"

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from typing import Any
 
 from notso.qtensor import GGUFFile
@@ -206,8 +207,9 @@ class Redraw:
                 return self._differ(at, f"token {at} is said to end the reasoning, which is over")
             request.close_reasoning()
             written = request.sequence.tokens[self._first + 1 + at :]
-            if written != list(ids[at : at + len(written)]):
-                self._differ(at, f"token {at} is said to end the reasoning, and does not")
+            for place, (token, told) in enumerate(zip_longest(written, ids[at : at + len(written)]), at):
+                if token != told:
+                    return self._differ(place, f"token {place} is said to end the reasoning, and does not")
             return None
         token = request.draw(row)
         if token != ids[at]:

@@ -125,6 +125,7 @@ MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 100
 _LEADING_MARK = re.compile(r"(#{1,6}|>|[-*+])\s+")
 MAX_SUMMARY_TOKENS = 512
+TAKE_UP_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 async def ask(
@@ -153,11 +154,12 @@ async def ask(
             choice = await chosen_model(*models_of(services), view.settings.model)
             asked = view.with_question(user_message)
             request, _ = await request_in(services, owner, asked, choice)
-            parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
             answer = replace(_new_message(chat), model=_model_name(services, choice))
             request = traced(request, answer.generation_id)
+            parts = await _every_part(services, owner, asked, request) if "every" in fields else ()
             prepared = None if parts else await _reserved(services, running, request, asked)
-            turn = NewTurn(user_message, answer, _key(fields), instead_of, last)
+            trace = AnswerTrace((), view.settings.model, every=bool(parts))
+            turn = NewTurn(user_message, answer, _key(fields), instead_of, last, trace)
             new = chat if is_new else None
             accepted, view = await _begin(
                 services,
@@ -166,6 +168,7 @@ async def ask(
                 turn.assistant_message,
                 running,
                 lambda: services.shared.store.add_turn(owner, turn, new),
+                trace,
                 choice=choice,
                 prepared=prepared,
                 parts=parts,
@@ -219,7 +222,8 @@ async def add_version(
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), view.settings.model)
         answer = replace(_new_message(view.chat), model=_model_name(services, choice))
-        new = NewMessage(answer, message.parent_id, key)
+        trace = AnswerTrace((), view.settings.model, own=own)
+        new = NewMessage(answer, message.parent_id, key, trace)
         request, _ = await request_in(services, owner, view, choice)
         prepared = await _reserved(services, running, traced(request, answer.generation_id), view)
         return await _begin(
@@ -229,9 +233,9 @@ async def add_version(
             new.assistant_message,
             running,
             lambda: services.shared.store.add_message(owner, new),
+            trace,
             choice=choice,
             prepared=prepared,
-            own=own,
         )
 
 
@@ -271,6 +275,7 @@ async def write_on(
             request, _ = await request_in(services, owner, view, choice)
             request = next_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _reserved(services, running, traced(request, generation_id), view)
+        trace = AnswerTrace((), view.settings.model, hurry=hurry)
         return await _begin(
             services,
             owner,
@@ -278,11 +283,11 @@ async def write_on(
             assistant_message,
             running,
             lambda: services.shared.store.resume_message(
-                owner, view.chat.id, message.id, generation_id, through=through
+                owner, view.chat.id, message.id, generation_id, through=through, trace=trace
             ),
+            trace,
             choice=choice,
             prepared=prepared,
-            hurry=hurry,
         )
 
 
@@ -310,7 +315,15 @@ async def fork(
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), trace.model)
         await services.toolbox.ready(view.settings.tool_names)
-        new = NewMessage(replace(_new_message(view.chat), model=message.model), message.parent_id, key)
+        forked = AnswerTrace((*trace.runs[:number], run), trace.model)
+        answer = replace(
+            _new_message(view.chat),
+            model=message.model,
+            content=begun.content,
+            reasoning=begun.reasoning,
+            tool_uses=begun.tool_uses,
+        )
+        new = NewMessage(answer, message.parent_id, key, forked)
         request, offer = await request_in(services, owner, view, choice)
         request = traced(request, new.assistant_message.generation_id)
         keep = view.settings.keep_thinking
@@ -321,13 +334,7 @@ async def fork(
             if accepted.repeated:
                 running.close()
                 return accepted, view
-            begun = replace(
-                accepted.assistant_message,
-                content=begun.content,
-                reasoning=begun.reasoning,
-                tool_uses=begun.tool_uses,
-            )
-            forked = AnswerTrace((*trace.runs[:number], run), trace.model)
+            begun = accepted.assistant_message
             turn = Turn(begun, request, offer, keep, left_out=view.left_out, model=trace.model, trace=forked)
             services.turns.start(turn, running)
     return accepted, view
@@ -349,7 +356,8 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     if not shown or shown[-1].kind == "summary" or not said:
         raise Problem(400, words["error_nothing_to_summarize"])
     assistant_message = new_summary(chat)
-    new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
+    trace = AnswerTrace((), settings.model)
+    new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id(), trace)
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
         choice = await chosen_model(*models_of(services), settings.model)
         await services.toolbox.ready(settings.tool_names)
@@ -361,7 +369,8 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
             return accepted, view
         view = view.after(accepted) or await read_branch(services, owner, chat.id, accepted.user_message.id)
         request = traced(await summary_request(services, owner, view, choice), assistant_message.generation_id)
-        turn = Turn(accepted.assistant_message, request, left_out=view.left_out, model=settings.model)
+        answer = accepted.assistant_message
+        turn = Turn(answer, request, left_out=view.left_out, model=settings.model, trace=trace)
         services.turns.start(turn, running, prepared)
     return accepted, view
 
@@ -445,11 +454,10 @@ async def _begin(
     assistant_message: StoredMessage,
     running: RunningRequest,
     store: StoreCall,
+    trace: AnswerTrace,
     *,
     choice: ModelChoice,
     prepared: Prepared | None = None,
-    hurry: bool = False,
-    own: Mapping[str, SettingValue] | None = None,
     parts: tuple[Part, ...] = (),
 ) -> Submitted:
     _check_admission(services)  # again: the state may have changed during measuring
@@ -460,7 +468,7 @@ async def _begin(
         else:
             question = accepted.user_message
             view = view.after(accepted) or await read_branch(services, owner, question.chat_id, question.id)
-            view = _with_settings(view, own)
+            view = _with_settings(view, trace.own)
             await services.toolbox.ready(view.settings.tool_names)
             request, offer = await request_in(services, owner, view, choice)
             if not parts:
@@ -472,9 +480,10 @@ async def _begin(
                 offer,
                 view.settings.keep_thinking,
                 parts,
-                hurry and in_reasoning,
+                trace.hurry and in_reasoning,
                 left_out=view.left_out,
-                model=view.settings.model,
+                model=trace.model,
+                trace=trace,
             )
             services.turns.start(turn, running, prepared)
     return accepted, view
@@ -485,30 +494,43 @@ async def take_up(services: ChatServices, left: Orphan) -> None:
 
     What cannot be continued is interrupted.
     """
-    store, owner = services.shared.store, left.owner
     with services.turns.expecting(left.generation_id):
-        try:
-            message = await store.message(owner, left.chat_id, left.message_id)
-            if message is None or not message.active or services.shared.stopping:
-                return
+        for pause in (*TAKE_UP_RETRY_SECONDS, None):
             try:
-                turn = await _left_turn(services, owner, message)
-            except (Problem, ModelError) as error:
-                logger.warning("an answer cannot be continued: %s", error)
-                turn = None
-            if turn is None:
-                await store.save_message(replace(message, state="interrupted"), owner)
-            else:
-                services.turns.start(turn, services.shared.requests.open(owner))
-        except StorageError as error:  # the next message in the chat tries to interrupt it
-            logger.warning("an answer could not be continued: %s", error)
+                return await _take_up(services, left)
+            except StorageError as error:
+                logger.warning("an answer could not be continued: %s", error)
+                if pause is not None and not services.shared.stopping:
+                    await asyncio.sleep(pause)
+    # Now the next message in the chat tries to interrupt it.
+
+
+async def _take_up(services: ChatServices, left: Orphan) -> None:
+    store, owner = services.shared.store, left.owner
+    message = await store.message(owner, left.chat_id, left.message_id)
+    if message is None or not message.active or services.shared.stopping:
+        return
+    if message.generation_id != left.generation_id:
+        return
+    try:
+        turn = await _left_turn(services, owner, message)
+    except (Problem, ModelError) as error:
+        logger.warning("an answer cannot be continued: %s", error)
+        turn = None
+    if turn is None:
+        await store.save_message(replace(message, state="interrupted"), owner)
+        return
+    # The try is stored before anything else that may end the process.
+    await store.save_message(replace(message, state="running", renderer=0), owner, turn.trace)
+    services.turns.start(turn, services.shared.requests.open(owner))
 
 
 async def _left_turn(services: ChatServices, owner: str, message: StoredMessage) -> Turn | None:
     trace = await services.shared.store.trace(owner, message.id)
-    if trace is None or not trace.runs:
+    if trace is None:
         return None
     view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
+    view = _with_settings(view, trace.own)
     choice = await chosen_model(*models_of(services), trace.model)
     await services.toolbox.ready(view.settings.tool_names)
     offer: ToolOffer | None = None
@@ -516,17 +538,26 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
         request = await summary_request(services, owner, view, choice)
     else:
         request, offer = await request_in(services, owner, view, choice)
-    trace = replace(trace, resumes=trace.resumes + 1)
+    request = traced(request, message.generation_id)
+    parts: tuple[Part, ...] = ()
+    if trace.every and not trace.runs:  # each part is asked again, with the same seed
+        parts = await _every_part(services, owner, view, request)
+        request = replace(request, options=replace(request.options, token_ids=False))
+        message = replace(message, content="", reasoning="")
+    trace = replace(trace, resumes=trace.resumes + 1, tries=trace.tries + 1)
+    in_reasoning = bool(message.reasoning) and not message.content
     return Turn(
         message,
-        traced(request, message.generation_id),
+        request,
         offer,
         view.settings.keep_thinking,
-        hurry=trace.runs[-1].hurry,
+        parts,
+        trace.runs[-1].hurry if trace.runs else trace.hurry and in_reasoning,
         left_out=view.left_out,
         model=trace.model,
         trace=trace,
         log=TurnLog(trace.resumes * NUMBERS_OF_A_LOG),
+        is_taken_up=True,
     )
 
 

@@ -64,7 +64,10 @@ TABLES = (
     Table("responses", ("id", "owner", "previous_id", "body", "conversation", "created_ms", "input"), ("rowid",)),
     Table(
         "open_responses",
-        ("id", "owner", "body", "caller", "seed", "created_ms", "tries", "holder", "held_until_ms"),
+        (
+            *("id", "owner", "path", "headers", "body", "conversation", "caller", "seed", "created_ms", "progress"),
+            *("tries", "holder", "held_until_ms"),
+        ),
         ("id",),
     ),
     Table("api_files", ("id", "owner", "name", "purpose", "size", "created_ms", "expires_ms"), ("id",)),

@@ -206,9 +206,11 @@ class AnswerRun:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTrace:
-    """How an answer was written: its engine requests in order, and the setting `model` that they were sent with.
+    """How an answer was written: its engine requests in order, and what they were sent with besides the chat's
+    settings: the setting `model`, those `own` of this version (None: the chat's), whether `every` part of the documents
+    is asked, and whether the reasoning ends at once (`hurry`). An answer without requests has not begun.
 
-    An answer left by a process that ended is taken up by another, unless MOST_TRIES engines have begun it with its
+    An answer left by a process that ended is taken up by another, unless MOST_TRIES processes have begun it with its
     last token so far (`tries`). `resumes` counts how often it was taken up.
     """
 
@@ -216,6 +218,9 @@ class AnswerTrace:
     model: str | None = None
     tries: int = 0
     resumes: int = 0
+    own: Mapping[str, SettingValue] | None = None
+    every: bool = False
+    hurry: bool = False
 
 
 MOST_TRIES = 2
@@ -226,7 +231,8 @@ class NewTurn:
     """A question and its empty answer.
 
     `after` is the last message of the branch ('': empty chat, None: the chosen branch); the turn is refused if
-    that has continued. `instead_of` makes the question a sibling of another.
+    that has continued. `instead_of` makes the question a sibling of another. An answer without `trace` is not taken up
+    by another process.
     """
 
     user_message: StoredMessage
@@ -234,6 +240,7 @@ class NewTurn:
     idempotency_key: str
     instead_of: str | None = None
     after: str | None = None
+    trace: AnswerTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,7 @@ class NewMessage:
     assistant_message: StoredMessage
     after: str
     idempotency_key: str
+    trace: AnswerTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,11 +537,18 @@ class ChatStore(Protocol):
         """Store an empty answer after an existing message, which is returned as the question."""
 
     async def resume_message(
-        self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
+        self,
+        owner: str,
+        chat_id: str,
+        message_id: str,
+        generation_id: str,
+        *,
+        through: str | None = None,
+        trace: AnswerTrace | None = None,
     ) -> TurnAccepted | TurnRefused:
         """Queue a finished answer for continuation under a new generation.
 
-        Chooses the branch ending in `through` (None: one with the answer).
+        Chooses the branch ending in `through` (None: one with the answer). `trace` replaces that of the text so far.
         """
 
     async def edit_message(

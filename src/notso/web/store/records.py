@@ -53,14 +53,16 @@ class KeptAnswer:
     created_ms: int
 
 
-MOST_LEFT = 5
+MOST_LEFT, MOST_LEFT_BEGUN = 6, 2
 
 
 @dataclass(frozen=True, slots=True)
 class OpenResponse:
-    """A background response that has not ended: its request, who sent it (as JSON), and its seed.
+    """A response that has not ended and survives its process: its request, who sent it (as JSON), and its seed.
 
-    `tries` counts the processes that left it; after MOST_LEFT it is given up.
+    `headers` and `progress`, its tokens so far, are JSON; `conversation` is that of X-Conversation-Id. `tries` counts
+    the processes that left it without a further token. It is given up after MOST_LEFT of them, or after
+    MOST_LEFT_BEGUN if the engine had begun.
     """
 
     id: str
@@ -70,10 +72,14 @@ class OpenResponse:
     seed: int
     created_ms: int
     tries: int = 0
+    path: str = "/v1/responses"
+    headers: str = "{}"
+    conversation: str = ""
+    progress: str = ""
 
     @property
     def is_given_up(self) -> bool:
-        return self.tries > MOST_LEFT
+        return self.tries >= (MOST_LEFT_BEGUN if self.progress else MOST_LEFT)
 
 
 class ApiRecords(Protocol):
@@ -123,6 +129,12 @@ class ApiRecords(Protocol):
         """Store a response that has begun, leased to `holder`."""
 
     async def open_response(self, owner: str, response_id: str) -> OpenResponse | None: ...
+
+    async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
+        """Return the latest response of a named conversation."""
+
+    async def note_progress(self, response_id: str, holder: str, progress: str, *, is_further: bool) -> None:
+        """Store the tokens of a response that the process still holds. `is_further`: they are more than it took up."""
 
     async def renew_open_responses(self, holder: str, now_ms: int) -> None:
         """Renew the leases of a process."""

@@ -34,10 +34,14 @@ def request_of(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_t
 
 
 class TraceRecorder:
-    """Records the trace of one answer while it is written. `trace`: of an answer that is continued."""
+    """Records the trace of one answer while it is written.
 
-    def __init__(self, trace: AnswerTrace | None, model: str | None = None) -> None:
-        self.trace = trace or AnswerTrace((), model)
+    `is_counted`: this process is counted among the tries already, as are all that take up an answer of another.
+    """
+
+    def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:
+        self.trace = trace
+        self._is_counted = is_counted
 
     @property
     def last(self) -> AnswerRun:
@@ -58,22 +62,29 @@ class TraceRecorder:
         return self.trace.tries > 1
 
     @property
+    def is_within_run(self) -> bool:
+        """Whether what follows belongs to the last run, which is sent again, and not to another."""
+        return bool(self.trace.runs) and self.last.finish != "tool_calls"
+
+    @property
     def may_go_on(self) -> bool:
-        """Whether the last run can be sent again."""
-        return bool(self.trace.runs) and self.last.finish != "tool_calls" and self.trace.tries < MOST_TRIES
+        """Whether another engine may go on with the last run."""
+        return self.is_within_run and self.trace.tries < MOST_TRIES
 
     def begin(self, request: Request, message: StoredMessage, *, hurry: bool, is_apart: bool) -> None:
         """Add the run of `request`, which continues `message`."""
         at = len(message.content), len(message.reasoning), len(message.tool_uses)
         run = AnswerRun(packed(request.params), *at, hurry=hurry, is_apart=is_apart)
-        self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=0)
+        tries = int(self._is_counted) if self.trace.runs else self.trace.tries
+        self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=tries)
 
     def take(self, event: Event) -> None:
         """Record an event of the engine."""
         match event.kind:
             case "started":
                 self._change(origin=event.origin, limit=event.limit)
-                self.trace = replace(self.trace, tries=self.trace.tries + 1)
+                self.trace = replace(self.trace, tries=self.trace.tries + (not self._is_counted))
+                self._is_counted = False
             case "tokens":
                 ids = self.last.ids
                 closed_at = (*self.last.closed_at, len(ids)) if event.is_forced else self.last.closed_at

@@ -78,6 +78,7 @@ async def document_parts(
             base.options,
             thinking=False,
             tools=None,
+            token_ids=False,
             date=date.fromisoformat(document.reading_day),
             prefix=FixedPrefix(0, len(head), scope, reading),
             # In all parts, the document has the same number, which its other documents only take up.

@@ -23,10 +23,11 @@ class Turn:
     hurry: bool = False  # end interrupted reasoning at once
     left_out: int = 0  # messages that no prompt has room for
     model: str | None = None  # setting that chose the model
-    trace: AnswerTrace | None = None  # of an answer that another process began
+    trace: AnswerTrace | None = None  # as it is stored
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # by a user
     interrupted: bool = False  # by shutdown of the server or engine
+    is_taken_up: bool = False  # from another process
     is_left: bool = False  # to the next process
 
     @property

@@ -58,10 +58,11 @@ class TurnConsumer:
         prepared: Prepared | None,
     ) -> None:
         self.turn = turn
-        self._recorder = TraceRecorder(turn.trace, turn.model) if turn.request.options.token_ids else None
-        left = self._recorder if turn.trace is not None and self._recorder and self._recorder.may_go_on else None
+        trace, is_recorded = turn.trace or AnswerTrace((), turn.model), turn.request.options.token_ids
+        self._recorder = TraceRecorder(trace, is_counted=turn.is_taken_up) if is_recorded else None
+        left = self._recorder if self._recorder is not None and self._recorder.is_within_run else None
         begun = at_start_of(left.last, turn.message) if left is not None else turn.message
-        self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=turn.trace is None)
+        self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=not turn.is_taken_up)
         self.running = running  # current engine request
         self.finish_reason: FinishReason | None = None
         self._store = store
@@ -73,7 +74,8 @@ class TurnConsumer:
         self._budget = Budget()
         self._replaying: StoredMessage | None = None  # what is shown until the engine has replayed its tokens
         self._save_soon = False
-        self._begin_text(begun, is_apart=left is not None and left.last.is_apart)
+        is_between_runs = left is None and bool(trace.runs)
+        self._begin_text(begun, is_apart=is_between_runs or (left is not None and left.last.is_apart))
         self._before = begun.numbers if any(self._text.values()) or self.calls.uses else Numbers()
         self._status_line = StatusLine(
             time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000, left_out=turn.left_out
@@ -94,7 +96,7 @@ class TurnConsumer:
             self._listening = asyncio.create_task(self._listen_to_parts(turn.parts))
         else:
             request = next_request(turn.request, turn.message, keep_thinking=turn.keep_thinking)
-            self._ask(request if turn.trace is None else self._left_over(request), turn.message, prepared)
+            self._ask(self._left_over(request) if trace.runs else request, turn.message, prepared)
 
     @property
     def usage(self) -> Usage | None:
@@ -280,6 +282,13 @@ class TurnConsumer:
             if saving is not None:
                 await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
+                if self._recorder is not None and self._recorder.is_retrying:
+                    # The first further token is on disk before what follows it, which may end the process again.
+                    first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
+                    self.take(events[:first])
+                    if first:
+                        await self._save_partial()
+                    events = events[first:]
                 self.take(events)
         except NotsoError as error:
             self._failure = error
@@ -370,7 +379,7 @@ class TurnConsumer:
 
     @property
     def _trace(self) -> AnswerTrace | None:
-        return self._recorder.trace if self._recorder is not None else None
+        return self._recorder.trace if self._recorder is not None else self.turn.trace
 
     @property
     def _owner(self) -> str:
@@ -399,7 +408,8 @@ class TurnConsumer:
         state, note = self._outcome()
         log = self.turn.log
         log.ask("")
-        is_left = state == "interrupted" and self.turn.is_left and self._recorder is not None
+        trace = self._trace
+        is_left = state == "interrupted" and self.turn.is_left and self.turn.trace is not None
         for use in [] if is_left else self.calls.abandon():
             log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
         self._note = note
@@ -413,7 +423,9 @@ class TurnConsumer:
         self.turn.message = message
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if not await self._save_for_good(replace(message, state="running", renderer=0) if is_left else message):
+        if is_left:  # to the next process; this one was not ended by the answer
+            message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
+        if not await self._save_for_good(message, trace):
             state, error = "failed", words["failed_saving"]
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 
@@ -426,11 +438,11 @@ class TurnConsumer:
             logger.warning("the quotations of a response were not looked up: %s", error)
             return ()
 
-    async def _save_for_good(self, message: StoredMessage) -> bool:
+    async def _save_for_good(self, message: StoredMessage, trace: AnswerTrace | None) -> bool:
         away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
         for pause in (*SAVE_RETRY_SECONDS, *away, None):
             try:
-                await self._store.save_message(message, self._owner, self._trace)
+                await self._store.save_message(message, self._owner, trace)
                 return True
             except StorageError as error:
                 logger.error("a response was not saved: %s", error)

@@ -311,7 +311,11 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "reasoning_format": works(
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
-    "store": hint("chat completions are not stored; /v1/responses are", "false"),
+    "store": hint(
+        "chat completions are not stored; /v1/responses are; with X-Conversation-Id, true: the stream continues after a"
+        " restart",
+        "false",
+    ),
     "service_tier": hint("there is only one tier", "`auto`, `default`"),
     "safety_identifier": hint("describes the caller"),
     "prompt_cache_key": works("prompts are always cached"),
@@ -404,6 +408,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         names={"response_format": said_by},
         hints=hints_of(fields, body),
         stream=bool(fields.stream),
+        keep_stream=bool(fields.store),
         fresh=fields.cache_prompt is False,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         return_progress=bool(fields.return_progress),

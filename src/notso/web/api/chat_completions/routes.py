@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -12,7 +13,16 @@ from starlette.responses import JSONResponse, Response
 from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import Fields, Name, invalid, printable, read_fields, unsupported
-from notso.web.api.shared.completion import Completion, Stopwatch, fingerprint, logprobs_body, new_choice, timings
+from notso.web.api.shared.background import left_response
+from notso.web.api.shared.completion import (
+    Completion,
+    Stopwatch,
+    fingerprint,
+    logprobs_body,
+    new_choice,
+    new_id,
+    timings,
+)
 from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
@@ -41,12 +51,15 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
     asked = await read_body_with_files(
         request, openai_files, lambda body, files: parsed_with_files(body, files, parse_chat_request)
     )
+    left = left_response(request)
+    name = new_id("chatcmpl") if left is None else left.id
+    created = int(time.time()) if left is None else left.created_ms // 1000
     return await respond(
         request,
         services,
         owner,
         asked,
-        lambda info: ChatSerializer(asked, Completion(model_id(info), fingerprint(info))),
+        lambda info: ChatSerializer(asked, Completion(model_id(info), fingerprint(info), name, created)),
     )
 
 
@@ -100,6 +113,9 @@ async def _streams(request: Request, services: ApiServices, owner: str) -> Resum
         raise invalid("conv_id", "conv_id is required: the value of X-Conversation-Id")
     here = services.resumable_streams.find(owner, conversation)
     stream = here or await services.resumable_streams.elsewhere.find(owner, conversation)
+    if stream is None and await services.shared.store.records.open_stream(owner, conversation) is not None:
+        said = "the server that wrote this response has ended; another one will continue it"
+        raise ApiError(503, "model_loading", said, retry_after_seconds=2)
     if stream is None:
         raise ApiError(404, "not_found", "no response is kept for that conversation", param="conv_id")
     return stream

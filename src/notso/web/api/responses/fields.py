@@ -315,7 +315,7 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "stream_options": inert("no effect"),
     "metadata": works("returned with the response"),
     "background": works(
-        "true: generated in the background, retrieved by its id; requires `store`; generated again after a restart"
+        "true: generated in the background, retrieved by its id; requires `store`; continues after a restart"
     ),
     "service_tier": hint("there is only one tier", "`auto`, `default`"),
     "user": hint("describes the caller"),

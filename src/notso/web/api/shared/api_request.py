@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 from urllib.parse import quote
 
 from notso.smollm3 import (
@@ -36,10 +37,15 @@ class ApiRequest:
     fresh: bool = False  # do not use cached prompts
     keep: bool = False  # store the answer until deleted
     background: bool = False  # generate without a reader; poll by id
+    keep_stream: bool = False  # store the stream of a named conversation until its end
     keep_alive_s: float | None = None  # model residency in seconds afterwards, negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # this API's names of chat completion fields
     ignored: tuple[str, ...] = ()  # given fields without effect
     hints: tuple[GivenHint, ...] = ()  # ignored fields with known hints
+
+    def in_named_conversation(self) -> Self:
+        """Return the request where X-Conversation-Id gives `store` a meaning."""
+        return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:

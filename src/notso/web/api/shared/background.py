@@ -1,5 +1,6 @@
-"""Background responses across restarts: each is kept with its request and seed until it ends, and one that its process
-left is generated again under its id. As the seed is the same, so is the response."""
+"""Responses that survive a restart: those in the background, and streams of named conversations with `store`. Each is
+kept with its request, seed and tokens until it ends, and one that its process left is continued under its id: its
+events are those that it had, and then those that it would have had."""
 
 from __future__ import annotations
 
@@ -9,26 +10,31 @@ import json
 import logging
 import secrets
 import time
-from dataclasses import astuple
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.types import Scope
 
-from notso.smollm3 import NotsoError
+from notso.smollm3 import NotsoError, Replay
 from notso.web.api.shared.inside import asked_inside, scope_inside
+from notso.web.api.shared.receipts import recorded
 from notso.web.api.shared.resumable import ResumableStream
 from notso.web.edge.access import Caller, KeyRing, caller_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.errors import ApiEdge
+from notso.web.engine.quotas import Submission
 from notso.web.services import Shared
 from notso.web.store.protocol import StoredResponse
 from notso.web.store.records import OpenResponse
 
 LEFT = "notso.left"
 """Scope key of a request that continues a response left by another process: an OpenResponse."""
+KEPT_HEADERS = ("x-conversation-id", "x-notso-receipt")
 LOOK_SECONDS = 20.0
+NOTE_SECONDS = 1.0
 _log = logging.getLogger("notso.web.api")
 
 
@@ -50,12 +56,38 @@ class BackgroundResponses:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def follow(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
-        """Keep a response that has begun until its end."""
+        """Keep a response that has begun, and its tokens, until its end."""
         if LEFT not in request.scope:
             body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
-            left = OpenResponse(response_id, owner, body, caller, seed, _now_ms())
+            headers = {name: request.headers[name] for name in KEPT_HEADERS if name in request.headers}
+            left = OpenResponse(
+                response_id,
+                owner,
+                body,
+                caller,
+                seed,
+                _now_ms(),
+                path=request.url.path if request.url.path.startswith("/v1/") else f"/v1{request.url.path}",
+                headers=json.dumps(headers),
+                conversation=headers.get("x-conversation-id", ""),
+            )
             await self._shared.store.records.add_open_response(left, self._holder)
+        self._begin(self._note_progress(response_id, stream))
         stream.following.add_done_callback(lambda _: self._begin(self._ended(owner, response_id)))
+
+    async def _note_progress(self, response_id: str, stream: ResumableStream) -> None:
+        record = stream.record
+        if record is None:
+            return
+        begun, noted = record.tokens, ("", record.tokens)
+        while not (await asyncio.wait([stream.following], timeout=NOTE_SECONDS))[0]:
+            if noted == (record.origin, record.tokens):
+                continue
+            noted, progress = (record.origin, record.tokens), json.dumps(asdict(record.replay))
+            with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
+                is_further = record.tokens > begun
+                records = self._shared.store.records
+                await records.note_progress(response_id, self._holder, progress, is_further=is_further)
 
     async def _ended(self, owner: str, response_id: str) -> None:
         if not self._shared.stopping:  # else the next process generates it again
@@ -78,25 +110,40 @@ class BackgroundResponses:
         if caller is None or left.is_given_up:
             said = "the key was revoked" if caller is None else "the server ended several times during this response"
             return await self._fail(left, ApiError(500, "server_error", said))
-        scope: Scope = {**scope_inside(app, "/v1/responses", caller), LEFT: left}
-        status, answer = await asked_inside(inside, scope, left.body.encode())
+        status, told = await self._asked_again(app, inside, left, caller)
+        if told.get("param") == "replay" and not json.loads(left.body).get("stream"):
+            # Another model or arithmetic: its text so far was seen by no reader of a stream.
+            status, told = await self._asked_again(app, inside, replace(left, progress=""), caller)
         if status != 200:
-            told = json.loads(answer or b"{}").get("error", {})
             message = str(told.get("message", "the response could not be continued"))
             await self._fail(left, ApiError(500, str(told.get("code", "server_error")), message))
         return None
 
+    async def _asked_again(
+        self, app: FastAPI, inside: Any, left: OpenResponse, caller: Caller
+    ) -> tuple[int, Mapping[str, Any]]:
+        scope: Scope = {**scope_inside(app, left.path, caller), LEFT: left}
+        scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(left.headers).items()]
+        status, answer = await asked_inside(inside, scope, left.body.encode())
+        return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
+
     async def _fail(self, left: OpenResponse, error: ApiError) -> None:
-        _log.warning("a background response could not be continued: %s", error.message)
+        _log.warning("a response could not be continued: %s", error.message)
         body = queued_body(left) | {"status": "failed", "error": {"code": error.code, "message": error.message}}
         store = self._shared.store
-        await store.save_response(left.owner, StoredResponse(left.id, None, body, (), left.created_ms))
+        if not left.conversation:
+            await store.save_response(left.owner, StoredResponse(left.id, None, body, (), left.created_ms))
         await store.records.end_open_response(left.owner, left.id)
 
     def _begin(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a response could not be kept or continued", exc_info=error)
 
 
 def queued_body(left: OpenResponse) -> dict[str, Any]:
@@ -111,6 +158,16 @@ def queued_body(left: OpenResponse) -> dict[str, Any]:
         "output": [],
         "usage": None,
     }
+
+
+def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
+    """Return a submission that reports its tokens, and begins with those of the response that it continues."""
+    submission = recorded(submission, left.seed if left is not None else None)
+    if left is None or not left.progress:
+        return submission
+    told = json.loads(left.progress)
+    replay = Replay(tuple(told["ids"]), tuple(told["closed_at"]), told["origin"])
+    return replace(submission, options=replace(submission.options, replay=replay))
 
 
 def left_response(request: Request) -> OpenResponse | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from fastapi import Request
 
-from notso.smollm3 import Event, NotsoError, Replay
+from notso.smollm3 import Event, NotsoError
+from notso.web.api.shared.resumable import TokenRecord
 from notso.web.api.shared.serializer import Serializer, as_json
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.port import ChatEngine
@@ -30,37 +31,12 @@ def wanted_receipt(request: Request) -> str | None:
     return form
 
 
-def seeded(submission: Submission, seed: int) -> Submission:
-    """Return a submission that has this seed, unless it has one."""
+def recorded(submission: Submission, seed: int | None = None) -> Submission:
+    """Return a submission with a seed, drawn if none is given, which reports its token ids."""
     params = submission.params
-    return submission if params.seed is not None else replace(submission, params=replace(params, seed=seed))
-
-
-def recorded(submission: Submission) -> Submission:
-    """Return a submission with a seed, which reports its token ids."""
-    submission = seeded(submission, secrets.randbits(63))
-    return replace(submission, options=replace(submission.options, token_ids=True))
-
-
-class _Record:
-    """What the events of one choice tell of its tokens."""
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._closed_at: list[int] = []
-        self._origin = ""
-        self.limit = 0
-
-    def take(self, event: Event) -> None:
-        if event.kind == "started":
-            self._origin, self.limit = event.origin, event.limit
-        if event.is_forced:
-            self._closed_at.append(len(self._ids))
-        self._ids += event.token_ids
-
-    @property
-    def replay(self) -> Replay:
-        return Replay(tuple(self._ids), tuple(self._closed_at), self._origin)
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
+    return replace(submission, params=params, options=replace(submission.options, token_ids=True))
 
 
 class ReceiptSerializer:
@@ -72,7 +48,7 @@ class ReceiptSerializer:
         self._engine = engine
         self._submissions = submissions
         self._form = form
-        self._records = [_Record() for _ in submissions]
+        self._records = [TokenRecord(each.options.replay) for each in submissions]
         self._held: list[bytes] = []  # frames of the last end: the last of all is changed
         self._receipts: Any = None
 
@@ -114,7 +90,7 @@ class ReceiptSerializer:
         body = self._inner.body()
         return body if self._receipts is None else body | {FIELD: self._receipts}
 
-    def _receipt(self, submission: Submission, record: _Record) -> Mapping[str, Any]:
+    def _receipt(self, submission: Submission, record: TokenRecord) -> Mapping[str, Any]:
         params = submission.params
         cut = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
         options = replace(submission.options, replay=record.replay)

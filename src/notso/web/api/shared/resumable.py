@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from notso.smollm3 import NotsoError
+from notso.smollm3 import Event, NotsoError, Replay
 from notso.web.api.shared.serializer import (
     Serializer,
     closing_events_of,
@@ -196,11 +196,43 @@ RESUMABLE_SECONDS = 300.0
 MAX_RESUMABLE = 256
 
 
-class ResumableStream:
-    """An answer that runs independently of its readers."""
+class TokenRecord:
+    """What the events of one choice tell of its tokens, behind those that it replays."""
 
-    def __init__(self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None = None) -> None:
+    def __init__(self, replay: Replay | None = None) -> None:
+        self._ids = list(replay.ids) if replay is not None else []
+        self._closed_at = list(replay.closed_at) if replay is not None else []
+        self.origin = ""
+        self.limit = 0
+
+    def take(self, event: Event) -> None:
+        if event.kind == "started":
+            self.origin, self.limit = event.origin, event.limit
+        if event.is_forced:
+            self._closed_at.append(len(self._ids))
+        self._ids += event.token_ids
+
+    @property
+    def tokens(self) -> int:
+        return len(self._ids)
+
+    @property
+    def replay(self) -> Replay:
+        return Replay(tuple(self._ids), tuple(self._closed_at), self.origin)
+
+
+class ResumableStream:
+    """An answer that runs independently of its readers. `record` receives its tokens."""
+
+    def __init__(
+        self,
+        running: RunningRequest,
+        serializer: Serializer,
+        log: AnswerLog | None = None,
+        record: TokenRecord | None = None,
+    ) -> None:
         self.running = running
+        self.record = record
         self.serializer = serializer  # output format
         self.followed = serializer.again()  # position of generation
         self.log = log  # copy for readers at other replicas, if any
@@ -216,6 +248,8 @@ class ResumableStream:
             self._tell(serializer.initial_events() if self.log is not None else ())
             async for item in generation_events(self.running):
                 if item is not None:
+                    if self.record is not None:
+                        self.record.take(item[1])
                     self._tell(await sse_events_of(serializer, *item))
             await serializer.finalise()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
@@ -268,10 +302,17 @@ class ResumableStreams:
         finally:
             del self._claimed[key]
 
-    def keep(self, owner: str, conversation: str, running: RunningRequest, serializer: Serializer) -> ResumableStream:
+    def keep(
+        self,
+        owner: str,
+        conversation: str,
+        running: RunningRequest,
+        serializer: Serializer,
+        record: TokenRecord | None = None,
+    ) -> ResumableStream:
         """Continue the answer without readers; it is dropped some time after its end."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
-        stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log)
+        stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.tell("new answer", name=claim_name(owner, conversation))

@@ -20,9 +20,9 @@ from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
-from notso.web.api.shared.background import left_response
-from notso.web.api.shared.receipts import ReceiptSerializer, recorded, seeded, wanted_receipt
-from notso.web.api.shared.resumable import numbered
+from notso.web.api.shared.background import left_response, replayed
+from notso.web.api.shared.receipts import ReceiptSerializer, recorded, wanted_receipt
+from notso.web.api.shared.resumable import TokenRecord, numbered
 from notso.web.api.shared.serializer import (
     Serializer,
     closing_events_of,
@@ -76,6 +76,8 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     body = await request.body()
     shared = api_services(request).shared
     asked = await shared.large_work.run(lambda: parse(parse_object(body)), len(body), owner_of(request))
+    if isinstance(asked, ApiRequest) and request.headers.get(CONVERSATION):
+        asked = asked.in_named_conversation()
     if shared.settings.strict_fields and isinstance(asked, ApiRequest):
         refuse_hints(asked.hints)
     return asked
@@ -220,8 +222,9 @@ async def _response(
 
         each = tuple(Submission(prompt, params, options) for prompt, params in asked.choices)
         left = left_response(request)
-        if left is not None or (asked.background and asked.keep):
-            each = (seeded(each[0], left.seed if left is not None else secrets.randbits(63)),)
+        survives = (asked.background and asked.keep) or (asked.keep_stream and conversation is not None)
+        if survives:
+            each = (replayed(each[0], left),)
         if form is not None:
             each = tuple(map(recorded, each))
             serializer = ReceiptSerializer(serializer, engine, each, form)
@@ -236,8 +239,9 @@ async def _response(
         else:
             async with services.resumable_streams.claimed(owner, conversation, serializer.id):
                 await begin()
-                stream = services.resumable_streams.keep(owner, conversation, running, serializer.again())
-            if asked.background and asked.keep and services.background is not None:
+                record = TokenRecord(each[0].options.replay) if survives else None
+                stream = services.resumable_streams.keep(owner, conversation, running, serializer.again(), record)
+            if survives and services.background is not None:
                 seed = each[0].params.seed or 0
                 await services.background.follow(request, owner, serializer.id, seed, stream)
     except BaseException as error:

@@ -389,6 +389,13 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT COLLATE "C" NOT NULL DEFAULT '[]';
     """,
+    # 15: responses that continue with the tokens so far, also streams of named conversations.
+    """
+    ALTER TABLE open_responses ADD COLUMN path TEXT COLLATE "C" NOT NULL DEFAULT '/v1/responses';
+    ALTER TABLE open_responses ADD COLUMN headers TEXT COLLATE "C" NOT NULL DEFAULT '{}';
+    ALTER TABLE open_responses ADD COLUMN conversation TEXT COLLATE "C" NOT NULL DEFAULT '';
+    ALTER TABLE open_responses ADD COLUMN progress TEXT COLLATE "C" NOT NULL DEFAULT '';
+    """,
 )
 
 REINDEXES = frozenset({9})

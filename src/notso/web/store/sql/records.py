@@ -28,7 +28,7 @@ T = TypeVar("T")
 _FILE = "id, name, purpose, size, created_ms, expires_ms"
 _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
-_OPEN = "id, owner, body, caller, seed, created_ms, tries"
+_OPEN = "id, owner, body, caller, seed, created_ms, tries, path, headers, conversation, progress"
 _BATCH = "id, owner, created_ms, body, plan, is_open"
 # The newest answers of an owner, up to both limits; the running sum includes the row itself.
 _FORGET_ANSWERS = """
@@ -202,13 +202,24 @@ class SQLRecords:
 
     async def add_open_response(self, response: OpenResponse, holder: str) -> None:
         values = (*(getattr(response, name) for name in _OPEN.split(", ")), holder, _leased(response.created_ms))
-        sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        sql = f"INSERT INTO open_responses ({_OPEN}, holder, held_until_ms) VALUES ({', '.join('?' * len(values))})"
         await self._write(lambda db: db.execute(sql, values), response.owner)
 
     async def open_response(self, owner: str, response_id: str) -> OpenResponse | None:
         sql = f"SELECT {_OPEN} FROM open_responses WHERE id = ? AND owner = ?"
         row = await self._look(lambda db: db.execute(sql, (response_id, owner)).fetchone(), owner)
         return OpenResponse(**row) if row is not None else None
+
+    async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
+        where = "owner = ? AND conversation = ? AND conversation <> ''"
+        sql = f"SELECT {_OPEN} FROM open_responses WHERE {where} ORDER BY created_ms DESC, id LIMIT 1"
+        row = await self._look(lambda db: db.execute(sql, (owner, conversation)).fetchone(), owner)
+        return OpenResponse(**row) if row is not None else None
+
+    async def note_progress(self, response_id: str, holder: str, progress: str, *, is_further: bool) -> None:
+        tries = ", tries = 0" if is_further else ""
+        sql = f"UPDATE open_responses SET progress = ?{tries} WHERE id = ? AND holder = ?"
+        await self._write(lambda db: db.execute(sql, (progress, response_id, holder)))
 
     async def renew_open_responses(self, holder: str, now_ms: int) -> None:
         sql = "UPDATE open_responses SET held_until_ms = ? WHERE holder = ?"

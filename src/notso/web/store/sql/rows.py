@@ -128,8 +128,12 @@ def update_message(db: Database, owner: str, assistant_message: StoredMessage) -
     return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
 
 
+_OF_A_TURN = ("own", "every", "hurry")
+
+
 def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) -> None:
-    told = json.dumps({"runs": [asdict(run) for run in trace.runs], "model": trace.model}, separators=(",", ":"))
+    whole = asdict(trace)
+    told = json.dumps({name: whole[name] for name in ("runs", "model", *_OF_A_TURN)}, separators=(",", ":"))
     db.execute(
         "INSERT INTO answer_traces (message_id, trace, tries, resumes)"
         " SELECT id, CAST(? AS TEXT), CAST(? AS BIGINT), CAST(? AS BIGINT) FROM messages WHERE id = ? AND owner = ?"
@@ -142,7 +146,8 @@ def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) ->
 def trace_of(row: Any) -> AnswerTrace:
     told = json.loads(row["trace"])
     runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in told["runs"])
-    return AnswerTrace(tuple(AnswerRun(**run) for run in runs), told["model"], row["tries"], row["resumes"])
+    given = {name: told[name] for name in _OF_A_TURN if name in told}  # others wrote traces without them
+    return AnswerTrace(tuple(AnswerRun(**run) for run in runs), told["model"], row["tries"], row["resumes"], **given)
 
 
 def _size(message: StoredMessage, more: str) -> int:

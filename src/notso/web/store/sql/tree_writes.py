@@ -75,6 +75,7 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = No
     assistant_message = replace(turn.assistant_message, parent_id=user_message.id)
     insert_message(db, owner, user_message, turn.idempotency_key)
     insert_message(db, owner, assistant_message, None)
+    _begin_trace(db, owner, assistant_message.id, turn.trace)
     db.take(owner, assistant_message.id)
     db.index_message(owner, user_message)
     _choose(db, owner, chat_id, user_message.id)
@@ -97,6 +98,7 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
         return TurnRefused(None, moved=True)
     assistant_message = replace(new.assistant_message, parent_id=before.id)
     insert_message(db, owner, assistant_message, new.idempotency_key)
+    _begin_trace(db, owner, assistant_message.id, new.trace)
     db.take(owner, assistant_message.id)
     _choose(db, owner, chat_id, assistant_message.id)
     _touch(db, owner, chat_id)
@@ -104,7 +106,14 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
 
 
 def resume_message(
-    db: Database, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
+    db: Database,
+    owner: str,
+    chat_id: str,
+    message_id: str,
+    generation_id: str,
+    *,
+    through: str | None = None,
+    trace: AnswerTrace | None = None,
 ) -> TurnAccepted | TurnRefused:
     refused = _refusal(db, owner, chat_id)
     if refused is not None:
@@ -118,6 +127,7 @@ def resume_message(
     assistant_message = replace(assistant_message, state="queued", generation_id=generation_id, note="")
     db.execute("UPDATE messages SET generation_id = ? WHERE id = ? AND owner = ?", (generation_id, message_id, owner))
     update_message(db, owner, assistant_message)
+    _begin_trace(db, owner, message_id, trace)
     db.take(owner, message_id)
     _choose_through(db, owner, chat_id, message_id, through)
     _touch(db, owner, chat_id)
@@ -140,8 +150,7 @@ def edit_message(
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
-    forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
-    db.execute(forget, (message_id, owner))  # it tells of another text
+    _begin_trace(db, owner, message_id, None)  # it tells of another text
     _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
@@ -169,6 +178,15 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
     db.remove_message(message_id)
     db.execute("DELETE FROM messages WHERE id = ? AND owner = ?", (message_id, owner))
     return True
+
+
+def _begin_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace | None) -> None:
+    """Put a trace in the place of one of an earlier text."""
+    if trace is not None:
+        return save_trace(db, owner, message_id, trace)
+    forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
+    db.execute(forget, (message_id, owner))
+    return None
 
 
 def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTrace | None = None) -> None:

@@ -347,6 +347,13 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
     """,
+    # 17: responses that continue with the tokens so far, also streams of named conversations.
+    """
+    ALTER TABLE open_responses ADD COLUMN path TEXT NOT NULL DEFAULT '/v1/responses';
+    ALTER TABLE open_responses ADD COLUMN headers TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE open_responses ADD COLUMN conversation TEXT NOT NULL DEFAULT '';
+    ALTER TABLE open_responses ADD COLUMN progress TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,0 +1,143 @@
+"""Responses that their process left: they continue with the tokens so far, and readers miss and repeat nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine
+from notso.web.api.shared import background
+from notso.web.store.sql.records import SQLRecords
+
+Start = Callable[..., Any]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+NAMED = {"X-Conversation-Id": "c1"}
+SAMPLED = {"temperature": 1.5, "max_tokens": 80, "ignore_eos": True, "stream": True}
+
+
+COPIED = threading.Event()
+
+
+def load() -> Engine:
+    """The demo model, which waits in the middle of a response until the store is copied."""
+    engine = Engine.load(None, threads=1)
+    step = engine._core._step
+
+    def waiting() -> None:
+        if any(each.output.tokens >= 12 for each in engine._core._requests.values()):
+            assert COPIED.wait(60)
+        step()
+
+    engine._core._step = waiting  # type: ignore[method-assign]
+    return engine
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The store as it lies there once eight tokens of a response are in it."""
+    copy, note = tmp_path / "left", SQLRecords.note_progress
+    COPIED.clear()
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 3)  # its answers are long enough
+
+    async def noted(self: Any, response_id: str, holder: str, progress: str, *, is_further: bool) -> None:
+        await note(self, response_id, holder, progress, is_further=is_further)
+        if not COPIED.is_set() and len(json.loads(progress)["ids"]) >= 8:
+            shutil.copytree(tmp_path / "data", copy, ignore=shutil.ignore_patterns("*lock*"))
+            COPIED.set()
+
+    monkeypatch.setattr(background, "NOTE_SECONDS", 0.01)
+    monkeypatch.setattr(SQLRecords, "note_progress", noted)
+    return copy
+
+
+def events(text: str) -> list[tuple[int, str, str]]:
+    """Number, name and data of events, without clock times."""
+    found = re.findall(r"^id: (\d+)\n(?:event: (.*)\n)?data: (.*)$", text, re.MULTILINE)
+    clocks = re.compile(r'"(timings|cached_tokens|completed_at|usage|prompt_tokens_details)":(\{.*?\}|\d+|null)')
+    return [(int(number), name, clocks.sub("", data)) for number, name, data in found]
+
+
+def generated(server: Any) -> int:
+    return int(server.shared.engine.default.engine.stats().generated_tokens_total)
+
+
+def test_a_stream_of_a_named_conversation_goes_on(start: Start, left: Path) -> None:
+    server = start(load).ready()
+    body = {"messages": HELLO, "store": True} | SAMPLED
+    answer = server.client.post("/v1/chat/completions", json=body, headers=NAMED)
+    assert answer.status_code == 200 and "store" not in answer.headers.get("x-notso-ignored", "")
+    whole = events(answer.text)
+    assert len(whole) > 30 and whole[-1][2] == "[DONE]"
+    again = start(load, data_dir=left)
+    again.wait(lambda: (found := again.client.get("/v1/stream?conv_id=c1")).status_code == 200 and bool(found.text))
+    assert events(again.client.get("/v1/stream?conv_id=c1").text) == whole
+    assert events(again.client.get("/v1/stream?conv_id=c1&from=25").text) == whole[25:]
+    assert 0 < generated(again) <= generated(server) - 8, "the tokens so far are not drawn again"
+
+
+def test_a_stream_that_was_not_to_be_stored_ends_with_its_process(start: Start, tmp_path: Path) -> None:
+    COPIED.set()
+    server = start(load).ready()
+    body = {"messages": HELLO} | SAMPLED
+    assert server.client.post("/v1/chat/completions", json=body, headers=NAMED).status_code == 200
+    assert server.on_loop(lambda: server.shared.store.records.open_stream("local", "c1")) is None
+    told = server.client.post("/v1/chat/completions", json={"messages": HELLO, "store": True, "max_tokens": 2})
+    assert "store" in told.headers["x-notso-ignored"], "without a name, nothing is stored"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_response_in_the_background_goes_on(start: Start, left: Path, streams: bool) -> None:
+    server = start(load).ready()
+    body = {
+        "input": "Hello",
+        "background": True,
+        "temperature": 1.5,
+        "ignore_eos": True,
+        "max_output_tokens": 80,
+        "stream": streams,
+    }
+    answer = server.client.post("/v1/responses", json=body, headers={"x-notso-receipt": "open"})
+    id = re.findall(r'"id":"(resp_\w+)"', answer.text)[0]
+
+    def finished(server: Any) -> Any:
+        server.wait(lambda: server.client.get(f"/v1/responses/{id}").json().get("status") == "completed")
+        return server.client.get(f"/v1/responses/{id}").json()
+
+    whole = finished(server)
+    again = start(load, data_dir=left)
+    found = finished(again)
+    assert (found["output"], found["created_at"]) == (whole["output"], whole["created_at"])
+    if not streams:
+        assert found["notso_receipt"] == whole["notso_receipt"], "its header is kept, too"
+    else:
+        assert events(again.client.get(f"/v1/responses/{id}?stream=true").text)[:30] == events(answer.text)[:30]
+    assert 0 < generated(again) <= generated(server) - 8
+
+
+def other_arithmetic() -> Engine:
+    return Engine.load(None, threads=1, kv="k4v3")
+
+
+def test_another_model_ends_a_stream(start: Start, left: Path) -> None:
+    body = {"messages": HELLO, "store": True} | SAMPLED
+    start(load).ready().client.post("/v1/chat/completions", json=body, headers=NAMED)
+    again = start(other_arithmetic, data_dir=left).ready()
+    again.wait(lambda: again.on_loop(lambda: again.shared.store.records.open_stream("local", "c1")) is None)
+    assert again.client.get("/v1/stream?conv_id=c1").status_code == 404
+
+
+def test_another_model_begins_what_is_polled_again(start: Start, left: Path) -> None:
+    server = start(load).ready()
+    body = {"input": "Hello", "background": True, "max_output_tokens": 80}
+    id = server.client.post("/v1/responses", json=body).json()["id"]
+    server.wait(COPIED.is_set)
+    again = start(other_arithmetic, data_dir=left).ready()
+    again.wait(lambda: again.client.get(f"/v1/responses/{id}").json().get("status") in ("completed", "incomplete"))

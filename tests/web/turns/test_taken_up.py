@@ -1,0 +1,156 @@
+"""Answers that the process before left in the moments between two saves: each goes on, as it would have."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from scripted_engine import ScriptedEngine, say
+
+from notso.smollm3 import Engine
+from notso.web.chat import submit
+from notso.web.engine.port import Event, Message, ToolCall
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.tools.calculator import CALCULATOR
+from notso.web.turns.answer_trace import TraceRecorder
+from notso.web.turns.turns import Turns
+from notso.web.values.ids import new_id
+
+Start: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture
+def left_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Copies the store as it lies there when a method is called: what a process leaves that is killed just then."""
+
+    def before(owner: type, name: str, when: Callable[..., bool] = lambda *_: True) -> Path:
+        method, copy = getattr(owner, name), tmp_path / "left"
+
+        def called(self: Any, *arguments: Any, **named: Any) -> Any:
+            if not copy.exists() and when(self, *arguments):
+                shutil.copytree(tmp_path / "data", copy, ignore=shutil.ignore_patterns("*lock*"))
+            return method(self, *arguments, **named)
+
+        monkeypatch.setattr(owner, name, called)
+        return copy
+
+    return before
+
+
+def shown(message: Any) -> tuple[Any, ...]:
+    uses = [(use.name, use.arguments, use.state, use.result, use.content_at) for use in message.tool_uses]
+    return message.state, message.content, message.reasoning, uses
+
+
+def calculating(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+    if messages[-1].role == "tool":
+        return say(f"It is {messages[-1].content}.", "A second thought.")
+    call = Event("tool_call", tool_call=ToolCall("call_1", "calculator", '{"expression": "6 * 7"}'))
+    return [*say("Let me see.", "A first thought."), call]
+
+
+@pytest.fixture
+def granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "allowed_in", lambda chat: {CALCULATOR.digest})
+
+
+@pytest.mark.usefixtures("granted")
+def test_after_the_result_of_a_tool_and_before_the_next_request(start: Start, left_at: Callable[..., Path]) -> None:
+    left = left_at(TraceRecorder, "begin", lambda recorder, *_: bool(recorder.trace.runs))
+    server = start(ScriptedEngine(calculating)).ready()
+    server.client.post("/settings", data={"tools": "calculator"})
+    asked = server.ask("Six times seven?")
+    whole = server.finished(asked)
+    assert whole.state == "done" and "\n\nA second thought." in whole.reasoning
+    engine = ScriptedEngine(calculating)
+    again = start(engine, data_dir=left).ready()
+    assert shown(again.finished(asked)) == shown(whole)
+    assert len(engine.requests) == 1, "the first request and the tool are over"
+
+
+def test_a_question_whose_answer_was_never_asked_for(start: Start, left_at: Callable[..., Path]) -> None:
+    left = left_at(Turns, "start")
+    server = start(lambda: Engine.load(None, threads=1)).ready()
+    server.client.post("/settings", data={"temperature": "1.5", "max_tokens": "60"})
+    asked = server.ask("Hello")
+    whole = server.finished(asked)
+    again = start(lambda: Engine.load(None, threads=1), data_dir=left).ready()
+    assert shown(again.finished(asked)) == shown(whole), "its seed is that of its name"
+
+
+def test_a_version_with_settings_of_its_own(start: Start, left_at: Callable[..., Path]) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    left = left_at(Turns, "start")
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}/regenerate"
+    assert server.client.post(url, data={"key": new_id(), "temperature": "0.25"}).status_code == 303
+    engine = ScriptedEngine()
+    again = start(engine, data_dir=left).ready()
+    assert again.finished(again.last(asked.chat_id)).state == "done"
+    assert [each.params.temperature for each in engine.requests] == [0.25]
+
+
+def test_continue_does_not_take_up_the_text_that_was_stopped(start: Start, left_at: Callable[..., Path]) -> None:
+    """Its trace is that of the writing before, until the new one begins."""
+
+    def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+        return say(" And the rest." if messages[-1].role == "assistant" else "word " * 100)
+
+    slow = ScriptedEngine(script, pace_seconds=0.01)
+    server = start(slow).ready()
+    asked = server.ask("Go")
+    server.wait(lambda: server.stored(asked).content)
+    server.client.post(f"/generations/{asked.generation_id}/stop")
+    stopped = server.finished(asked).content
+    left = left_at(Turns, "start")
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}/continue"
+    assert server.client.post(url, data={"key": new_id()}).status_code == 303
+    engine = ScriptedEngine(script)
+    again = start(engine, data_dir=left).ready()
+    assert again.finished(again.last(asked.chat_id)).content == stopped + " And the rest."
+    assert engine.requests[0].options.continue_last
+
+
+def test_a_process_that_ends_before_the_engine_is_asked_is_counted(
+    start: Start, tmp_path: Path, left_at: Callable[..., Path]
+) -> None:
+    """Else an answer whose prompt ends the process would end each one that starts."""
+    left = left_at(Turns, "start")
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    for number in range(3):
+        held = ScriptedEngine()
+        held.gate.clear()
+        again = start(held, data_dir=left).ready()
+        if number == 2:
+            assert again.finished(asked).state == "interrupted" and not held.requests
+            break
+        again.wait(lambda again=again: again.on_loop(lambda: again.chat.turns.find(asked.generation_id)) is not None)
+        left, before = tmp_path / f"left {number}", left
+        shutil.copytree(before, left, ignore=shutil.ignore_patterns("*lock*"))
+        held.gate.set()
+
+
+def test_a_full_disk_delays_what_is_taken_up(
+    start: Start, left_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.web.values.errors import StorageError
+
+    left = left_at(Turns, "start")
+    asked = start(ScriptedEngine()).ready().ask("Hello")
+    save, failures = SQLiteStore.save_message, iter([True, True])
+
+    async def full(self: Any, *arguments: Any) -> None:
+        if next(failures, False):
+            raise StorageError("the disk is full")
+        await save(self, *arguments)
+
+    monkeypatch.setattr(submit, "TAKE_UP_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(SQLiteStore, "save_message", full)
+    again = start(ScriptedEngine(), data_dir=left).ready()
+    assert again.finished(asked).state == "done"
