@@ -26,8 +26,7 @@ from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import answer_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
 from notso.smollm3.text.chat_template import ChatTemplate
-from notso.smollm3.text.special_tokens import SpecialTexts
-from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer import SpecialTexts, Tokenizer
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Grammar
 from notso.text_file import NotTextError, decode_text

@@ -48,7 +48,7 @@ def test_memory_is_free_and_inactive_pages_and_the_footprint(python: Path, tmp_p
 
 def test_threads_are_as_many_as_performance_cores(python: Path, tmp_path: Path) -> None:
     code = (
-        "from notso.smollm3.diagnostics.machine import describe_machine\n"
+        "from notso.smollm3.diagnostics.benchmark import describe_machine\n"
         "from notso.system import processors\n"
         "print(json.dumps([processors.usable_cores(), processors.times(), describe_machine()]))"
     )

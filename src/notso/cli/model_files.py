@@ -37,7 +37,7 @@ def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False)
             if not is_downloadable(named):
                 raise
             return find_cached(named) or _fetched(named, silent=silent, fetch=fetch, missing=error)
-    from notso.smollm3.conversion.kept_conversion import MIX, kept_conversion
+    from notso.smollm3.conversion.converter import MIX, kept_conversion
 
     @contextmanager
     def announce(folder: Path, target: Path) -> Iterator[Callable[[int, int], None]]:

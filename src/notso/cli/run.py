@@ -198,7 +198,7 @@ def _valid(text: str, name: str) -> str:
 
 
 def _fingerprint(answer: PrintedMessage) -> str:
-    from notso.smollm3.diagnostics.fingerprint import answer_fingerprint
+    from notso.smollm3.diagnostics.verification import answer_fingerprint
 
     return answer_fingerprint(answer.reasoning, answer.text)
 

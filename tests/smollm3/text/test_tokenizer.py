@@ -19,8 +19,7 @@ from tokenizers import pre_tokenizers
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.text import tokenizer as tokenizer_module
-from notso.smollm3.text.special_tokens import Run, SpecialTexts
-from notso.smollm3.text.tokenizer import EncodedTexts, Tokenizer
+from notso.smollm3.text.tokenizer import EncodedTexts, Run, SpecialTexts, Tokenizer
 from notso.smollm3.text.vocabulary import BYTE_CHARACTERS, END_TEXTS, Vocabulary
 
 SPECIAL_PIECES = st.sampled_from(

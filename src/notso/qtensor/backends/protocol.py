@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from notso.qtensor.kv_formats import KVFormat
+from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 

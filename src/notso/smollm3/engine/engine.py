@@ -19,15 +19,13 @@ from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, give_b
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
-from notso.smollm3.engine.engine_core import EngineCore
+from notso.smollm3.engine.engine_core import ContextLogits, EngineCore, WorkSignal
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
-from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, opened, options_of, receipt_of
 from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
-from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
@@ -40,19 +38,17 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.generation import AnswerStream, Generation, events_until
 from notso.smollm3.sampling.logits_processor import FindProcessor
 from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, cache_salt, conversation_digest, reading_digest
+from notso.smollm3.scheduling.ngram_drafter import StepLatency
 from notso.smollm3.scheduling.scheduler import Scheduler
-from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
-from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
-from notso.smollm3.values.events import Event
+from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
-from notso.smollm3.values.request_options import PromptInput, RequestOptions
+from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, settings_of
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
 
@@ -71,7 +67,7 @@ def model_path(model: str | None) -> Path:
         raise ModelFileError("the name of the model is empty")
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
-        from notso.smollm3.conversion.kept_conversion import kept_conversion  # loaded for folders only
+        from notso.smollm3.conversion.converter import kept_conversion  # loaded for folders only
 
         return kept_conversion(path)
     if path.exists() or path.is_absolute() or path.suffix == ".gguf":

@@ -14,9 +14,9 @@ from pathlib import Path
 from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import OutOfMemoryError
-from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat, has_fine_weights, keep_format, kept_format
+from notso.smollm3.kv.kv_cache import KV_FORMATS, WINDOW_FORMAT, KVFormat, has_fine_weights, keep_format, kept_format
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
-from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED
+from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 

@@ -23,7 +23,7 @@ import numpy as np
 from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.disk_store import lower_priority
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.text_file import open_regular, read_regular
 
 FILE = "models.json"

@@ -14,8 +14,7 @@ from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash, is_reading
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import BlockLoad
+from notso.smollm3.scheduling.sequence import BlockLoad, Sequence
 from notso.system.processors import usable_processors
 
 TAG = b"chats"  # on all files of this program, which alone are removed

@@ -17,7 +17,7 @@ from notso.smollm3.model.lora import AdaptedRows, Adapter
 from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED, Chunk
+from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 

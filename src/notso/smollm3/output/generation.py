@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from uuid import uuid4
 
 from notso.smollm3.errors import EngineError
-from notso.smollm3.values.completion import Completion
-from notso.smollm3.values.events import Event
+from notso.smollm3.values.events import Completion, Event
 
 _log = logging.getLogger(__name__)
 

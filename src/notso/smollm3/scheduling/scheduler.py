@@ -18,8 +18,7 @@ from typing import Protocol
 
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, CacheSalt, OutOfBlocksError, block_hash
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan
+from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan, Sequence
 
 # Up to this many pending tokens a sequence counts as decoding.
 FEW_ROWS = 8

@@ -21,9 +21,8 @@ from typing import Any
 from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, TemplateError, quoted
 from notso.smollm3.strict_json import is_json_object
 from notso.smollm3.text import template_sandbox
-from notso.smollm3.text.special_tokens import Run, SpecialTexts
 from notso.smollm3.text.template_sandbox import SandboxFailure
-from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
+from notso.smollm3.text.tokenizer import Run, SpecialTexts, Tokenizer, check_unicode
 from notso.smollm3.values.messages import ROLES, Message, Tool, ToolCall, thinking_set_by
 from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, dropped_parts
 

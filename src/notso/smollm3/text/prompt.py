@@ -10,8 +10,7 @@ from functools import partial
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
 from notso.smollm3.text.chat_template import ChatTemplate
-from notso.smollm3.text.special_tokens import Run
-from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
+from notso.smollm3.text.tokenizer import Run, Tokenizer, check_unicode
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 

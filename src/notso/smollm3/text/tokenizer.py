@@ -5,6 +5,8 @@ Control tokens in text are off by default: typed `<
 im_end
 
 >` is encoded as plain text. Only `encode(text, control=True)` and special runs of `encode_runs` yield special ids.
+
+Special tokens in text.
 """
 
 from __future__ import annotations
@@ -12,21 +14,67 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import sys
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError, quoted
-from notso.smollm3.text.special_tokens import SpecialTexts
 from notso.smollm3.text.tokenizer_pipeline import SHRINKS, TokenizerPipeline
 from notso.smollm3.text.vocabulary import Vocabulary, end_ids, gguf_list
 from notso.text_file import read_regular
+
+
+class Run(NamedTuple):
+    """One special token, or ordinary text."""
+
+    text: str
+    special: bool
+
+
+class SpecialTexts:
+    """Splits text at special tokens. Raises ValueError for an empty one."""
+
+    # As the `tokenizers` library splits at added tokens: leftmost, then longest match.
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = dict.fromkeys(texts)
+        if "" in self._texts:
+            raise ValueError("a special token has no text")
+        lengths: dict[str, set[int]] = {}
+        for special in self._texts:
+            lengths.setdefault(special[0], set()).add(len(special))
+        # Not a single pattern: a file may have a million special tokens, and each would be tried at every position.
+        self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
+        self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def split(self, text: str) -> list[Run]:
+        """Split into runs; ordinary ones are nonempty."""
+        runs: list[Run] = []
+        end = 0
+        for found in self._beginning.finditer(text) if self._beginning else ():
+            start = found.start()
+            special = self._at(text, start) if start >= end else None
+            if special is not None:
+                runs += [Run(text[end:start], False)] * (start > end) + [Run(special, True)]
+                end = start + len(special)
+        return runs + [Run(text[end:], False)] * (end < len(text))
+
+    def _at(self, text: str, start: int) -> str | None:
+        for length in self._lengths[text[start]]:
+            piece = text[start : start + length]
+            if piece in self._texts:
+                return piece
+        return None
+
 
 # The engine has its own thread pool; a second one would compete for the same cores. The library reads this variable at
 # each call, and an existing value takes precedence.

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.backends.cpu.huge_pages import HugePageArena
-from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pools
+from notso.qtensor.backends.cpu.huge_pages import HugePageArena, KeyValuePool, key_value_pools
 from notso.qtensor.backends.protocol import Array, Host, Numbers
-from notso.qtensor.kv_formats import KVFormat
+from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
-from notso.system.memory import MemoryLimit, available_memory
-from notso.system.pages import have_huge_pages
+from notso.system.memory import MemoryLimit, available_memory, have_huge_pages
 
 
 class CPU:

@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded, weight_bytes
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
-from notso.qtensor.backends.cuda.joined import Attending, Launch, Places, Rotation, Storing
-from notso.qtensor.backends.cuda.program import Check, Program
+from notso.qtensor.backends.cuda.program import Attending, Check, Launch, Places, Program, Rotation, Storing
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
+from notso.qtensor.formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
