@@ -34,7 +34,7 @@ from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.llama_cpp.request import parse_native_request
 from notso.web.api.messages.request import parse_message_request, without_volatile_lines
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.api.responses.request import parse_response_request
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.suggestions import questions_in

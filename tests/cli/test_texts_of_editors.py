@@ -13,9 +13,9 @@ import pytest
 import typer
 
 from notso.cli import config_file, options
-from notso.cli.batch_files import BatchInput
+from notso.cli.batch_run import BatchInput
 from notso.text_file import NotTextError, decode_text, utf8_stream
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.chat.files.imports import read_chats
 from notso.web.edge.api_error import ApiError
 from notso.web.values.errors import SettingsError

@@ -17,7 +17,7 @@ import pytest
 
 from notso.smollm3 import Message, SamplingParams
 from notso.web.api.chat_completions.fields import ChatFields, ChatRequest, parse_chat_request
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.edge.api_error import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))

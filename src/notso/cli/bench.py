@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from notso.cli import engines, options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf

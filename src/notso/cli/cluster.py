@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from notso.cli import options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 from notso.extras import install_line
 
 EXAMPLES = """\

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notso.cli import engines, options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3 import Event

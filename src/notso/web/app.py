@@ -33,11 +33,9 @@ from notso.web.api.completions import fields as text_completions
 from notso.web.api.engine import routes as engine_routes
 from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
-from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
-from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, embeddings, models, openapi, reference, server_facts, tokens
+from notso.web.api.server import embeddings, models, openapi, server_facts, tokens
 from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
@@ -327,16 +325,16 @@ def create_app(
         embeddings.router,
         anthropic_messages.router,
         responses.router,
-        stored_responses.router,
+        responses.stored_router,
         batch_files.router,
         vector_stores.router,
         batch_routes.router,
         ollama.router,
-        ollama_models.router,
+        ollama.discovery_router,
         tokens.router,
-        adapters.router,
+        models.adapters_router,
         openapi.router,
-        reference.router,
+        openapi.reference_router,
         sign_in.router,
         sign_in.sessions,
         operator.router,

@@ -16,8 +16,8 @@ from fastapi import FastAPI, Request
 
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
+from notso.web.api.shared.background import LONGEST_RETRY_SECONDS, RETRY_STATUSES, scope_inside, sent_inside
 from notso.web.api.shared.batch_line import read_line
-from notso.web.api.shared.inside import LONGEST_RETRY_SECONDS, RETRY_STATUSES, scope_inside, sent_inside
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
 from notso.web.edge.access import Caller, KeyRing

@@ -31,6 +31,7 @@ from notso.web.api.request_fields.fields import (
     hints_of,
     inert,
     invalid,
+    parse_object,
     read_fields,
     refused,
     schema_grammar,
@@ -47,7 +48,6 @@ from notso.web.api.request_fields.sampling_fields import (
     sampling_notes,
     with_sampling,
 )
-from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
 from notso.web.edge.api_error import ApiError

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.edge.api_error import ApiError
 
 MAX_LINE_BYTES = 1 << 20

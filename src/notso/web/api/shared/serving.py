@@ -1,13 +1,18 @@
-"""Request lifecycle of the APIs: parsing, admission, generation and response."""
+"""Request lifecycle of the APIs: parsing, admission, generation and response.
+
+Receipts in API responses: the header `x-notso-receipt: open` or `sealed` adds `notso_receipt` to a whole answer, and
+to the last event of a stream, in every format.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -16,15 +21,14 @@ from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
-from notso.web.api.request_fields.fields import refuse_hints
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority, Replay
+from notso.web.api.request_fields.fields import parse_object, refuse_hints
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
 from notso.web.api.shared.background import left_response
-from notso.web.api.shared.receipts import ReceiptSerializer, recorded, seeded, wanted_receipt
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import (
     Serializer,
+    as_json,
     closing_events_of,
     failure_event_of,
     generation_events,
@@ -45,6 +49,131 @@ from notso.web.engine.model_names import (
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.quotas import Submission, Submissions
 from notso.web.engine.running import RunningRequest
+
+RECEIPT = "x-notso-receipt"
+FIELD = "notso_receipt"
+
+
+def wanted_receipt(request: Request) -> str | None:
+    """Return the form of the receipt that is asked for. Raise ApiError (400) if unknown."""
+    form = request.headers.get(RECEIPT)
+    if form not in (None, "open", "sealed"):
+        raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
+    return form
+
+
+def seeded(submission: Submission, seed: int) -> Submission:
+    """Return a submission that has this seed, unless it has one."""
+    params = submission.params
+    return submission if params.seed is not None else replace(submission, params=replace(params, seed=seed))
+
+
+def recorded(submission: Submission) -> Submission:
+    """Return a submission with a seed, which reports its token ids."""
+    submission = seeded(submission, secrets.randbits(63))
+    return replace(submission, options=replace(submission.options, token_ids=True))
+
+
+class _Record:
+    """What the events of one choice tell of its tokens."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._closed_at: list[int] = []
+        self._origin = ""
+        self.limit = 0
+
+    def take(self, event: Event) -> None:
+        if event.kind == "started":
+            self._origin, self.limit = event.origin, event.limit
+        if event.is_forced:
+            self._closed_at.append(len(self._ids))
+        self._ids += event.token_ids
+
+    @property
+    def replay(self) -> Replay:
+        return Replay(tuple(self._ids), tuple(self._closed_at), self._origin)
+
+
+class ReceiptSerializer:
+    """A serializer that adds the receipts of its choices to another one's last frame and body."""
+
+    def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
+        self.id, self.ping = inner.id, inner.ping
+        self._inner = inner
+        self._engine = engine
+        self._submissions = submissions
+        self._form = form
+        self._records = [_Record() for _ in submissions]
+        self._held: list[bytes] = []  # frames of the last end: the last of all is changed
+        self._receipts: Any = None
+
+    def again(self) -> ReceiptSerializer:
+        return ReceiptSerializer(self._inner.again(), self._engine, self._submissions, self._form)
+
+    def initial_events(self) -> Iterable[bytes]:
+        return self._inner.initial_events()
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        if event.kind in ("started", "tokens"):
+            self._records[number].take(event)
+            return
+        frames = self._inner.take(number, event)
+        if event.kind == "end":
+            held, self._held = self._held, list(frames)
+            yield from held
+        else:
+            yield from frames
+
+    async def finalise(self) -> None:
+        await self._inner.finalise()
+        made = [
+            await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
+        ]
+        self._receipts = made[0] if len(made) == 1 else made
+
+    def closing(self) -> Iterator[bytes]:
+        frames = [*self._held, *self._inner.closing()]
+        last = max((at for at, frame in enumerate(frames) if _split(frame) is not None), default=None)
+        for at, frame in enumerate(frames):
+            head, told = (_split(frame) if at == last else None) or (b"", {})
+            yield head + as_json(told | {FIELD: self._receipts}).encode() + _tail(frame) if told else frame
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._inner.failure(error)
+
+    def body(self) -> Any:
+        body = self._inner.body()
+        return body if self._receipts is None else body | {FIELD: self._receipts}
+
+    def _receipt(self, submission: Submission, record: _Record) -> Mapping[str, Any]:
+        params = submission.params
+        cut = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
+        options = replace(submission.options, replay=record.replay)
+        failure = "the engine has not begun"
+        for each in (params, cut):  # a quota may have cut the limit
+            try:
+                receipt = self._engine.receipt(submission.prompt, each, options, sealed=self._form == "sealed")
+            except NotsoError as error:
+                failure = str(error)
+            else:
+                if receipt.get("limit") == record.limit:
+                    return receipt
+        return {"error": failure}
+
+
+def _split(frame: bytes) -> tuple[bytes, dict[str, Any]] | None:
+    """Return what precedes a frame's JSON object, and the object; None without one."""
+    at = frame.find(b"{")
+    if at < 0 or (b"data: {" not in frame and at > 0):
+        return None
+    told = json.loads(frame[at:])
+    return frame[:at], told
+
+
+def _tail(frame: bytes) -> bytes:
+    return frame[len(frame.rstrip(b"\n")) :]
+
 
 logger = logging.getLogger("notso.web.api")
 
