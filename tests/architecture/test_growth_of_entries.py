@@ -39,7 +39,7 @@ from notso.web.api.responses.request import parse_response_request
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.suggestions import questions_in
 from notso.web.chat.titles import title_in
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.markdown import render_markdown

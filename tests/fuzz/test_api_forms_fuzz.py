@@ -23,7 +23,7 @@ from notso.web.api.request_fields.fields import parse_object
 from notso.web.api.responses.fields import ResponseFields
 from notso.web.api.responses.request import parse_response_request
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
 ONE_SEED = os.environ.get("FUZZ_SEED")

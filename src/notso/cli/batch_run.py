@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from notso.smollm3.output.generation import Generation
     from notso.web.api.chat_completions.fields import ChatRequest
     from notso.web.api.shared.completion import Completion
-    from notso.web.edge.api_error import ApiError
+    from notso.web.edge.errors import ApiError
 
 MAX_LINE_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 64 << 20
@@ -256,7 +256,7 @@ class BatchRun:
 
     def _ask(self, line: RequestLine) -> None:
         from notso.smollm3.errors import NotsoError
-        from notso.web.edge.api_error import ApiError, api_error_of
+        from notso.web.edge.errors import ApiError, api_error_of
 
         asked = None
         try:
@@ -290,7 +290,7 @@ class BatchRun:
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect, fingerprint
-        from notso.web.edge.api_error import api_error_of
+        from notso.web.edge.errors import api_error_of
         from notso.web.engine.model_names import model_id
 
         info = self._engine.info
@@ -324,7 +324,7 @@ def read_request(line: RequestLine) -> ChatRequest:
     """Parse and validate a line. Raises ApiError."""
     from notso.web.api.chat_completions.fields import parse_chat_request
     from notso.web.api.shared.batch_line import line_too_long, read_line
-    from notso.web.edge.api_error import ApiError
+    from notso.web.edge.errors import ApiError
 
     if line.content is None:
         raise line_too_long()

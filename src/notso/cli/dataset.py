@@ -44,7 +44,7 @@ def dataset(
     options.require_free_place(out, force, "OUT.jsonl")
     if pairs is not None:
         options.require_free_place(pairs, force, "--preferences")
-    from notso.web.chat.files.dataset import conversation, preferences
+    from notso.web.chat.files.export import conversation, preferences
     from notso.web.store.sqlite.store import whole_chats
 
     rows: list[str] = []

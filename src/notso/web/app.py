@@ -41,16 +41,13 @@ from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import views
-from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
-from notso.web.chat.compaction import Compaction
+from notso.web.chat.context_gauge import Compaction
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.library import LibraryWork, forget_deleted
 from notso.web.chat.routes import (
-    archive,
-    attachments,
+    chats,
     documents,
-    memory,
     messages,
     operator,
     preview,
@@ -61,27 +58,23 @@ from notso.web.chat.routes import (
     tools,
     transfer,
 )
-from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
-from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.routes import tokens as answer_tokens
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.submit import take_up
 from notso.web.chat.suggestions import Suggestions
-from notso.web.chat.templates import Pages, is_fragment
+from notso.web.chat.templates import ListMarks, Pages, is_fragment
 from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_of
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.base_path import BasePath
-from notso.web.edge.errors import ApiEdge, is_api
+from notso.web.edge.errors import ApiEdge, ApiError, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
-from notso.web.edge.origins import CrossOriginAccess, OllamaGreeting
 from notso.web.edge.rate_limit import RateLimit
-from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
+from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import ModelRegistry
@@ -98,8 +91,7 @@ from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import ChatStore, Conversation, Orphan
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.command_view import CommandView
-from notso.web.tools.plugin_tools import PluginTools
-from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
+from notso.web.tools.toolbox import PluginTools, Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import (
@@ -297,23 +289,23 @@ def create_app(
     app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
-    chats = (
-        routes,
-        messages,
-        answer_tokens,
-        archive,
-        chat_routes,
-        settings_routes,
-        prompts,
-        preview,
-        attachments,
-        documents,
-        projects,
-        memory,
-        tools,
-        transfer,
-        sharing,
-        plugin_routes,
+    chat_routers = (
+        routes.router,
+        messages.router,
+        answer_tokens.router,
+        chats.archive_router,
+        chats.router,
+        settings_routes.router,
+        prompts.router,
+        preview.router,
+        documents.attachments_router,
+        documents.router,
+        projects.router,
+        prompts.memory_router,
+        tools.router,
+        transfer.router,
+        sharing.router,
+        tools.plugins_router,
     )
     for router in (
         server_facts.health_router,
@@ -339,7 +331,7 @@ def create_app(
         sign_in.sessions,
         operator.router,
         model_pages.router,
-        *(part.router for part in chats),
+        *chat_routers,
     ):
         include_marked(app, router)
     if settings.engine_api:

@@ -60,7 +60,7 @@ def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyP
                 time.sleep(0.2)
             return super().__enter__()
 
-    monkeypatch.setattr(engine_core, "threading", SimpleNamespace(Condition=Slow))
+    monkeypatch.setattr(engine_core, "threading", SimpleNamespace(**vars(threading) | {"Condition": Slow}))
     engine = load(small)
     monkeypatch.undo()
     assert reason(engine.submit([1, 2], GREEDY)) == "length"

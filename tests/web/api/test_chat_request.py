@@ -21,7 +21,7 @@ from notso.smollm3 import (
 )
 from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields, ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import MAX_DEPTH, parse_object
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -13,9 +13,9 @@ from notso.web.chat.library import LibraryWork
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages
 from notso.web.edge.assets import Assets
-from notso.web.edge.client_connection import ClientConnection
-from notso.web.edge.open_streams import OpenStreams
-from notso.web.edge.work_line import WorkLine
+from notso.web.edge.connections import ClientConnection
+from notso.web.edge.limits import OpenStreams
+from notso.web.edge.work_queue import WorkLine
 from notso.web.engine.downloads import Downloads
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry

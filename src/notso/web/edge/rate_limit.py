@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.edge.access import WRONG_KEY
-from notso.web.edge.door import network_of
+from notso.web.edge.connections import network_of
 from notso.web.edge.errors import is_api
 
 WINDOW_SECONDS = 60

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from notso.smollm3 import EngineStats, ModelInfo, ProcessMemory, official_files, process_memory
-from notso.web.engine.host import EngineHost
+from notso.web.engine.host import EngineHost, ServedModel
 from notso.web.engine.models import Installed, ModelRegistry, take_inventory
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.served_model import ServedModel
 from notso.web.values.errors import Problem
 from notso.web.values.wording import ordinal, words
 

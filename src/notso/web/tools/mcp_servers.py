@@ -34,7 +34,6 @@ from pydantic import ValidationError
 
 from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
 from notso.web.tools.elicitation import Ask, question_of
-from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
 from notso.web.tools.mcp_config import LeftOut, McpEntry
 from notso.web.tools.mcp_offers import (
     Offer,
@@ -47,7 +46,7 @@ from notso.web.tools.mcp_offers import (
     text_of_resource,
     usage_of,
 )
-from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, McpProcess
+from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, SESSION_LOST, McpAddress, McpProcess
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 

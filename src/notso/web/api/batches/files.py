@@ -23,7 +23,7 @@ from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 
 router = APIRouter()

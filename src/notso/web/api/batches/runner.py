@@ -22,10 +22,9 @@ from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
 from notso.web.edge.access import Caller, KeyRing
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.api_error import ApiError
-from notso.web.edge.errors import ApiEdge
+from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.store.records import StoredBatch, StoredFile
-from notso.web.values.request_id import HEADER
+from notso.web.values.ids import HEADER
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000

@@ -46,7 +46,7 @@ from notso.web.api.shared.vector_search import (
     store_id_of,
 )
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.values.ids import is_id
 from notso.web.values.visible_text import visible_line

@@ -19,7 +19,7 @@ from notso.web.api.shared.serializer import DONE, PING, data_event, progress_bod
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import EventStream, Owner, read_body, respond, sse_events
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()

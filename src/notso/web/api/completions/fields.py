@@ -51,7 +51,7 @@ from notso.web.api.shared.serializer import DONE, PING, data_event, progress_bod
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000

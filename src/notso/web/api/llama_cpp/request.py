@@ -57,7 +57,7 @@ from notso.web.api.shared.serializer import PING, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
 
 SHOWN_RANDOM_SEED = 0xFFFFFFFF

@@ -61,7 +61,7 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.request_fields.sampling_fields import checked_params, parameters_in, sampling_names
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.given_documents import NO_FILES, Files, GivenDocument, GivenDocuments, GivenFile, digest_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 BETWEEN_BLOCKS = "\n"

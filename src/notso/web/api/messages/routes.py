@@ -26,7 +26,7 @@ from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()

@@ -50,7 +50,7 @@ from notso.web.api.request_fields.sampling_fields import (
 )
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.values.durations import duration_s
 
 RANDOM_SEED = -1

@@ -40,7 +40,7 @@ from notso.web.api.shared.serializer import as_json, large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
 from notso.web.edge.access import GUARDED, caller_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import LATEST, model_id, names_of, other_models
 from notso.web.engine.models import Installed
 from notso.web.values.wording import words

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import Grammar, ToolChoice, ToolName
 from notso.text_file import NotTextError, decode_text
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.values.strict_fields import StrictFields
 
 MAX_DEPTH = 64

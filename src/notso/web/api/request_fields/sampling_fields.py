@@ -36,7 +36,7 @@ from notso.web.api.request_fields.fields import (
     schema_grammar,
     works,
 )
-from notso.web.edge.api_error import api_error_of
+from notso.web.edge.errors import api_error_of
 from notso.web.values.strict_fields import at_most
 
 

@@ -55,7 +55,7 @@ from notso.web.api.responses.fields import (
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.given_documents import GivenDocuments
 from notso.web.api.shared.serializer import as_json
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.protocol import StoredResponse
 
 Item = Mapping[str, Any]

@@ -13,7 +13,7 @@ from notso.web.api.responses.file_search import annotation_of
 from notso.web.api.responses.request import ResponseRequest, item_id
 from notso.web.api.shared.completion import entries
 from notso.web.api.shared.serializer import PING, named_event
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Stores a finished response and the conversation for the next one."""

@@ -21,8 +21,8 @@ from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, inval
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import chosen_model, known, read_body, serving
 from notso.web.edge.access import GUARDED, operator_only
-from notso.web.edge.api_error import ApiError
-from notso.web.engine.adapter_files import within
+from notso.web.edge.errors import ApiError
+from notso.web.engine.host import ServedModel
 from notso.web.engine.model_names import (
     ModelChoice,
     adapters_of,
@@ -32,9 +32,8 @@ from notso.web.engine.model_names import (
     other_models,
     served_file,
 )
-from notso.web.engine.models import Installed
+from notso.web.engine.models import Installed, within
 from notso.web.engine.port import AdapterSource
-from notso.web.engine.served_model import ServedModel
 
 adapters_router = APIRouter()
 

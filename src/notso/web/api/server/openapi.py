@@ -25,8 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from notso.web.api.server.compatibility import ADDRESSES
 from notso.web.api.shared.completion import release
 from notso.web.edge.access import GUARDED, public
-from notso.web.edge.api_error import OLLAMA_PREFIX
-from notso.web.edge.errors import is_api_path
+from notso.web.edge.errors import OLLAMA_PREFIX, is_api_path
 
 SCHEMAS = "#/components/schemas/"
 

@@ -17,7 +17,7 @@ from notso.web.api.shared.completion import release
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
 from notso.web.edge.access import GUARDED, PUBLIC, operator_only
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()

@@ -18,7 +18,7 @@ from notso.smollm3 import (
     ignored_keywords,
 )
 from notso.web.api.request_fields.fields import MAX_HINTS, GivenHint
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
 """A conversation, or text or token ids to continue."""

@@ -22,8 +22,7 @@ from notso.smollm3 import NotsoError
 from notso.web.api.shared.resumable import ResumableStream
 from notso.web.edge.access import INSIDE, Caller, KeyRing, caller_of
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.api_error import ApiError
-from notso.web.edge.errors import ApiEdge
+from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.services import Shared
 from notso.web.store.protocol import StoredResponse
 from notso.web.store.records import OpenResponse

@@ -23,7 +23,7 @@ from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.serving import T, read_body, require_json
 from notso.web.edge.access import owner_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 from notso.web.values.child_work import child_work
 from notso.web.values.visible_text import visible_line

@@ -28,8 +28,7 @@ from notso.web.api.shared.resumable import (
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import INCOMPLETE
 from notso.web.edge.access import KeyRing
-from notso.web.edge.api_error import ApiError, api_error_of
-from notso.web.edge.errors import is_api
+from notso.web.edge.errors import ApiError, api_error_of, is_api
 from notso.web.store.records import KeptAnswer
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"

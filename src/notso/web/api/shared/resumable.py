@@ -18,7 +18,7 @@ from notso.web.api.shared.serializer import (
     generation_events,
     sse_events_of,
 )
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 

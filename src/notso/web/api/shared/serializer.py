@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 

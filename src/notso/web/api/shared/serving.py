@@ -37,7 +37,7 @@ from notso.web.api.shared.serializer import (
 )
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import (
     ModelChoice,
     adapter_id,
@@ -47,8 +47,7 @@ from notso.web.engine.model_names import (
     model_id,
 )
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.quotas import Submission, Submissions
-from notso.web.engine.running import RunningRequest
+from notso.web.engine.running import RunningRequest, Submission, Submissions
 
 RECEIPT = "x-notso-receipt"
 FIELD = "notso_receipt"

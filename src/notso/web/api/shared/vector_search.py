@@ -10,7 +10,7 @@ from pydantic import Field
 
 from notso.web.api.request_fields.fields import Fields, Hint, Label, Notes, hint, works
 from notso.web.api.shared.services import ApiServices
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.documents import Library, PassageHit, StoredDocument
 
 MAX_RESULTS = 50

@@ -37,9 +37,9 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, sidebar_context, tab_of
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
-from notso.web.edge.client_connection import connection_of
+from notso.web.edge.connections import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
-from notso.web.rendering.mathml import with_mathml
+from notso.web.rendering.math import with_mathml
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
 from notso.web.values.errors import Problem, StorageDamagedError
 from notso.web.values.ids import new_id

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections
-from notso.web.store.postgres.database import PostgresDatabase
+from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections, PostgresDatabase
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, Statements

@@ -43,7 +43,6 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.documents import SQLDocuments, project_of
 from notso.web.store.sql.records import SQLRecords
-from notso.web.store.sql.removal import forget_conversations, remove_piece
 from notso.web.store.sql.rows import (
     CHAT_FIELDS,
     attachments_of,
@@ -54,6 +53,7 @@ from notso.web.store.sql.rows import (
     trace_of,
 )
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
+from notso.web.store.sql.tree_writes import forget_conversations, remove_piece
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps

@@ -19,24 +19,22 @@ from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.connection import (
     DirectoryLock,
-    copy,
-    fold,
-    open_nothing,
-    open_reader,
-    open_writer,
-    snapshot,
-    storage_errors,
-    transaction,
-)
-from notso.web.store.sqlite.damage import (
     Witness,
     commits_acknowledged,
     commits_in,
+    copy,
     damage_of,
+    fold,
     keep_copy,
     move_strange_log,
+    open_nothing,
+    open_reader,
+    open_writer,
     roll_back,
     said_of,
+    snapshot,
+    storage_errors,
+    transaction,
 )
 from notso.web.store.sqlite.migrations import SCHEMA_VERSION
 from notso.web.values.errors import DataDirectoryBusyError, StorageDamagedError, StorageError
