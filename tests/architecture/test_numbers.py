@@ -14,7 +14,7 @@ from notso.web.chat.services import MOST_WAITING_IMPORTS
 from notso.web.edge import connections, limits, work_queue
 from notso.web.store.postgres import store
 from notso.web.tools import mcp_config, mcp_process, mcp_servers, toolbox
-from notso.web.turns import attachments, tool_calls
+from notso.web.turns import documents, tool_calls
 from notso.web.values.settings import DEFAULT_PORT, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ SENTENCES = [
     (OPERATIONS, f"chats, {imports.MAX_MESSAGES:,} messages,"),
     (OPERATIONS, f"can be restored for {app.UNDO_SECONDS:.0f} seconds. Within {app.PURGE_SECONDS:.0f} more"),
     (OPERATIONS, f"port {DEFAULT_PORT} with `/v1`, or on"),
-    (CHAT, f"{said(attachments.MAX_ATTACHMENTS)} files of"),
+    (CHAT, f"{said(documents.MAX_ATTACHMENTS)} files of"),
     (CHAT, f"{Settings().max_message_characters:,} characters in all"),
     (CHAT, f"at most {toolbox.MAX_RESULT_CHARACTERS:,} characters of it"),
     (CHAT, f"A response can contain up to {said(tool_calls.MAX_ROUNDS)} rounds"),

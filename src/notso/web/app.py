@@ -92,7 +92,7 @@ from notso.web.store.protocol import ChatStore, Conversation, Orphan
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.command_view import CommandView
 from notso.web.tools.toolbox import PluginTools, Toolbox, ToolSource, mcp_servers
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import (
     NotsoError,

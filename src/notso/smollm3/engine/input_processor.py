@@ -16,13 +16,11 @@ from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.output_processor import OutputProcessor, PromptScores, token_logprob
-from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
 from notso.smollm3.sampling.quoted_fields import quoted_fields
 from notso.smollm3.sampling.quotes import Quotes
-from notso.smollm3.sampling.sampler import Sampler
-from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
+from notso.smollm3.sampling.sampler import NO_BREAKERS, Sampler, SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter, StepLatency

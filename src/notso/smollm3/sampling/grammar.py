@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.extent import grammar_extent
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
 from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
@@ -24,7 +23,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
 )
 from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, looks_around
 from notso.smollm3.sampling.shortest_end import ShortestEnd
-from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, number_digits
+from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, grammar_extent, number_digits
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from notso.web.rendering.budget import Budget, Deadline
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
 from notso.web.store.protocol import ChatStore, Shown, StoredMessage
-from notso.web.turns.tool_rounds import parts_of
+from notso.web.turns.prompt import parts_of
 from notso.web.turns.turn_log import CARD_MARK
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError

@@ -22,7 +22,7 @@ from notso.web.engine.models import ModelRegistry
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.tools.toolbox import Toolbox
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.fair_queue import FairQueue
 

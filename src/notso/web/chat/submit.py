@@ -32,13 +32,11 @@ from notso.web.store.protocol import (
 )
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.answer_trace import at_start_of, request_of, traced
-from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
-from notso.web.turns.documents import PromptDocuments, prompt_documents
+from notso.web.turns.documents import PromptDocuments, attachments_from, prompt_documents
 from notso.web.turns.every_part import MAX_PARTS, Part, document_parts
-from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
+from notso.web.turns.prompt import SUMMARY_REQUEST, next_request, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
-from notso.web.turns.tool_rounds import next_request
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
 from notso.web.values.errors import Problem, QuotaError, StorageError

@@ -32,8 +32,8 @@ from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.command_view import CommandView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.citations import with_citations
-from notso.web.turns.tab_feed import Feed
-from notso.web.turns.tool_rounds import parts_of
+from notso.web.turns.prompt import parts_of
+from notso.web.turns.sse import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.turns.turns import Turns

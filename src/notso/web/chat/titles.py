@@ -17,7 +17,7 @@ from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, settings_in_chat
 from notso.web.turns.documents import PromptDocuments, prompt_documents
 from notso.web.turns.prompt import conversation_of, prompt_messages
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError

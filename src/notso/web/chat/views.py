@@ -19,7 +19,7 @@ from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
-from notso.web.turns.turn_stats import TurnStats, stats_of
+from notso.web.turns.status_line import TurnStats, stats_of
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.wording import words

@@ -9,7 +9,7 @@ from typing import cast
 
 from notso.web.replicas.exchange import Body, Exchange
 from notso.web.store.protocol import ChatStore, Orphan, StoredMessage
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import TurnLog

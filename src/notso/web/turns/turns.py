@@ -13,11 +13,11 @@ from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.tools.elicitation import DECLINED, Elicitation, Reply, values_of
+from notso.web.turns.status_line import TurnStats
 from notso.web.turns.tool_calls import Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.turns.turn_log import Card
-from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.errors import Problem
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import words

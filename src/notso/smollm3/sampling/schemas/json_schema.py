@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schemas.keywords import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 from notso.smollm3.sampling.schemas.negation import Schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
+from notso.smollm3.sampling.schemas.simplifying import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 
 MAX_CHARACTERS = 2**20
 """Maximum length of a schema in a request."""

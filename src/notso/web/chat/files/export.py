@@ -20,8 +20,7 @@ from notso.web.store.protocol import Chat, StoredMessage, ToolUse, WholeChat
 from notso.web.store.tree import line_to, shown_path
 from notso.web.turns.chat_settings import SETTING_NAMES, settings_from
 from notso.web.turns.citations import markdown_with_citations
-from notso.web.turns.prompt import prompt_messages
-from notso.web.turns.tool_rounds import answer_messages, parts_of
+from notso.web.turns.prompt import answer_messages, parts_of, prompt_messages
 from notso.web.values.wording import words
 
 Row = dict[str, Any]

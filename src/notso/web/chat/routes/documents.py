@@ -23,7 +23,7 @@ from notso.web.chat.views import Owner, find_chat, find_project, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.documents import DEFAULT_LIBRARY, Library, StoredDocument
-from notso.web.turns.attachments import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
+from notso.web.turns.documents import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
 from notso.web.values.child_work import child_work
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_id

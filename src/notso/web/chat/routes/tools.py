@@ -25,7 +25,7 @@ from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
-from notso.web.turns.attachments import MAX_ATTACHMENT_BYTES
+from notso.web.turns.documents import MAX_ATTACHMENT_BYTES
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import Problem, ToolError
