@@ -251,7 +251,7 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     total = sum(len(each.text) for each in found)
     if total > max_characters:
-        raise Problem(400, words["error_too_long"].format(length=written(total), limit=number(max_characters)))
+        raise Problem(400, words["error_too_long"].format(length=written(total), limit=written(max_characters)))
     return tuple(found)
 
 
