@@ -128,8 +128,6 @@ SHARE = 32  # lines per task: twice an engine's concurrency, and the most work t
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of lines."""
-
     answered: int = 0
     failed: int = 0
 

@@ -41,8 +41,6 @@ _ID_DIGITS = 24
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A line of the input."""
-
     number: int
     id: str
     content: bytes | None  # None: longer than MAX_LINE_BYTES
@@ -58,7 +56,6 @@ class BatchInput:
         self.ids = {line.id for line in self.lines()}
 
     def lines(self) -> Iterator[RequestLine]:
-        """Yield every non-blank line in order."""
         seen: set[bytes] = set()
         with self.path.open("rb") as file:
             for number, content in enumerate(self._contents(file), start=1):
@@ -214,8 +211,6 @@ class _Asked:
 
 
 class BatchRun:
-    """One pass over the input."""
-
     def __init__(
         self,
         engine: Engine,

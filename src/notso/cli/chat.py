@@ -82,7 +82,6 @@ def chat(
 
 
 def converse(conversation: Conversation, read_line: ReadLine) -> None:
-    """Run the chat until the user quits."""
     interrupted = False
     while True:
         try:

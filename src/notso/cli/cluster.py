@@ -120,7 +120,6 @@ def cluster(
 
 
 def ray_control() -> ModuleType:
-    """Return the module that uses Ray."""
     from notso.cluster.plan import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():

@@ -41,8 +41,6 @@ _THINKING, _THOUGHT = "[thinking]", "[end of thinking]"
 
 
 class MessagePrinter:
-    """Prints an answer incrementally."""
-
     def __init__(self, *, show_reasoning: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._show_reasoning = show_reasoning
         self._out = out or sys.stdout
@@ -78,7 +76,6 @@ class MessagePrinter:
         self._err.flush()
 
     def finish(self) -> None:
-        """End the answer's last line."""
         self.close_reasoning()
         self._out.write("\n")
         self._out.flush()

@@ -179,7 +179,6 @@ LibraryDisk = Annotated[
 
 
 def of_setting(name: str) -> Any:
-    """Return the option of a setting."""
     each = OPTIONS[name]
     spelled = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
     told = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help

@@ -146,7 +146,7 @@ class Conversation:
 
 
 class Leave(Exception):
-    """Quits the chat."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +329,6 @@ MAX_BYTES = 16 << 20  # the page's own limit for an import
 
 
 class LoadedChat(NamedTuple):
-    """A conversation read from a file."""
-
     messages: list[Message]
     system: str | None
 

@@ -69,7 +69,6 @@ def abandon_stdout() -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether `stream` is an interactive terminal."""
     if os.environ.get("NOTSO_PLAIN") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
@@ -101,7 +100,6 @@ def complain(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one line of JSON to stdout."""
     text = json.dumps(value, ensure_ascii=False)
     # JSON allows DEL and C1 control characters unescaped, but terminals act on them.
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)

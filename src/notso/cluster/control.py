@@ -86,7 +86,6 @@ class Status:
 
 
 def status() -> Status:
-    """Return the current status."""
     application = serve.status().applications.get(APPLICATION)
     if application is None:
         return Status()

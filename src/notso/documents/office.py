@@ -22,8 +22,6 @@ _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)
 
 @dataclass
 class _Page:
-    """Blocks of text, with tables that are still open."""
-
     blocks: list[str] = field(default_factory=list)
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""

@@ -30,7 +30,6 @@ def estimated_tokens(text: str) -> int:
 
 
 def page_at(pages: Sequence[int], place: int) -> int:
-    """Return the number of the page that contains a character, counted from 1."""
     return max(1, bisect_right(pages, place))
 
 

@@ -61,7 +61,6 @@ class DocumentReader:
             self.kill()
 
     def kill(self) -> None:
-        """End the child."""
         self._child.kill()
 
 

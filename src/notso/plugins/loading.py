@@ -13,8 +13,6 @@ GROUP = "notso.plugins"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An installed plugin and its distribution."""
-
     name: str
     distribution: str
     version: str

@@ -79,7 +79,6 @@ class Format:
 
     @property
     def is_float(self) -> bool:
-        """Whether values are plain floats."""
         return self.block_values == 1
 
     @property
@@ -149,7 +148,6 @@ UNSUPPORTED_NAMES: dict[int, str] = {
 
 
 def format_name(ggml_type: int) -> str:
-    """Return the name of a format number, supported or not."""
     if ggml_type in FORMATS:
         return FORMATS[ggml_type].name
     return UNSUPPORTED_NAMES.get(ggml_type, f"unknown type {ggml_type}")

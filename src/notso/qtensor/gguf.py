@@ -83,8 +83,6 @@ class NumberSpan:
 
 
 class Metadata(Mapping[str, Any]):
-    """Entries in file order: int, float, bool, str, or lists."""
-
     # Arrays and long strings are validated at open, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries

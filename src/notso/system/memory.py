@@ -109,7 +109,6 @@ def available_memory(
 
 
 def physical_memory() -> int:
-    """Return the machine's memory."""
     if sys.platform == "darwin":
         return libsystem.number("hw.memsize")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -203,8 +203,6 @@ _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Components of one application."""
-
     shared: Shared
     chat: ChatServices
     api: ApiServices

@@ -259,7 +259,6 @@ class LogPace(logging.Filter):
 
 
 def pace_logs() -> None:
-    """Throttle these loggers and their children."""
     # A logger's filter does not apply to records of its children, so the handlers get it.
     for name in ("", *CAUSED_BY_CLIENTS):
         for handler in logging.getLogger(name).handlers:

@@ -18,8 +18,6 @@ from notso.web.values.settings import Settings
 
 @dataclass(slots=True)
 class Shared:
-    """Shared services, created once per application."""
-
     settings: Settings
     store: ChatStore
     engine: EngineHost

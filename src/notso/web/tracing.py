@@ -47,7 +47,6 @@ class Tracing:
 
     @property
     def config(self) -> TelemetryConfig:
-        """FastAPI's telemetry configuration."""
         return {
             "tracer_provider": self._provider,
             "auto_configure": not self._is_configured,

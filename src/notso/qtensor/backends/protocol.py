@@ -38,8 +38,6 @@ class RMSNorm:
 
 
 class Program(Protocol):
-    """Captured operations on live arrays."""
-
     def __len__(self) -> int: ...
 
     def record(self) -> AbstractContextManager[Program]:
@@ -56,8 +54,7 @@ class KeyValuePool(Protocol):
     def nbytes(self) -> int: ...
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes per block."""
+    def block_bytes(self) -> int: ...
 
     def read_block(self, block: int) -> bytes:
         """Copy a block out. Raises OperandError."""
@@ -118,8 +115,7 @@ class Backend(Protocol):
     def upload(self, values: Host) -> Array:
         """Return contiguous `values` as an array; the caller gives up ownership."""
 
-    def write(self, array: Array, values: Numbers) -> None:
-        """Fill an array from the host."""
+    def write(self, array: Array, values: Numbers) -> None: ...
 
     def download(self, array: Array) -> Host:
         """Return an array's values, valid until it is written."""
@@ -131,8 +127,7 @@ class Backend(Protocol):
         """Room for `count` weights, None if useless. Raises QTensorError."""
 
     @property
-    def has_weight_arena(self) -> bool:
-        """Whether weight_arena is available."""
+    def has_weight_arena(self) -> bool: ...
 
     def key_value_pools(
         self,

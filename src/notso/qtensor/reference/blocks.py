@@ -348,7 +348,6 @@ def _half_bytes(values: Floats) -> Bytes:
 
 
 def pack_scales(scales: Integers, mins: Integers) -> Bytes:
-    """Inverse of `unpack_scales`."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4

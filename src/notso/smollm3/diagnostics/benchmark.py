@@ -64,8 +64,6 @@ _NO_TIME = 1e-9
 
 
 class EngineMeter:
-    """Times an engine on random prompts."""
-
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
         self._random = np.random.default_rng(seed)
@@ -143,7 +141,6 @@ class EngineMeter:
         return last.steps[:tokens]
 
     def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
-        """Generate exactly `tokens` tokens."""
         watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
@@ -194,8 +191,6 @@ class EngineMeter:
 
 
 class GenerationWatch:
-    """Arrival times of one generation's tokens."""
-
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._seen = 0
@@ -241,7 +236,6 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return date, CPU, memory, kernel and versions."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
@@ -255,7 +249,6 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name, or its architecture."""
     return processors.name() or platform.machine()
 
 
@@ -347,8 +340,6 @@ class BenchmarkPlan:
 
 @dataclass(slots=True)
 class Samples:
-    """Repeated measurements of one quantity."""
-
     values: list[float] = field(default_factory=list)
 
     @property
@@ -472,7 +463,6 @@ class _Rounds:
         return [{"tokens": NEW_TURN_TOKENS, "cached": d, **s.summary("ms")} for d, s in self.first_token.items()]
 
     def comparison(self, peer: PeerProcess) -> dict[str, Any]:
-        """Return the peer's results, and ratios of medians."""
         rows, ratio = self.rows(self.theirs), self.rows({})
         for kind in rows:
             for row, task in zip(rows[kind], (task for task in self.theirs if task[0] == kind), strict=True):

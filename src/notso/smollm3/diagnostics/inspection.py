@@ -51,8 +51,6 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class FormatTotal:
-    """Totals of one block format."""
-
     format: str
     tensors: int
     parameters: int
@@ -61,8 +59,6 @@ class FormatTotal:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """Vocabulary and template of the file."""
-
     kind: str
     pre: str
     tokens: int
@@ -87,8 +83,6 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What running the file as a SmolLM3 takes."""
-
     config: dict[str, Any]
     nope_layers: tuple[int, ...]
     q6_k_layers: tuple[int, ...]  # where attn_v and ffn_down are both Q6_K

@@ -29,8 +29,6 @@ Progress: TypeAlias = Callable[[int, int], None]  # windows done, in all
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and its standard error."""
-
     value: float
     error: float
 

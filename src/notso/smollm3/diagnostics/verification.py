@@ -49,7 +49,6 @@ def model_fingerprint(engine: Engine) -> str:
 
 
 def answer_fingerprint(*texts: str) -> str:
-    """Hash the parts of an answer."""
     return _hash("\0".join(texts).encode("utf-8", "surrogatepass"))
 
 
@@ -88,8 +87,6 @@ class TensorCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of all checks of one file."""
-
     path: str
     size_bytes: int
     sha256: str | None
@@ -106,7 +103,6 @@ class Verification:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line each."""
         found = (self.structure_problem, self.prompt_problem)
         return (*filter(None, found), *(f"{check.name}: {check.problem}" for check in self.tensors if check.problem))
 
@@ -160,7 +156,6 @@ def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
 
 
 def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
-    """Check scales, and the products of sampled rows."""
     tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTISED_TOLERANCE
 
     def result(rows: int, error: float | None, problem: str | None) -> TensorCheck:

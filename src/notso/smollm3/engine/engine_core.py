@@ -70,7 +70,6 @@ PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
 def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
-    """Report new queue places."""
     for place, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
@@ -100,8 +99,6 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Counters of `EngineStats`."""
-
     # Counted in place: every answer updates them in every step, where copies would be measurable.
     steps_total: int = 0
     prompt_tokens_total: int = 0

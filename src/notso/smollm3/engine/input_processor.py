@@ -193,7 +193,6 @@ class InputProcessor:
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the capacity for a prompt and its answer."""
         return self._document_tokens if options.prefix is not None else self._context_tokens
 
     def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:

@@ -83,18 +83,15 @@ class EnginePlan:
 
 
 def longest_context(config: SmolLM3Config) -> int:
-    """Return the longest supported context."""
     return config.max_context_tokens
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
-    """Return cache bytes per token over all layers."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
     return config.num_hidden_layers * config.num_key_value_heads * pair
 
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the rows of the largest step."""
     # Beyond the trained context memory is scarce and attention dominates the time, so steps have a quarter of the rows.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
@@ -292,7 +289,6 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
 
 
 def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
-    """Store the KV format, unless memory decided it."""
     if asked.cache_dir is None or asked.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)

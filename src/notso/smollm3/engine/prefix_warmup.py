@@ -78,7 +78,6 @@ class PrefixWarmup:
         self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def note(self, request: Request) -> None:
-        """Schedule the turn after a finished answer."""
         sequence = request.sequence
         if request.next_ids is None or request.output.finish_reason not in ("stop", "tool_calls"):
             return
@@ -118,7 +117,6 @@ class PrefixWarmup:
             self._drafts.pop(sequence.salt.owner, None)
 
     def clear(self, conversation: bytes | None = None) -> None:
-        """Cancel pending work."""
         for note in list(self._notes):
             if conversation in (None, note.conversation):
                 self._notes.remove(note)

@@ -137,7 +137,6 @@ class Request:
         return token, self.take(token, None if self.describe is None else self.describe(logits, token))
 
     def draw(self, logits: Floats) -> int:
-        """Return the next token from logits (V,)."""
         sequence, structured_output = self.sequence, self.structured_output
         in_reasoning = self.output.in_reasoning
         restricted = logits if self.processors is None else self.processors.change(logits, sequence.tokens)
@@ -191,7 +190,6 @@ class Request:
             self.replayed_events += self.close_reasoning()
 
     def first_events(self) -> list[Event]:
-        """Return the events at the start of the work, once."""
         replayed, self.replayed_events = self.replayed_events, []
         if not self.reports_ids:
             return replayed
@@ -218,7 +216,6 @@ class Request:
         return [*events, *self.token_event(start, is_forced=True)]
 
     def accept(self, drafted: int, right: int) -> None:
-        """Record accepted drafts."""
         self.drafted += drafted
         self.accepted += right
         if self.drafter is not None:

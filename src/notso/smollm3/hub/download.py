@@ -164,12 +164,10 @@ def plan_download(
 
 
 def part_path(file: KnownFile) -> Path:
-    """Return the partial file's path."""
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 
 def is_offline() -> bool:
-    """Return whether Hugging Face's variables forbid the network."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
@@ -223,7 +221,7 @@ def pull(
 
 
 class _Interrupted(Exception):
-    """A transient failure."""
+    pass
 
 
 class _Part:

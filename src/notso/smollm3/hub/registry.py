@@ -43,15 +43,12 @@ _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A file, and its name in the store."""
-
     name: str
     path: Path
     store: Store
 
 
 def is_smollm3(path: Path) -> bool:
-    """Return whether a file starts as a SmolLM3 GGUF, not an adapter."""
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(HEAD_BYTES)
@@ -61,7 +58,6 @@ def is_smollm3(path: Path) -> bool:
 
 
 def stored_models() -> list[StoredModel]:
-    """Return each SmolLM3 file once."""
     found: dict[Path, StoredModel] = {}
     for model in (*_of_ollama(), *_of_folders()):
         if is_smollm3(model.path):
@@ -132,8 +128,6 @@ _QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
-    """A published model file."""
-
     name: str
     repository: str
     revision: str
@@ -171,8 +165,6 @@ KNOWN_FILES: tuple[KnownFile, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model file on this machine."""
-
     # `verified` is "yes" only if the SHA-256 matched a published one. `is_smollm3` is judged by the file's first bytes;
     # named folders also list other files.
     name: str
@@ -185,7 +177,6 @@ class LocalModel:
 
 
 def official_files() -> tuple[KnownFile, ...]:
-    """Return downloadable files, default first."""
     return KNOWN_FILES
 
 
@@ -215,7 +206,6 @@ def hub_cache() -> Path:
 
 
 def repository_folder(file: KnownFile) -> Path:
-    """Return a repository's cache folder."""
     return hub_cache() / ("models--" + file.repository.replace("/", "--"))
 
 
@@ -225,13 +215,11 @@ def blob_path(file: KnownFile) -> Path:
 
 
 def cached_files(repository: str) -> list[Path]:
-    """Return the GGUF files in a repository's cache folder."""
     folder = hub_cache() / ("models--" + repository.replace("/", "--"))
     return sorted(path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file())
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the readable link."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
@@ -245,7 +233,6 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def demo_path() -> Path:
-    """Return the bundled demo model."""
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 

@@ -58,7 +58,6 @@ class ConversationLog:
         self._waste = 0
 
     def read(self, names: Collection[BlockName]) -> None:
-        """Load records of existing files."""
         self._of.clear()
         self._used.clear()
         content = b""
@@ -99,7 +98,6 @@ class ConversationLog:
             self._append(name, conversation, 0)
 
     def use(self, conversation: bytes) -> None:
-        """Make a conversation the most recently used one."""
         name = next((name for name, conversations in self._of.items() if conversation in conversations), None)
         if name is not None and next(reversed(self._used), None) != conversation:
             self._append(name, conversation, 0)
@@ -112,7 +110,6 @@ class ConversationLog:
         return [each for each in self._used if each in left]
 
     def files(self, conversation: bytes) -> list[BlockName]:
-        """Return the files of a conversation."""
         return [name for name, conversations in self._of.items() if conversation in conversations]
 
     def drop(self, name: BlockName) -> None:
@@ -131,7 +128,6 @@ class ConversationLog:
         return left
 
     def rewrite(self) -> None:
-        """Schedule a rewrite."""
         self._is_stale = True
 
     @property

@@ -128,19 +128,16 @@ class DiskStore:
             return sum(len(queued.content) for queued in self._queue.values())
 
     def use(self, conversation: bytes) -> None:
-        """Make a conversation the most recently used one."""
         with self._wake:
             if self.is_writing:
                 self._folder.log.use(conversation)
                 self._wake.notify_all()
 
     def by_use(self) -> list[bytes]:
-        """Return the conversations that have files, least recently used first."""
         with self._wake:
             return self._folder.log.by_use()
 
     def sizes(self, conversation: bytes) -> list[int]:
-        """Return the sizes of a conversation's files, of any model."""
         with self._wake:
             files = self._folder.files
             return [files[str(name)] for name in self._folder.log.files(conversation) if str(name) in files]
@@ -211,7 +208,6 @@ class DiskStore:
         return True
 
     def belongs_to(self, hash: bytes, conversation: bytes) -> None:
-        """Add a stored block to a conversation."""
         with self._wake:
             queued, name = self._queue.get((hash, False)), self._folder.known.get((hash, False))
             if queued is not None:

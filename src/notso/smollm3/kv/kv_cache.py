@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
-    """Return whether most weights are floats or 8-bit."""
     # An 8-bit cache then costs more accuracy than the weights' own format (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
@@ -188,7 +187,6 @@ class KVCache:
                 pool.copy_block(copy.source_window, copy.target_window)
 
     def read_block(self, block: int) -> bytes:
-        """Return a block, layer by layer."""
         return b"".join(pool.read_block(block) for pool in self.pools)
 
     def load_block(self, block: int, read_into: Callable[[list[memoryview]], bool]) -> bool:
@@ -204,7 +202,6 @@ class KVCache:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of a window, or 0."""
         return sum(pool.block_bytes for pool in self._window_pools)
 
     def read_window(self, block: int) -> bytes | None:
@@ -212,7 +209,6 @@ class KVCache:
         return None if window is None else b"".join(pool.read_block(window) for pool in self._window_pools)
 
     def write_window(self, block: int, content: bytearray | memoryview | bytes) -> None:
-        """Write an existing window."""
         self._write(self._window_pools, self._windows[block], memoryview(content))
 
     @staticmethod

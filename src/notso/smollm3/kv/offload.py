@@ -92,11 +92,9 @@ class KVOffload:
             files.adopt(cache_version, versions)
 
     def has(self, hash: bytes) -> bool:
-        """Whether a full block is loadable."""
         return not self._is_lacking(hash) and (self._files.has(hash) or self._readings.has(hash))
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        """Tokens of the partial block after `parent_hash`."""
         return [] if self._is_lacking(parent_hash, is_partial=True) else self._files.partial(parent_hash)
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
@@ -330,7 +328,6 @@ class Readings:
         return None if self.windows is None else self.windows.get(hash, tokens)
 
     def belongs_to(self, hash: bytes, reading: bytes) -> None:
-        """Add a stored block to a reading."""
         for files in self.stores:
             files.belongs_to(hash, reading)
 

@@ -59,7 +59,6 @@ class Adapter:
     layers: tuple[Mapping[str, LowRank], ...]  # per layer, by name in `LayerWeights`
 
     def on(self, backend: Backend) -> Adapter:
-        """Copy to a backend."""
         layers = tuple(
             {role: replace(pair, a=backend.weight(pair.a), b=backend.weight(pair.b)) for role, pair in layer.items()}
             for layer in self.layers
@@ -139,8 +138,6 @@ _LAYER_NAMES = ("layers", "model.layers")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """Parsed adapter_config.json."""
-
     r: int
     lora_alpha: float
     use_rslora: bool

@@ -69,7 +69,6 @@ class WeightPlacement:
         )
 
     def start(self) -> None:
-        """Start any copying."""
         if self._thread is not None:
             self._thread.start()
 
@@ -87,7 +86,6 @@ class WeightPlacement:
         return self._finished.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of migration."""
         self._finished.wait(timeout_s)
 
     def stop(self) -> None:

@@ -63,7 +63,6 @@ class LayerWeights:
     down_proj: Weight
 
     def with_matrices(self, change: Callable[[Any], Weight]) -> LayerWeights:
-        """Replace each matrix by `change(matrix)`."""
         return replace(self, **{name: change(getattr(self, name)) for name in MATRICES})
 
     def with_norms(self, change: Callable[[Any], Array]) -> LayerWeights:
@@ -98,7 +97,6 @@ class SmolLM3Weights:
     lm_head: Weight
 
     def on(self, backend: Backend) -> SmolLM3Weights:
-        """Upload to a backend."""
         embed = backend.weight(self.embed_tokens)
         return SmolLM3Weights(
             embed,

@@ -19,8 +19,6 @@ class Span(str):
 
 
 class Lookahead:
-    """Undecided end of a stream."""
-
     def __init__(self) -> None:
         self.text = ""
         self.start = 0

@@ -70,12 +70,10 @@ class LogprobAlignment:
         self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # start, length, entry
 
     def add(self, length: int, entry: TokenLogprob | None) -> None:
-        """Append one token's characters."""
         self._tokens.append((self._end, length, entry))
         self._end += length
 
     def rest(self) -> list[TokenLogprob]:
-        """Return the remaining entries."""
         return [entry for _, _, entry in self._tokens if entry is not None]
 
     def take_rest(self) -> list[TokenLogprob]:
@@ -177,7 +175,6 @@ class OutputProcessor:
         return (*self._text_alignment.rest(), *self._decoded.rest())
 
     def cut_character(self) -> None:
-        """Drop an incomplete character."""
         if self._thinking.in_reasoning:
             self._characters.drop()
 

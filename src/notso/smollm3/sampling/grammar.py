@@ -361,7 +361,6 @@ def _choice_part(source: str, param: str) -> Part:
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
-    """Return a checked schema's grammar."""
     return {"json_schema": {**schema, "x-guidance": JSON_STYLE}}
 
 

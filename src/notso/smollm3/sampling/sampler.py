@@ -58,8 +58,6 @@ NO_BREAKERS = Breakers()
 
 
 class Repetitions:
-    """Repetitions of a growing history's end."""
-
     def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
         self._params = params
         self._breakers = breakers

@@ -44,8 +44,7 @@ _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
 class Follower(Protocol):
     """A grammar's matcher at the end of a text, such as `llguidance.LLMatcher`."""
 
-    def deep_copy(self) -> Follower:
-        """Return a copy at the same place."""
+    def deep_copy(self) -> Follower: ...
 
     def is_accepting(self) -> bool:
         """Whether the text may end here."""

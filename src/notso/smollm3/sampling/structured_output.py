@@ -27,8 +27,7 @@ class FieldMask(Protocol):
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the permitted ones of the tokens that the grammar allows (V,)."""
 
-    def take(self, text: bytes) -> None:
-        """Record text of the answer."""
+    def take(self, text: bytes) -> None: ...
 
 
 class StructuredOutput:

@@ -442,7 +442,6 @@ class JsonState(NamedTuple):
     digits: int = 0
 
     def behind(self, text: bytes) -> JsonState:
-        """Return the state after `text`."""
         in_string, escaped, digits = self
         for byte in text:
             if escaped:

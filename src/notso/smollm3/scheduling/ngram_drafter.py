@@ -160,7 +160,6 @@ class NgramDrafter:
         return self._continuation(place, length)
 
     def accept(self, drafted: int, accepted: int) -> None:
-        """Record how many drafts were right."""
         if drafted < 1:
             return
         tried = min(accepted + 1, drafted)

@@ -129,7 +129,6 @@ class Scheduler:
             sequence.cached -= before - sequence.computed
 
     def loaded(self, load: BlockLoad) -> None:
-        """Register a loaded block."""
         sequence = load.sequence
         if load.is_partial or load.block not in sequence.blocks:
             return
@@ -145,7 +144,6 @@ class Scheduler:
         self.pool.evict(conversation)
 
     def cached_length(self, salt: CacheSalt, tokens: list[int]) -> int:
-        """Return a prompt's cached length."""
         parent_hash, at = salt.parent_hash(0, b""), 0
         while at + BLOCK_TOKENS < len(tokens):
             piece = tokens[at : at + BLOCK_TOKENS]
@@ -380,8 +378,6 @@ OUTLIER = 2.0  # cap on a timing relative to the previous one
 
 
 class PrefillBudget:
-    """Prefill budget of one engine."""
-
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._seconds: dict[int, float] = {}  # by tiles: an exponential average with factor 1/2

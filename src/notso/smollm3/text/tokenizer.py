@@ -181,7 +181,6 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token)
 
     def token_text(self, token: int) -> str:
-        """Return a token's text."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def id_of(self, text: str) -> int | None:

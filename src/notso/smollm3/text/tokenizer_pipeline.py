@@ -119,7 +119,6 @@ class TokenizerPipeline:
         return cls(pre_tokenizer, normalizer, flags.get("ignore_merges", False) is True)
 
     def entries(self) -> dict[str, str]:
-        """Return GGUF entries."""
         known = next((name for name, each in _NAMED if each == self._plain()), NO_NAME)
         found = {"tokenizer.ggml.pre": known}
         if self.normalizer is not None or known not in PRE_TOKENISERS or not self.ignore_merges:

@@ -46,7 +46,6 @@ class LibraryWork:
         self._queued.set()
 
     async def parse(self) -> None:
-        """Parse queued documents until cancelled."""
         if self._store.read_only:
             return
         is_new, has_failed = not self._store.is_shared, False
@@ -100,7 +99,6 @@ class LibraryWork:
         return image
 
     def forget_images(self, document_id: str) -> None:
-        """Drop the images of a document that is deleted."""
         for key in [each for each in self._images if each[0] == document_id]:
             del self._images[key]
 

@@ -38,8 +38,6 @@ MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget for request bodies holds 
 
 @dataclass(slots=True)
 class ChatServices:
-    """Services of the chat pages only."""
-
     shared: Shared
     turns: Turns
     suggestions: Suggestions

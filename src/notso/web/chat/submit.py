@@ -587,7 +587,6 @@ async def _every_part(services: ChatServices, owner: str, view: ChatView, reques
 
 
 async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
-    """Return the request for a summary of the branch."""
     documents = await documents_in(services, owner, view, choice)
     messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(

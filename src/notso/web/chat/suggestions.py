@@ -55,7 +55,6 @@ class Suggestions:
         return False
 
     def cancel(self) -> None:
-        """Stop the current generation."""
         if self._running is not None:
             self._running.stop()
             self._running = None

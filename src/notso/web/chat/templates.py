@@ -234,7 +234,6 @@ def pretty_json(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace the invisible characters of a name."""
     return "".join(character if is_visible(character) else "�" for character in text)[:80]
 
 

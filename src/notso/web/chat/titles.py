@@ -56,7 +56,6 @@ class Titles:
         turns.at_start.append(lambda turn: self.cancel())
 
     def cancel(self) -> None:
-        """Stop all current generations."""
         for running in list(self._running):
             running.stop()
 
@@ -135,7 +134,6 @@ class Titles:
 
 
 def title_in(text: str) -> str:
-    """Extract the title from the model's text, or ''."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     line = " ".join(line.split())
     for _ in range(2):  # decoration may be nested

@@ -238,7 +238,6 @@ def back(request: Request, address: str) -> Response:
 
 
 def to_page(request: Request, address: str) -> Response:
-    """Navigate the browser, from htmx or a form."""
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})
     return RedirectResponse(address, 303)

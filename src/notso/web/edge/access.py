@@ -63,8 +63,6 @@ NOBODY = Caller("nobody", "nobody")
 
 
 class SignIn(Protocol):
-    """Sign-in method besides the server's key."""
-
     async def __call__(self, request: Request) -> Caller | None:
         """Return the caller, None if unknown. Takes bounded time and raises nothing."""
 
@@ -72,11 +70,9 @@ class SignIn(Protocol):
 class Keys(Protocol):
     """Keys issued by an operator. Methods raise StorageError."""
 
-    async def by_token(self, token: str) -> Caller | None:
-        """Return the caller of a valid key."""
+    async def by_token(self, token: str) -> Caller | None: ...
 
-    async def by_id(self, key_id: str) -> Caller | None:
-        """Return the caller of a key by its id."""
+    async def by_id(self, key_id: str) -> Caller | None: ...
 
 
 class Gate(Protocol):
@@ -205,7 +201,6 @@ class KeyRing:
             await self._book.forget(_named(digest))
 
     async def caller_with(self, key: str) -> Caller | None:
-        """Return the caller of a key."""
         if self.fits(key):
             return LOCAL
         if self._keys is None or not key.startswith(KEY_PREFIX):
@@ -319,7 +314,6 @@ def audited(action: str) -> Any:
 
 
 def mark_of(route: Any) -> Mark:
-    """Return the further marks of a route."""
     found = (each.dependency for each in getattr(route, "dependencies", ()))
     return next((each for each in found if isinstance(each, Mark)), Mark())
 

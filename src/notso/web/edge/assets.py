@@ -34,8 +34,6 @@ _WEIGHT = re.compile(r"[01](\.[0-9]{0,3})?")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A static file."""
-
     body: bytes
     media_type: str
 

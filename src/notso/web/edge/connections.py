@@ -216,7 +216,6 @@ class Lane:
         self._go_on()
 
     def leave(self, connection: ClientConnection) -> None:
-        """End a connection's turn."""
         if self._timer is not None and connection is self._at_work:
             self._timer.cancel()
             self._at_work = self._timer = None
@@ -295,7 +294,6 @@ class ClientConnection(H11Protocol):
         self._note_turn()
 
     def answer_next(self) -> None:
-        """Start the next pipelined request."""
         if not self.gone:
             super().on_response_complete()
             self._note_turn()

@@ -67,20 +67,17 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI error body."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
-        """Anthropic error body."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         details = {"details": dict(self.details)} if self.details is not None else {}
         return {"type": "error", "error": self.body["error"] | {"type": kind} | details}
 
     @property
     def ollama_body(self) -> dict[str, Any]:
-        """Ollama error body."""
         return {"error": self.message}
 
     def body_for(self, path: str) -> dict[str, Any]:
@@ -98,7 +95,6 @@ class ApiError(Exception):
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    """Convert an exception to an ApiError."""
     # Bad input must not become a 5xx: clients retry those.
     match error:
         case ApiError():
@@ -212,7 +208,6 @@ def is_api(scope: Scope) -> bool:
 
 
 def is_api_path(path: str) -> bool:
-    """Whether a path belongs to an API."""
     return f"{path}/".startswith(PREFIXES) or path in PATHS
 
 

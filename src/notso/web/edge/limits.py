@@ -136,7 +136,6 @@ class Arrival:
             self._budget.arrived(self)
 
     def give_way(self) -> None:
-        """Evict this body."""
         self._gave_way = True
         self._gathered = io.BytesIO()
         if not self._timeout.expired():
@@ -206,7 +205,6 @@ class BodyBudget:
         self._tell()
 
     def release(self, arrival: Arrival) -> None:
-        """Free a body's room."""
         self._arriving.pop(arrival, None)
         self.free += arrival.held
         self._held[arrival.holder] -= arrival.held

@@ -206,7 +206,6 @@ class EngineHost:
     # ---- loading and taking
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start loading the default engine."""
         self._loop = loop
         self.want(self.default)
 

@@ -33,12 +33,10 @@ DEFAULT_MODEL = ModelChoice()
 
 
 def model_id(info: ModelInfo) -> str:
-    """Return the model's API name."""
     return "-".join(info.name.lower().split())
 
 
 def adapter_id(info: ModelInfo, adapter: str) -> str:
-    """Return the API name of a model with an adapter."""
     return f"{model_id(info)}:{adapter.lower()}"
 
 

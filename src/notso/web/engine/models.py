@@ -30,8 +30,6 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """An adapter in the operator's folder."""
-
     path: str  # GGUF file or PEFT folder, relative to the operator's folder
     name: str
 

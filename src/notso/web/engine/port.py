@@ -83,8 +83,6 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation with its parameters."""
-
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     options: RequestOptions = field(default_factory=RequestOptions)
@@ -158,8 +156,7 @@ class ChatEngine(Protocol):
 
     def detokenize(self, ids: Sequence[int]) -> str: ...
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
+    def token_texts(self, ids: Sequence[int]) -> list[str]: ...
 
     def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
         """Return the token ids of the rendered prompt."""

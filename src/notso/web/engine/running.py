@@ -444,7 +444,6 @@ class RunningRequests:
         self._one_less.set()
 
     def find(self, name: str, owner: str) -> RunningRequest | None:
-        """Return the owner's request of that name."""
         return next((each for each in self._open if each.name == name and each.owner == owner), None)
 
     def stop_owner(self, owner: str) -> bool:

@@ -136,7 +136,6 @@ _CJK = re.compile(
 
 
 def enable_extensions(parser: MarkdownIt) -> None:
-    """Add the extensions to a parser."""
     parser.inline.ruler.before("html_inline", "inert_html", _inert_html)
     parser.inline.ruler.at("emphasis", _emphasis)
     parser.block.ruler.before("fence", "details", _details, {"alt": ["paragraph", "blockquote", "list", "table"]})

@@ -108,7 +108,6 @@ class ValkeyExchange:
 
     @property
     def is_away(self) -> bool:
-        """Whether the last attempt to reach the server failed."""
         return self._away
 
     def tell(self, kind: str, **body: Any) -> None:

@@ -139,7 +139,6 @@ class Accounts:
             self.release(found)
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
-        """Return whether this prompt and one answer token fit."""
         quota = self._quotas[owner]
         try:
             used = await self.used_today(owner)
@@ -158,7 +157,6 @@ class Accounts:
             self.release([reservation])
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Release reservations."""
         self._ended |= {each.id: each for each in reservations}
         self._due.set()
 

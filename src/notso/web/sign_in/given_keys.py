@@ -54,12 +54,10 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    """Whether a name is valid for a key and its owner."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip()
 
 
 def owner_of_key(key_id: str) -> str:
-    """Return the owner of a key's conversations and usage."""
     return f"key:{key_id}"
 
 

@@ -97,8 +97,6 @@ class ProxyHeader:
 
 @dataclass(frozen=True, slots=True)
 class SignInWays:
-    """Configured sign-in."""
-
     ring: KeyRing
     accounts: Accounts | None  # None for a single user, nothing is counted
     oidc: OidcProvider | None

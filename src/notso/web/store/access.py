@@ -101,8 +101,7 @@ class AccessStore(Protocol):
 
     async def key(self, key_id: str) -> ApiKey | None: ...
 
-    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
-        """Revoke the valid key of that name."""
+    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None: ...
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
         """Add usage and end reservations, in one transaction."""

@@ -513,8 +513,7 @@ class ChatStore(Protocol):
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
 
-    async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
-        """Return the answer of a generation."""
+    async def generation(self, owner: str, generation_id: str) -> StoredMessage | None: ...
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         """Find titles and messages with all words (the last may be a prefix): titles first, then the newest.
@@ -547,8 +546,7 @@ class ChatStore(Protocol):
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
         """Delete a summary and attach what follows to its parent. Chooses the branch."""
 
-    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
-        """Change fields of a chat."""
+    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of temporary chats last used before then."""
@@ -606,8 +604,7 @@ class ChatStore(Protocol):
         Returns None if it does not exist or an answer is unfinished.
         """
 
-    async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool:
-        """Rate an answer."""
+    async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool: ...
 
     async def add_share(self, owner: str, share: Share) -> bool:
         """Store a link to a chat of the owner, and delete the owner's expired ones."""

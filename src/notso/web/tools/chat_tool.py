@@ -60,7 +60,6 @@ class ChatTool:
 
     @property
     def definition(self) -> Tool:
-        """Return the tool's definition for the engine."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 

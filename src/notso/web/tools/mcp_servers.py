@@ -120,7 +120,6 @@ class McpServer:
             return not self.failure
 
     async def stop(self) -> None:
-        """End the server's process, if any."""
         task, self._task = self._task, None
         self._over.set()
         if task is None:
@@ -321,7 +320,6 @@ class McpServers:
             await asyncio.shield(self._starting)
 
     async def close(self) -> None:
-        """End all servers."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
@@ -340,11 +338,9 @@ class McpServers:
         return tuple(found.values())
 
     def failures(self) -> dict[str, str]:
-        """Return the servers that are not running, with reasons."""
         return {server.entry.title: server.failure for server in self._servers if server.failure}
 
     def left_out(self) -> list[LeftOut]:
-        """Return the unused parts of the configuration and of the servers' tools."""
         found = list(self._left_out)
         count = 0
         for server in self._servers:

@@ -36,17 +36,13 @@ MAX_DESCRIPTION_CHARACTERS = 600
 
 
 class PluginTools:
-    """The tools of enabled plugins."""
-
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
 
     async def ready(self) -> None:
-        """Wait until each plugin is loaded or has failed."""
         await asyncio.to_thread(self._plugins.wait)
 
     def failures(self) -> Mapping[str, str]:
-        """Return the plugins that are off, with reasons."""
         return {each.name: each.failure for each in self._plugins.processes if each.failure}
 
     def left_out(self) -> Sequence[LeftOut]:
@@ -54,7 +50,6 @@ class PluginTools:
         return ()
 
     def tools(self) -> Sequence[ChatTool]:
-        """Return the current tools."""
         return [_tool(process, row) for process, row in self._plugins.given("tools")]
 
 
@@ -121,11 +116,9 @@ class Toolbox:
             await asyncio.gather(*(source.ready() for source in self._sources))
 
     def failures(self) -> Mapping[str, str]:
-        """Return the servers and plugins that are not running, with reasons."""
         return {name: why for source in self._sources for name, why in source.failures().items()}
 
     def left_out(self) -> list[LeftOut]:
-        """Return what is configured or offered but not used, with reasons."""
         return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
@@ -137,7 +130,6 @@ class Toolbox:
         return tuple(found.values())
 
     def find(self, name: str) -> ChatTool | None:
-        """Return the tool of that name."""
         return next((tool for tool in self.all() if tool.name == name), None)
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:

@@ -112,7 +112,6 @@ def prompt_messages(
 
 
 def text_size(line: Sequence[StoredMessage]) -> int:
-    """Return the number of characters in these messages."""
     return sum(
         len(each.content) + len(each.reasoning) + sum(len(file.text) for file in each.attachments) for each in line
     )

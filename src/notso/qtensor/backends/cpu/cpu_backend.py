@@ -28,7 +28,6 @@ class CPU:
 
     @property
     def kernels(self) -> str:
-        """Current kernel family."""
         return kernel_choice.kernels()
 
     @property
@@ -43,7 +42,6 @@ class CPU:
         return available_memory(mapped_bytes=mapped_bytes)
 
     def weight_bytes(self, tensor: QTensor) -> int:
-        """Size in the file."""
         return tensor.nbytes
 
     empty = staticmethod(ops.empty)
@@ -53,21 +51,17 @@ class CPU:
         return values
 
     def write(self, array: Array, values: Numbers) -> None:
-        """Fill an array with the given values."""
         array[:] = values
 
     def download(self, array: Array) -> Host:
-        """Return the array itself."""
         values: Host = array
         return values
 
     def weight(self, tensor: QTensor) -> QTensor:
-        """Return the tensor itself, in the mapped file."""
         return tensor
 
     @property
     def has_weight_arena(self) -> bool:
-        """Whether the system has huge pages."""
         return have_huge_pages()
 
     def weight_arena(self, size_bytes: int, count: int) -> HugePageArena:
@@ -84,7 +78,6 @@ class CPU:
         *,
         large_pages: bool = True,
     ) -> Sequence[KeyValuePool]:
-        """Return one pool per layer."""
         return key_value_pools(layers, blocks, kv_heads, head_dim, format, large_pages=large_pages)
 
     program = ops.Program

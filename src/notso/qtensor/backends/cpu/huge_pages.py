@@ -157,7 +157,6 @@ class KeyValuePool:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of each block."""
         return int(self.data.shape[1] * self.data.shape[3])
 
     @property
@@ -178,7 +177,6 @@ class KeyValuePool:
         return self.data[run, :, place]
 
     def read_block(self, block: int) -> bytes:
-        """Return a copy of a block, head by head."""
         return self.block(block).tobytes()
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
@@ -196,7 +194,6 @@ class KeyValuePool:
         self.block(block)[:, [0, -1]] |= 0
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy block `source` to block `target`."""
         self.block(target)[:] = self.block(source)
 
 

@@ -20,8 +20,6 @@ Host = npt.NDArray[Any]
 
 
 class Mirror:
-    """Host copy of an integer array."""
-
     def __init__(self, values: npt.NDArray[np.int32], memory: DeviceMemory) -> None:
         self.values = values
         self._memory = memory
@@ -97,7 +95,6 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
-    """Return the bytes of a weight on a device."""
     return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
@@ -114,7 +111,6 @@ class DeviceWeight:
 
 
 def uploaded(device: Device, values: Host) -> DeviceArray:
-    """Upload a contiguous array."""
     memory = DeviceMemory(device, values.nbytes)
     memory.upload(np.ascontiguousarray(values))
     mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
@@ -122,7 +118,6 @@ def uploaded(device: Device, values: Host) -> DeviceArray:
 
 
 def downloaded(array: DeviceArray) -> Host:
-    """Return an array's values after all pending work."""
     values = np.empty(array.shape, array.dtype)
     array.memory.download(values, array.offset)
     return values

@@ -24,7 +24,6 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def has_driver() -> bool:
-    """Whether the driver is installed."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -43,7 +42,6 @@ def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
 
 
 def bytes_of(values: npt.NDArray[Any]) -> Bytes:
-    """Return a contiguous array as bytes."""
     return values.reshape(-1).view(np.uint8)
 
 
@@ -76,18 +74,14 @@ class DeviceMemory:
             ask(self.device.native.upload, self.address + offset, bytes_of(values))
 
     def download(self, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Fill a contiguous array after all pending work."""
         if values.size:
             ask(self.device.native.download, bytes_of(values), self.address + offset)
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Copy `size` bytes between offsets."""
         ask(self.device.native.copy, self.address + target, self.address + source, size)
 
 
 class Graph:
-    """Captured launches, freed with the last reference."""
-
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
         """Capture `work`, which blocks other device use."""
         self._device = device

@@ -46,9 +46,7 @@ class Peer(Protocol):
 
     def decode(self, configuration: int, tokens: int, depth: int) -> list[float]: ...
 
-    def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
-        """Decode several sequences, a token each per step."""
-        ...
+    def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]: ...
 
     def clear(self, configuration: int) -> None: ...
 
@@ -273,7 +271,6 @@ PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "ope
 
 
 def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
-    """Run a task."""
     from notso.system.memory import process_memory
 
     if task["task"] == "memory":
@@ -295,7 +292,6 @@ def _listen(tasks: queue.SimpleQueue[str]) -> None:
 
 
 def main() -> None:
-    """Load the peer and answer tasks until stdin ends."""
     from notso.system.processes import end_with_parent
 
     end_with_parent()  # elsewhere `_listen` ends it, unless a library holds the interpreter lock

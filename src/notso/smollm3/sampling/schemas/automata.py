@@ -34,7 +34,7 @@ WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 
 
 class TooLargeError(Exception):
-    """The automaton or its expression exceeds its limits."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,6 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Alternatives."""
-
     options: tuple[Node, ...]
 
 
@@ -69,8 +67,6 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Lookahead."""
-
     body: Node
     is_negated: bool
 

@@ -35,7 +35,6 @@ _SIZES = {
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """Return the union."""
     left: list[Schema] = []
     for option in options:
         if option is True or option == {}:
@@ -46,7 +45,6 @@ def any_of(options: Iterable[Schema]) -> Schema:
 
 
 def all_of(schemas: Iterable[Schema]) -> Schema:
-    """Return the intersection."""
     left: list[Schema] = []
     for schema in schemas:
         if schema is False:
@@ -63,7 +61,6 @@ def all_types_but(types: Iterable[str]) -> Schema:
 
 
 def type_of(value: object) -> str:
-    """Return the JSON type of a value."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -261,7 +258,6 @@ class Negation:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """Return the types its values may have."""
     found = set(TYPES)
     names = schema.get("type")
     if isinstance(names, str | list):

@@ -545,7 +545,6 @@ class _Reader:
     # Escapes and classes
 
     def _escape(self) -> _Set:
-        """Read an escape outside a class, after the backslash."""
         if self._at >= len(self._pattern):
             raise self._fault("incomplete escape")
         character = self._next()
@@ -602,7 +601,6 @@ class _Reader:
         return f"\\{letter}{{{name}}}"
 
     def _character(self, *, in_class: bool) -> int:
-        """Return the code point of an escape."""
         character = self._next()
         self._at += 1
         if character in _NAMED:
@@ -670,7 +668,6 @@ class _Reader:
         return int(digits, 8)
 
     def _class(self) -> _Set:
-        """Read a class, after its bracket."""
         is_negated = self._take("^")
         ranges: list[tuple[int, int]] = []
         properties: list[str] = []
@@ -706,7 +703,6 @@ class _Reader:
             properties += member.properties
 
     def _member(self) -> int | _Set:
-        """Read a character or class escape within a class."""
         if not self._take("\\"):
             self._at += 1
             return ord(self._pattern[self._at - 1])

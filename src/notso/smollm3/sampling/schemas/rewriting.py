@@ -640,7 +640,6 @@ class SchemaRewriter:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value."""
     left = [value]
     while left:
         each = left.pop()

@@ -114,7 +114,6 @@ class ObjectCloser:
         return self._exclusive(schema, held, [rest or True] * len(schema.get("oneOf", ())))
 
     def _inside(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Close the members and items."""
         held = dict(schema)
         for keyword in ("properties", "patternProperties"):
             if keyword in schema:

@@ -106,7 +106,6 @@ def _object(request: Request, file: StoredFile) -> dict[str, Any]:
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """Return a file in the API's format."""
     return {
         "id": file.id,
         "object": "file",

@@ -53,7 +53,6 @@ class BatchRunner:
         self._app: FastAPI | None = None
 
     def start(self, app: FastAPI) -> None:
-        """Begin to run batches, by requests to this application."""
         self._app = app
         self._task = asyncio.create_task(self._look())
 
@@ -111,8 +110,6 @@ def batch_runner(request: Request) -> BatchRunner:
 
 
 class _Run:
-    """One batch, from its present status to its end."""
-
     def __init__(
         self,
         services: ApiServices,

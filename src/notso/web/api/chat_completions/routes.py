@@ -28,8 +28,6 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class ControlFields(Fields):
-    """The body of POST /v1/chat/completions/control."""
-
     id: Name
     action: Literal["reasoning_end"]
 

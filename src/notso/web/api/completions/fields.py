@@ -104,8 +104,6 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    """A checked text completion."""
-
     texts: tuple[str, ...] = ()  # of the prompts; '' for token ids until `with_texts`
     echo: bool = False
     include_usage: bool = False
@@ -222,7 +220,6 @@ class TextSerializer:
         return TextSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        """Yield the prompts if `echo` is set."""
         for number, echoed in enumerate(self._echoed):
             if echoed:
                 yield self._sse_event(number, echoed)

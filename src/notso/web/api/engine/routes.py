@@ -48,8 +48,6 @@ MOST_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A front end's request."""
-
     prompt: PromptInput
     params: SamplingParams
     options: RequestOptions
@@ -57,8 +55,6 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """Answer of a session."""
-
     running: RunningRequest
     begun: asyncio.Task[None] | None = None  # done once the engine has accepted or rejected it
     generation: Generation | None = None
@@ -231,7 +227,6 @@ class FrontEnds:
         self._watching = False
 
     def about(self) -> About:
-        """Return the engine's status."""
         shared = self.services.shared
         host = shared.engine
         if host.engine is not None:
@@ -256,7 +251,6 @@ class FrontEnds:
         return session
 
     def remove(self, session: Session) -> None:
-        """End a session that expired."""
         session.end()
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 

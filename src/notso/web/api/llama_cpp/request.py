@@ -344,7 +344,6 @@ class NativeSerializer:
         return data_event(error.body)
 
     def body(self) -> Any:
-        """Return an object, or a list of them."""
         whole = [self._chosen(self._final(number)) for number in range(len(self._choices))]
         return whole if self._asked.is_list else whole[0]
 

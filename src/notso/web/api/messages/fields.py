@@ -39,8 +39,6 @@ Amount = Annotated[int, Field(ge=0)]
 
 
 class InputTokens(Fields):
-    """Number of prompt tokens."""
-
     type: Literal["input_tokens"]
     value: Amount
 

@@ -195,8 +195,6 @@ FOUND_TOOL = "The tool {name} was found."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(ApiRequest):
-    """A checked message request."""
-
     hides_reasoning: bool = False  # report that the model reasons, but not the text
     management: ContextManagement | None = None  # edits to apply
     applied: Applied = ()  # edits applied

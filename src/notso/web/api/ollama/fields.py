@@ -316,8 +316,6 @@ WITHIN_CHAT: Notes = OPTION_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ApiRequest):
-    """A checked request."""
-
     only_loads: bool = False  # load the model without answering
     gives_context: bool = False  # return the conversation as `context`
     given_name: str | None = None  # model name as the client spells it
@@ -325,8 +323,6 @@ class OllamaRequest(ApiRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaEmbedding(EmbeddingRequest):
-    """A checked request for embeddings."""
-
     given_name: str | None = None  # model name as the client spells it
 
 

@@ -51,8 +51,6 @@ MEDIA_TYPE = "application/x-ndjson"
 
 
 class OllamaSerializer:
-    """Serializer for Ollama's format."""
-
     def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
         self._asked = asked
         self._kind = kind
@@ -101,11 +99,9 @@ class OllamaSerializer:
         return whole | ({"logprobs": entries(weighed)} if weighed else {}) | self._end()
 
     def loaded(self) -> dict[str, Any]:
-        """Return the response to a load request."""
         return self._piece() | {"done": True, "done_reason": "load"}
 
     def unloaded(self) -> dict[str, Any]:
-        """Return the response to an unload request."""
         return self._piece() | {"done": True, "done_reason": "unload"}
 
     def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -182,7 +178,6 @@ def listed_name(info: ModelInfo) -> str:
 
 
 def tagged(name: str) -> str:
-    """Add the default tag to a name without one."""
     return name if ":" in name else name + LATEST
 
 

@@ -178,12 +178,10 @@ class Note:
 
     @property
     def advice(self) -> str:
-        """Advice in error messages."""
         return self.instead or ("" if self.is_taken else self.text)
 
     @property
     def described(self) -> str:
-        """Description in the OpenAPI document."""
         return "; ".join(filter(None, (self.text, self.ignored and f"ignored: {self.ignored}")))
 
     @property
@@ -215,7 +213,6 @@ def notes_of(body: type[BaseModel]) -> Notes:
 
 
 def joined(content: Content | None) -> str:
-    """Return the text of a content."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
@@ -245,12 +242,10 @@ def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Return the error for an invalid value."""
     return ApiError(400, code, message, param=param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """Return the error for an unsupported field or value."""
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 

@@ -166,8 +166,6 @@ class FileSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
-    """A checked response request."""
-
     said: tuple[Message, ...]  # conversation without instructions
     items: tuple[Item, ...]  # input as given
     references: tuple[Reference, ...] = ()  # to load before answering

@@ -137,7 +137,6 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
 
 
 async def stored_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
-    """Return a response by id. Raise ApiError if the database fails."""
     try:
         return await services.shared.store.response(owner, id)
     except Exception as error:
@@ -153,7 +152,6 @@ async def found_response(services: ApiServices, owner: str, id: str, param: str)
 
 
 async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: str) -> AnswerElsewhere | None:
-    """Return a response being written by another replica."""
     found = None
     if await stored_response(services, owner, response_id) is None:
         found = await services.resumable_streams.elsewhere.find(owner, response_id)

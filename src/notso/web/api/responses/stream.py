@@ -117,7 +117,6 @@ class ResponseSerializer:
                 logprobs = []
 
     def _search(self) -> Iterator[bytes]:
-        """Report the search, which preceded the prompt."""
         self._searches, search = False, self.asked.search
         if search is None:
             return
@@ -129,7 +128,6 @@ class ResponseSerializer:
         yield from self._done("completed")
 
     async def finalise(self) -> None:
-        """Store the response."""
         # Before completion is reported. Messages dropped from its prompt stay dropped, so that a chain of responses
         # grows no longer than the context.
         if self.asked.keep:

@@ -346,7 +346,6 @@ _BODIES: dict[str, Any] = {
 
 
 def components() -> dict[str, Any]:
-    """Return the schemas of components."""
     return {name: schema_of(spec) for name, spec in COMPONENTS.items()}
 
 
@@ -394,7 +393,6 @@ async def openapi(request: Request) -> Response:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Build the OpenAPI document."""
     kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
@@ -528,7 +526,6 @@ def _fields(title: str, schema: dict[str, Any], schemas: dict[str, Any]) -> Iter
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return a type in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     options = [_kind(each) for each in schema.get("anyOf", ())]

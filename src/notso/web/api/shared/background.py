@@ -63,7 +63,6 @@ async def asked_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, by
 
 
 async def sent_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send a request once; return status, headers and body."""
     status, headers, pieces = 500, dict[str, str](), list[bytes]()
     given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -19,7 +19,6 @@ IMPOSSIBLE = -9999.0
 
 
 def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return chat log probabilities with bytes and top alternatives."""
     return [entry_of(token) | {"top_logprobs": [entry_of(other) for other in token.top]} for token in tokens]
 
 
@@ -43,7 +42,6 @@ def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
 
 
 def characters(tokens: Iterable[TokenLogprob]) -> int:
-    """Return the number of characters that begin in the tokens."""
     return sum(_begins(token.bytes) for token in tokens)
 
 
@@ -123,7 +121,6 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """The API's finish reason."""
         if self.tool_calls and self.finish_reason == "stop":
             return "tool_calls"
         return "stop" if self.finish_reason == "cancelled" else self.finish_reason
@@ -133,7 +130,6 @@ class Choice:
         return logprobs_body(self.content_logprobs, self.reasoning_logprobs)
 
     def body(self, index: int) -> dict[str, Any]:
-        """Return an entry of `choices`."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         message["refusal"] = None
         if self.reasoning:
@@ -218,7 +214,6 @@ class Completion:
         return self.head("chat.completion.chunk") | {"choices": [entry]} | more
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the final chunk with usage."""
         return self.head("chat.completion.chunk") | {"choices": [], "usage": usage_body(choices)}
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -238,7 +233,6 @@ def new_id(kind: str, mark: str = "-") -> str:
 
 @lru_cache(maxsize=8)
 def release() -> str:
-    """Return the installed version."""
     try:
         return version("notso-smollm3-bot")
     except PackageNotFoundError:
@@ -278,7 +272,6 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
-    """Return token counts and times of prefill and decode."""
     # The first token is produced by the prefill, so decode rates exclude it.
     read_ms, written_ms = round(read_ms, 3), round(written_ms, 3)
     return {

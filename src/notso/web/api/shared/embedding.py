@@ -24,8 +24,6 @@ ONE_TOKEN = (SamplingParams(max_tokens=1),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
-    """A checked request for an embedding of each prompt."""
-
     dimensions: int | None = None  # only the model's own number is possible
     truncate: bool = False  # embed the beginning of a text that does not fit
 

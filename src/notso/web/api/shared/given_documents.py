@@ -53,7 +53,6 @@ class GivenFile:
 
     @property
     def key(self) -> str:
-        """Key in Files."""
         return self.file_id or digest_of(self.data)
 
 
@@ -91,7 +90,6 @@ class GivenDocuments:
         return framed(name, f"{context}\n\n{document.text}" if context else document.text)
 
     def numbers(self, kind: str) -> list[int]:
-        """Return the numbers of the documents of one kind, in order."""
         return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
 
     def found(self, number: int, words: str) -> tuple[GivenDocument, int, int] | None:
@@ -213,7 +211,6 @@ def _shown_name(file: Mapping[str, Any], document: Document) -> str:
 
 
 def digest_of(data: str) -> str:
-    """Return the key of a file in Files."""
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 

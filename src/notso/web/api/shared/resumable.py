@@ -31,8 +31,6 @@ PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    """Stream events of one answer and its body."""
-
     def __init__(self, id: str = "", body: Any = None) -> None:
         self.id = id  # names the answer
         self.body = body  # JSON; a preliminary one until the answer is finished

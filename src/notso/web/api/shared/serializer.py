@@ -88,13 +88,11 @@ def as_json(value: Any, *, is_whole: bool = False) -> str:
 
 
 def data_event(value: Any, *, is_whole: bool = False) -> bytes:
-    """Encode an unnamed event."""
     # JSON escapes line ends, so the event is one line.
     return b"data: " + as_json(value, is_whole=is_whole).encode() + b"\n\n"
 
 
 def named_event(name: str, value: Any, *, is_whole: bool = False) -> bytes:
-    """Encode a named event."""
     return b"event: " + name.encode() + b"\n" + data_event(value, is_whole=is_whole)
 
 

@@ -24,8 +24,6 @@ async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
 
 @dataclass(slots=True)
 class ApiServices:
-    """API-specific services."""
-
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)

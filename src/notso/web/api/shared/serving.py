@@ -210,7 +210,6 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
-    """Run work proportional to the request's prompt size."""
     # The body bounds the size of the prompt.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 

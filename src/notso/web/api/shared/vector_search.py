@@ -70,7 +70,6 @@ async def hits_in(
 
 
 def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
-    """Return a passage in the form of a file_search result."""
     return {
         "file_id": file_id,
         "filename": hit.document.name,

@@ -56,8 +56,6 @@ class RefusedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Status of an engine."""
-
     state: str = "loading"  # of the default model, or `stopping`
     failure: str = ""
     info: ModelInfo | None = None

@@ -180,7 +180,6 @@ class RemoteEngine:
         callback()
 
     def lose(self) -> None:
-        """Mark the engine as lost."""
         with self._lock:
             self._lost, callbacks = True, self._when_lost
             self._when_lost = []

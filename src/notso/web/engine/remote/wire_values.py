@@ -49,7 +49,6 @@ METHODS = frozenset(
 
 
 def packed(value: Any) -> Any:
-    """Convert a value for `json`."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, NotsoError):

@@ -97,8 +97,7 @@ class Database(ABC):
         """Whether this process runs the answer."""
 
     @abstractmethod
-    def let_go(self, message_id: str) -> None:
-        """Release a finished answer."""
+    def let_go(self, message_id: str) -> None: ...
 
     # ---- permanent deletion
 

@@ -76,7 +76,6 @@ def fold(text: str) -> str:
 
 
 def indexed_text(text: str) -> str:
-    """Return the words of a text, separated by spaces."""
     return " ".join(words_in(text[:MAX_INDEXED_CHARACTERS]))
 
 
