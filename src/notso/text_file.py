@@ -65,8 +65,6 @@ def utf8_stream(file: BinaryIO) -> BinaryIO:
 
 
 class _Recoded(io.RawIOBase):
-    """UTF-8 made of a file in another encoding, piece by piece."""
-
     PIECE_BYTES = 1 << 16
 
     def __init__(self, file: BinaryIO, encoding: str) -> None:

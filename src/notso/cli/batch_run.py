@@ -49,8 +49,6 @@ class RequestLine:
 
 
 class BatchInput:
-    """Requests of a batch, read once to index and once to answer them."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ids = {line.id for line in self.lines()}
@@ -80,8 +78,6 @@ class BatchInput:
 
 
 class BatchOutput:
-    """Output file, opened for appending and locked against other processes."""
-
     def __init__(self, path: Path, wanted: set[str]) -> None:
         """Open or create the file. Raises typer.BadParameter."""
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -179,8 +175,6 @@ _AHEAD = 2  # requests submitted per engine slot, so that the engine never idles
 
 
 class Lines(Protocol):
-    """Source of request lines."""
-
     ids: set[str]
 
     def lines(self) -> Iterable[RequestLine]: ...
@@ -230,7 +224,6 @@ class BatchRun:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
-        """Run until every line has an answer, or Ctrl-C."""
         self._tell()
         most = _AHEAD * max(1, self._engine.info.max_num_seqs)
         try:

@@ -112,7 +112,6 @@ def _prompt(text: str) -> tuple[int, int]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Return the text report: machine, then Markdown rows."""
     machine, model = result["machine"], result["model"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "

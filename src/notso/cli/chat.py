@@ -97,7 +97,6 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
 
 
 def _handle(conversation: Conversation, text: str) -> bool:
-    """Handle a message or command; True: its answer was stopped by Ctrl-C."""
     from notso.qtensor import NotsoError
 
     outcome = Outcome(question=text)

@@ -91,7 +91,6 @@ class MessagePrinter:
 def collect(
     events: Iterator[Event], printer: MessagePrinter | None, on_first: Callable[[], None] | None = None
 ) -> PrintedMessage:
-    """Print and collect `events`. `on_first` is called at the first one."""
     answer = PrintedMessage()
     asked = time.perf_counter()
     try:

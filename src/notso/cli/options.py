@@ -343,7 +343,6 @@ def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each setting in place of its `**chosen`."""
     return _with_options(command, _setting_options())
 
 

@@ -359,7 +359,6 @@ def as_json(messages: Sequence[Message], system: str | None) -> str:
 
 
 def as_markdown(messages: Sequence[Message], system: str | None) -> str:
-    """Return the conversation without thoughts."""
     from notso.web.values.wording import words
 
     names = {"user": words["you"], "assistant": words["assistant"]}

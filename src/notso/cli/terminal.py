@@ -63,7 +63,6 @@ def prepare_streams() -> None:
 
 
 def abandon_stdout() -> None:
-    """Discard buffered output after EPIPE."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -129,7 +128,6 @@ def gigabytes(size_bytes: float) -> str:
 
 @contextlib.contextmanager
 def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progress]:
-    """Yield a progress callback: a bar, or JSON lines on stderr."""
     if as_json:
         yield _json_lines()
     elif is_terminal(sys.stderr):

@@ -52,7 +52,6 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
 
 
 def where() -> str:
-    """Return the address of the connected Ray."""
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -96,7 +95,6 @@ def status() -> Status:
 
 
 def end() -> None:
-    """Drain and remove the application. Ray keeps running."""
     with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is deployed, or not anymore
         serve.delete(APPLICATION)
         serve.shutdown()

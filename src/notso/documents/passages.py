@@ -25,7 +25,6 @@ class Passage:
 
 
 def estimated_tokens(text: str) -> int:
-    """Estimate the number of tokens in a text without a tokenizer."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 

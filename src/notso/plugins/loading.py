@@ -19,7 +19,6 @@ class Installed:
 
 
 def installed() -> list[Installed]:
-    """List the installed plugins, without running their code."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     return [
         Installed(name, point.dist.name if point.dist else "", point.dist.version if point.dist else "")

@@ -32,7 +32,6 @@ class Plugins:
             process.start()
 
     def wait(self) -> None:
-        """Wait until each is on or off."""
         for process in self.processes:
             process.wait()
 
@@ -54,7 +53,6 @@ class Plugins:
                     yield process, row
 
     def logits_processor(self, name: str) -> RowFunction | None:
-        """Return a function of tokens (int32) and logits (float32), as bytes."""
         for process, row in self.given("logits_processors"):
             if row["name"] == name:
                 return lambda tokens, logits: process.change_row(name, tokens, logits)

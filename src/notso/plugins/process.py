@@ -71,7 +71,6 @@ class PluginProcess:
         self._waited, self._counted = 0.0, time.monotonic()
 
     def start(self) -> None:
-        """Start or restart it, without waiting."""
         with self._lock:
             if self.state != "off":
                 return
@@ -114,7 +113,6 @@ class PluginProcess:
             on_failure.pop_all()
 
     def wait(self, seconds: float = START_SECONDS) -> None:
-        """Wait until it is on or off."""
         self._ready.wait(seconds)
 
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:

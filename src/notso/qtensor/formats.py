@@ -40,7 +40,6 @@ class KVBits:
         return min(self.key, self.value) < 8
 
     def pair_bytes(self, head_dim: int) -> int:
-        """Bytes of a head's key and value, with scales."""
         scales = 0 if self.key == 16 else 2 * SCALE_BYTES
         return (self.key + self.value) * head_dim // 8 + scales
 
@@ -83,7 +82,6 @@ class Format:
 
     @property
     def bits_per_value(self) -> float:
-        """Bits per value, scales included."""
         return 8 * self.block_bytes / self.block_values
 
     def __str__(self) -> str:

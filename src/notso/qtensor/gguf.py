@@ -68,8 +68,6 @@ class TextSpan:
 
 
 class NumberSpan:
-    """An undecoded array of numbers or booleans."""
-
     def __init__(self, values: npt.NDArray[Any], is_bool: bool) -> None:
         self._values = values
         self._is_bool = is_bool
@@ -165,7 +163,6 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        """Free a tensor's pages, which are reread on access."""
         # Tensors outside this mapping are ignored.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data

@@ -104,7 +104,6 @@ def memory_limits(
 def available_memory(
     proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
 ) -> MemoryLimit:
-    """Return the tightest limit."""
     return min(memory_limits(proc, cgroup_root, mapped_bytes), key=lambda limit: limit.available_bytes)
 
 

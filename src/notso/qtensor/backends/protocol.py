@@ -67,16 +67,14 @@ class KeyValuePool(Protocol):
 
     def copy_block(self, source: int, target: int) -> None: ...
 
-    def touch_block(self, block: int) -> None:
-        """Commit memory of a block ahead of its use."""
+    def touch_block(self, block: int) -> None: ...
 
 
 class WeightArena(Protocol):
     """Memory with faster reads than where `weight` places weights."""
 
     @property
-    def layout(self) -> str:
-        """Display name of how weights lie here."""
+    def layout(self) -> str: ...
 
     def copy(self, *weights: Weight) -> tuple[Weight, ...]:
         """Copy weights that are read together. Raises QTensorError when full."""
@@ -90,8 +88,7 @@ class Backend(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """Display name: cpu, or cuda:0 and its model."""
+    def name(self) -> str: ...
 
     @property
     def kernels(self) -> str:
@@ -109,8 +106,7 @@ class Backend(Protocol):
     def weight_bytes(self, tensor: QTensor) -> int:
         """Size of `weight`. Raises DeviceError if unsupported."""
 
-    def empty(self, rows: int, columns: int) -> Array:
-        """Return an uninitialized float32 array."""
+    def empty(self, rows: int, columns: int) -> Array: ...
 
     def upload(self, values: Host) -> Array:
         """Return contiguous `values` as an array; the caller gives up ownership."""

@@ -211,8 +211,6 @@ class Q8KBlocks(NamedTuple):
 
 
 class Q8x32Blocks(NamedTuple):
-    """Activations in blocks of 32."""
-
     d: Floats  # (M, K / 32); NaN if the block had NaN or infinity
     q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
 

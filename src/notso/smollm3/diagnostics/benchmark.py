@@ -90,7 +90,6 @@ class EngineMeter:
         return self.watched(prompt, 1).times[0] - asked
 
     def sampling_s(self, params: SamplingParams) -> float:
-        """Return the median seconds to sample a token."""
         logits = self._engine.logits(self.random_ids(SHORT_TOKENS))[-1]
         sampler = Sampler(params, 1, len(logits))
         seconds = []
@@ -154,7 +153,6 @@ class EngineMeter:
         return [int(i) for i in self._random.choice(self._ids, tokens)]
 
     def prompt(self, depth: int, new_tokens: int) -> list[int]:
-        """Return `depth` cached and then new tokens."""
         if depth and depth not in self._laid:
             self._laid[depth] = self.random_ids(depth)
         if depth:
@@ -253,7 +251,6 @@ def cpu_name() -> str:
 
 
 def probe_buffer(size_bytes: int) -> Bytes:
-    """Return a resident uint8 buffer."""
     buffer = zeroed(size_bytes)
     # Every page is written so that it exists.
     buffer[:] = 93
@@ -271,14 +268,11 @@ def resident_memory() -> dict[str, float]:
 
 
 class StolenTime:
-    """CPU time taken by the hypervisor since construction."""
-
     # Above a few percent, measurements are unreliable.
     def __init__(self) -> None:
         self._before = processors.times()
 
     def percent(self) -> float:
-        """Return the share, 0 if unknown."""
         after = processors.times()
         if len(self._before) < 8 or len(after) < 8:
             return 0.0

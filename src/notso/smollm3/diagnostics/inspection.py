@@ -72,8 +72,6 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """Memory for one KV format."""
-
     format: str
     bits_per_value: float
     bytes_per_token: int

@@ -40,7 +40,6 @@ HEX_DIGITS = 16
 
 
 def model_fingerprint(engine: Engine) -> str:
-    """Hash the logits of a fixed prompt and a greedy answer."""
     vocab = engine.config.vocab_size
     ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
     greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
@@ -108,7 +107,6 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the file is sound, published or not."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,7 +148,6 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
 
 
 def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
-    """Check all tensors in file order, with inputs from `seed` and width."""
     for tensor in file.tensors.values():
         yield check_tensor(tensor, seed=seed)
 

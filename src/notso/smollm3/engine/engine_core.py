@@ -50,7 +50,6 @@ class WorkSignal:
         self._woken = False
 
     def wake(self) -> None:
-        """End the current or next `wait`."""
         with self._condition:
             self._woken = True
             self._condition.notify()
@@ -80,7 +79,6 @@ def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request
 
 
 def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
-    """Send a progress event unless one was sent recently."""
     if not request.read and now - request.notified >= PROGRESS_S:
         request.notified = now
         request.generation.write([progress(request, done, s_per_token)])
@@ -166,7 +164,6 @@ class EngineCore:
 
     @property
     def prompt_s_per_token(self) -> float:
-        """Recent seconds per prompt token, or 0."""
         return self._prompt_s_per_token
 
     def submit(self, request: Request) -> None:
@@ -520,7 +517,6 @@ class BackgroundWork:
         self._has_memory = False
 
     def nap_s(self, is_idle: bool) -> float:
-        """Return the seconds until there is idle work."""
         nap = LONGEST_NAP_S
         if (is_idle and not self._has_memory) or (self._offload is not None and self._offload.has_work):
             nap = TICK_S

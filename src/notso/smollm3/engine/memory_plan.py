@@ -97,7 +97,6 @@ def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the bytes of the largest step."""
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
@@ -198,7 +197,6 @@ class _Planner:
         return self._with_blocks(plan, min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS))
 
     def with_documents(self, plan: EnginePlan, most_tokens: int) -> EnginePlan:
-        """Reserve a longer context for prompts with a fixed prefix."""
         least = self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, reduced=plan.reduced)
         larger = self._with_blocks(least, max(plan.kv_blocks, most_tokens // BLOCK_TOKENS))
         tokens = min(most_tokens, larger.kv_blocks * BLOCK_TOKENS) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
@@ -263,7 +261,6 @@ class _Planner:
 
 
 def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
-    """Return formats for "auto", best first."""
     is_long = context > K8V8_UP_TO_TOKENS
     if fine_weights:
         return (kept or _FINE_LADDER[is_long],)

@@ -111,7 +111,6 @@ class PrefixWarmup:
             self._drafts.pop(owner, None)
 
     def sent(self, sequence: Sequence) -> None:
-        """Keep a sent draft's blocks."""
         if sequence.priority < PRIORITIES["background"]:
             self._typed.pop(sequence.salt.owner, None)
             self._drafts.pop(sequence.salt.owner, None)
@@ -127,14 +126,12 @@ class PrefixWarmup:
             self._typed.clear()
 
     def due_s(self, quiet_s: float) -> float:
-        """Seconds until work is due, or infinity."""
         # A draft arrives when typing pauses, so there is no reason to wait longer.
         if self._drafts:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
 
     def read(self, go_on: Callable[[], bool]) -> None:
-        """Run one step, abandoned when `go_on` returns False. Requires an idle scheduler."""
         note = self._next()
         is_over = True  # failures are not retried
         try:

@@ -176,14 +176,12 @@ class Redraw:
         self.found: ReceiptCheck | None = None
 
     def take(self, start: int, logits: Floats) -> tuple[()]:
-        """Check the tokens behind the positions from `start`, given their logits (rows, V)."""
         for position, row in enumerate(logits, start):
             if self.found is None and position - self._first == self._request.output.tokens:
                 self._check(row)
         return ()
 
     def end(self) -> ReceiptCheck:
-        """Return the result, once all logits were taken."""
         request, tokens = self._request, len(self._answer.ids)
         if self.found is None:
             reason = request.output.finish_reason or (

@@ -117,12 +117,10 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Tokens that may still come."""
         return self.most - self.output.tokens
 
     @property
     def reasoning_is_over(self) -> bool:
-        """Whether reasoning must end: its budget is spent, or the answer was requested."""
         if not self.output.in_reasoning:
             return False
         if self.structured_output is not None and self.structured_output.must_answer(self.left, len(self.closing)):
@@ -203,7 +201,6 @@ class Request:
         return [Event("tokens", tokens=self.output.tokens, token_ids=ids, is_forced=is_forced)]
 
     def close_reasoning(self) -> list[Event]:
-        """Append the end of the reasoning, as room permits."""
         events: list[Event] = []
         start = len(self.sequence.tokens)
         self.closed_at.append(self.output.tokens)

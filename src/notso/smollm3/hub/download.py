@@ -130,8 +130,6 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A verified file, and the bytes transferred."""
-
     path: Path
     sha256: str
     size_bytes: int
@@ -141,8 +139,6 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """Disk space for a download. `have_bytes`: from an earlier attempt."""
-
     folder: Path
     have_bytes: int
     needed_bytes: int
@@ -156,7 +152,6 @@ class DownloadPlan:
 def plan_download(
     file: KnownFile, free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
 ) -> DownloadPlan:
-    """Return the disk space needed, without network access."""
     part = part_path(file)
     there = next(each for each in part.parents if each.exists())
     have = part.stat().st_size if part.exists() else 0
@@ -259,7 +254,6 @@ class _Part:
 
     @property
     def sha256(self) -> str:
-        """Hash of the contents, after an fsync."""
         self._handle.flush()
         sync(self._handle.fileno())
         return self._digest.hexdigest()

@@ -197,7 +197,6 @@ def known_file(name: str) -> KnownFile:
 
 
 def hub_cache() -> Path:
-    """Return the Hugging Face cache folder, from huggingface_hub's environment variables."""
     home = os.environ.get("HF_HOME") or ""
     if not home:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
@@ -210,7 +209,6 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of the contents, named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 
@@ -262,7 +260,6 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
-    """Return the demo, cached SmolLM3 files, and every GGUF file directly in `folders`."""
     models = []
     demo = demo_path()
     if demo.is_file():
@@ -306,7 +303,6 @@ _writing_ledger = threading.Lock()
 
 
 def remember_hash(path: Path, sha256: str) -> None:
-    """Store a hash by path, size and modification time."""
     target = _ledger_path()
     # Downloads run side by side. What another process adds at the same moment may be lost: it hashes that file again.
     with _writing_ledger, contextlib.suppress(OSError):  # as it does where the home is not writable
@@ -319,7 +315,6 @@ def remember_hash(path: Path, sha256: str) -> None:
 
 
 def remembered_hash(path: Path) -> str | None:
-    """Return a stored hash, unless the file changed."""
     entry = _read_ledger().get(str(path.resolve()))
     if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
         return None

@@ -88,7 +88,6 @@ class ConversationLog:
         return name in self._of
 
     def begin(self, name: BlockName, conversations: Iterable[bytes]) -> None:
-        """Record a file before it is written."""
         self._of[name] = set()
         for conversation in conversations:
             self._append(name, conversation, _ANEW if not self._of[name] else 0)
@@ -105,7 +104,6 @@ class ConversationLog:
             self._is_stale |= self._waste > MOST_WASTE
 
     def by_use(self) -> list[bytes]:
-        """Return the conversations that have files, least recently used first."""
         left = set[bytes]().union(*self._of.values())
         return [each for each in self._used if each in left]
 
@@ -225,14 +223,12 @@ class BlockFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process writes here."""
         return self._owner.is_held
 
     def close(self) -> None:
         self._owner.release()
 
     def see_others(self) -> None:
-        """As a reader, load the writer's changes."""
         if not self.is_ours:
             with suppress(OSError):
                 self._scan_changed()
@@ -332,8 +328,6 @@ class BlockFolder:
 
 
 class FolderLock:
-    """Advisory lock on a file that is never removed."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None

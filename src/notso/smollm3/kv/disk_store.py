@@ -115,7 +115,6 @@ class DiskStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether blocks are accepted."""
         return self._writer is not None and self._problem is None and not self._closing
 
     @property
@@ -144,17 +143,14 @@ class DiskStore:
 
     @property
     def blocks(self) -> int:
-        """Number of usable blocks, partial ones included."""
         return len(self._folder.known)
 
     def has(self, hash: bytes) -> bool:
-        """Whether a full block exists, judging by file names."""
         self._look_again()
         with self._wake:
             return (hash, False) in self._folder.known or (hash, False) in self._queue
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        """Tokens of the partial block after `parent_hash`."""
         self._look_again()
         with self._wake:
             if queued := self._queue.get((parent_hash, True)):
@@ -217,7 +213,6 @@ class DiskStore:
                 self._wake.notify_all()
 
     def evict(self, conversation: bytes) -> None:
-        """Remove blocks, of any model, that only this conversation or reading keeps."""
         self._folder.see_others()
         with self._wake:
             names = self._folder.log.evict(conversation)
@@ -280,7 +275,6 @@ class DiskStore:
                 announce(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:
-        """Remove blocks with this tag, including other processes'."""
         self._folder.see_others()
         with self._wake:
             for queued in self._queued():
@@ -301,7 +295,6 @@ class DiskStore:
             )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write queued blocks and release the folder."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()

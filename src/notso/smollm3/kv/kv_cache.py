@@ -143,11 +143,9 @@ class KVCache:
         return sum(pool.block_bytes for pool in self.pools)
 
     def windows(self, layer: int) -> tuple[Array, KeyValuePool] | None:
-        """Return a layer's window table and pool, if any."""
         return (self._window_table, self._window_pools[layer]) if self._is_low_bit else None
 
     def place(self, chunk: Chunk, batch_index: int) -> None:
-        """Write a sequence's blocks to row `batch_index`."""
         blocks = chunk.sequence.blocks
         self.backend.write(self.block_table[batch_index][: len(blocks)], blocks)
         if not self._is_low_bit:
@@ -158,7 +156,6 @@ class KVCache:
         self.backend.write(row[first : last + 1], [self._windows[block] for block in blocks[first : last + 1]])
 
     def touch_ahead(self, block: int, rows: int) -> None:
-        """Touch memory at the rate that steps of `rows` consume it."""
         self._used = max(self._used, block)
         self._touched = max(self._touched, block)
         layers = -(-rows * len(self.pools) // TILE_POSITIONS)

@@ -108,7 +108,6 @@ class KVOffload:
         return until is not None
 
     def expect(self, loads: list[BlockLoad]) -> None:
-        """Read these blocks, and following ones, ahead."""
         for load in loads:
             self._expect(load.hash, is_partial=load.is_partial)
         if not loads or loads[-1].is_partial:
@@ -130,7 +129,6 @@ class KVOffload:
 
     @property
     def ready_blocks(self) -> int:
-        """Blocks to touch before loads."""
         # Faulting in fresh memory can take longer than reading the disk.
         return min(self._files.blocks + self._readings.files.blocks, READY_BLOCKS)
 
@@ -184,7 +182,6 @@ class KVOffload:
         return found
 
     def offer(self, sequence: Sequence) -> None:
-        """Schedule a finished sequence, before its blocks are freed."""
         if not self._is_writing:
             self._offers.clear()
             return
@@ -274,7 +271,6 @@ class KVOffload:
         )
 
     def evict(self, conversation: bytes | None) -> None:
-        """Remove blocks of this conversation only, or everything."""
         if conversation is None:
             self._offers.clear()
         for files in self._stores:
@@ -288,7 +284,6 @@ class KVOffload:
         self._offers.clear()
 
     def close(self) -> None:
-        """Write pending blocks for a few seconds, and release the folder."""
         deadline = time.monotonic() + LAST_WORDS_S
         while self.has_work and time.monotonic() < deadline:
             if not self.work():
@@ -320,7 +315,6 @@ class Readings:
         return all(files.is_writing for files in self.stores)
 
     def has(self, hash: bytes) -> bool:
-        """Whether a block exists, judging by file names."""
         return self.files.has(hash)
 
     def window(self, hash: bytes, tokens: list[int]) -> bytes | None:

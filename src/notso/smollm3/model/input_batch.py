@@ -48,7 +48,6 @@ class InputBatch:
         self.up: Array | None = None  # needed beside `gated`
 
     def open_for_adapters(self) -> None:
-        """Allocate adapter intermediates once."""
         if self.up is None:
             rows = self.x.shape[0]
             self.inner = self.backend.empty(1, rows * MOST_INNER * MAX_RANK).reshape(rows * MOST_INNER * MAX_RANK)

@@ -68,8 +68,6 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Rows [begin, end), sampled rows [first, last) with an adapter."""
-
     adapter: Adapter
     begin: int
     end: int
@@ -170,14 +168,12 @@ class PeftConfig:
         )
 
     def adapts(self, module: str, layer: int) -> bool:
-        """Whether a module such as `model.layers.0.mlp.up_proj` has an adapter."""
         return self._adapted(module, layer)
 
     def rank(self, module: str) -> int:
         return int(_first(self._ranks, module, self.r))
 
     def scale(self, module: str) -> float:
-        """Return the factor on B A."""
         alpha, rank = float(_first(self._alphas, module, self.lora_alpha)), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 

@@ -62,7 +62,6 @@ class ModelRunner:
         self.has_captured_steps = False
 
     def adopt_migrated(self) -> None:
-        """Swap in migrated weights between steps."""
         migrated = self.placement.adopt(self.weights) if self.placement is not None else None
         if migrated is not None:
             self.weights = migrated
@@ -142,7 +141,6 @@ class ModelRunner:
         self._adapters.add(adapter)
 
     def remove_adapter(self, adapter: Adapter) -> None:
-        """Refuse new sequences with an adapter."""
         self._adapters.discard(adapter)
         for shape in [shape for shape in self._captured if shape[2] is adapter]:
             del self._captured[shape]

@@ -57,7 +57,6 @@ class Generation:
         return self._finished
 
     def read(self, after: int = 0) -> list[Event]:
-        """Return available events from index `after`."""
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 
 
 class Span(str):
-    """Text with its position in the stream."""
-
     __slots__ = ("start",)
     start: int
 
@@ -27,7 +25,6 @@ class Lookahead:
         self.text += text
 
     def give(self, length: int) -> Span:
-        """Release the first characters."""
         given = Span(self.text[:length], self.start)
         self.drop(length)
         return given
@@ -52,8 +49,6 @@ def pending_length(text: str, patterns: Iterable[str]) -> int:
 
 
 class StopStrings:
-    """Passes text before the first stop string, and nothing from it on."""
-
     def __init__(self, stops: Sequence[str] = ()) -> None:
         # The first match is the one completed first, the longest of those that end together, so that chunking does not
         # matter.
@@ -63,7 +58,6 @@ class StopStrings:
         self.matched: str | None = None  # the stop string that was found
 
     def push(self, text: str) -> tuple[Span, bool]:
-        """Return text to show, and whether the answer ends."""
         if self.matched is not None:
             return self._lookahead.give(0), True
         self._lookahead.add(text)
@@ -87,7 +81,6 @@ class StopStrings:
         return 0
 
     def skip(self, text: str) -> Span:
-        """Pass `text` unchecked."""
         self._lookahead.add(text)
         return self._lookahead.give(len(self._lookahead.text))
 

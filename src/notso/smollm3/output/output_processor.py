@@ -31,8 +31,6 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alter
 
 
 class PromptScores:
-    """Log probabilities of a prompt, reported once."""
-
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], alternatives: int) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
@@ -61,8 +59,6 @@ Share = tuple[int, TokenLogprob | None]
 
 
 class LogprobAlignment:
-    """Maps text spans to their tokens' entries."""
-
     # An entry goes with its token's first shown character. A token that completes no character belongs to the character
     # it is part of. Entries of hidden tokens go with the next span, or remain.
     def __init__(self) -> None:
@@ -77,7 +73,6 @@ class LogprobAlignment:
         return [entry for _, _, entry in self._tokens if entry is not None]
 
     def take_rest(self) -> list[TokenLogprob]:
-        """Return the remaining entries, once."""
         rest = self.rest()
         self._tokens = deque((start, length, None) for start, length, _ in self._tokens)
         return rest
@@ -171,7 +166,6 @@ class OutputProcessor:
 
     @property
     def untold(self) -> tuple[TokenLogprob, ...]:
-        """At the end, log probabilities without text."""
         return (*self._text_alignment.rest(), *self._decoded.rest())
 
     def cut_character(self) -> None:
@@ -188,7 +182,6 @@ class OutputProcessor:
         self.finish_reason = self.finish_reason or "stop"
 
     def finish(self, reason: FinishReason) -> Iterator[Event]:
-        """Yield held-back events at the end."""
         over = self._is_cut
         self.finish_reason = self.finish_reason or reason
         if not over:

@@ -25,8 +25,6 @@ class _State(Enum):
 
 
 class ReasoningParser:
-    """Splits (token id, text) into nonempty reasoning and text pieces."""
-
     # Spelled-out opening tags count only at the start of an answer, closing ones there and in reasoning. Unmatched
     # closing tags are dropped, as are newlines around reasoning and before the answer.
     # starts_inside: the prompt opened the reasoning. goes_on: the prompt holds the start of this text, so nothing is
@@ -53,7 +51,6 @@ class ReasoningParser:
         return self._state is _State.REASONING
 
     def feed(self, token: int, text: str) -> list[Piece]:
-        """Return the pieces that a token makes certain."""
         if token == self._open_id:
             pieces = self._before_tag(text, OPEN)
             self._open()
@@ -66,7 +63,6 @@ class ReasoningParser:
         return pieces
 
     def begin_answer(self) -> None:
-        """Treat what follows as the answer."""
         self._lookahead.drop(len(self._lookahead.text))
         self._state = _State.ANSWER
 

@@ -28,16 +28,12 @@ _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """Further arguments of an unfinished call, with its later id."""
-
     id: str
     name: str
     text: str
 
 
 class ToolCallParser:
-    """Splits streamed text into text and ToolCalls."""
-
     # in_parts: a grammar guarantees calls, so arguments stream before the whole call. Newlines around calls are
     # dropped.
     # A call that is cut leaves only its parts. Chunking does not affect the result. offered: names of the tools there
@@ -52,7 +48,6 @@ class ToolCallParser:
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | CallPart]:
-        """Return text and calls that are certain."""
         self._lookahead.add(text)
         pieces: list[Span | ToolCall | CallPart] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:

@@ -69,8 +69,6 @@ _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<r
 
 
 class Matcher:
-    """An answer's progress in its grammar."""
-
     def __init__(
         self,
         matcher: llguidance.LLMatcher,
@@ -146,12 +144,10 @@ class Matcher:
 
     @property
     def least_estimate(self) -> float:
-        """Estimated tokens of a short answer, rather too many."""
         limit = self._token_limit()
         return 0.0 if limit is None else limit.least_estimate
 
     def permits(self, token: int, left: int) -> bool:
-        """Whether the answer can end within `left` tokens after an allowed token."""
         limit = self._token_limit()
         if limit is None or (token in self._ends and self.may_end):
             return True
@@ -255,7 +251,6 @@ class Grammars:
             return self._known_pieces
 
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
-        """Return the tokens that complete a tag, by the prefix already written."""
         with self._lock:
             if tag not in self._spellings:
                 self._spellings[tag] = _spelling(self._tokenizer, tag.encode())

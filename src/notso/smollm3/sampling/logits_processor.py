@@ -18,8 +18,6 @@ FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of 
 
 
 class LogitsProcessors:
-    """A request's processors, in order."""
-
     def __init__(self, functions: Sequence[tuple[str, RowFunction]]) -> None:
         self._functions = functions
 
@@ -50,8 +48,6 @@ def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> L
 
 
 class AnswerEnd:
-    """Masks end tokens before `min_tokens`, or the model's own always."""
-
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
         # As in llama.cpp, ignored ends are masked, so the next best token is sampled instead.
         # Before `min_tokens`, end tokens and `stop_token_ids` are masked, as in vLLM (MinTokensLogitsProcessor).

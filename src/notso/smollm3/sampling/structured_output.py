@@ -22,8 +22,6 @@ FAR = 1_000
 
 
 class FieldMask(Protocol):
-    """Constraint on strings of a JSON text, beside its grammar."""
-
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the permitted ones of the tokens that the grammar allows (V,)."""
 
@@ -31,8 +29,6 @@ class FieldMask(Protocol):
 
 
 class StructuredOutput:
-    """Constrains one answer. closing: tokens that end the reasoning."""
-
     # Reasoning is free, but the answer cannot end in it. The grammar starts at the answer's first token, after the
     # optional newline that the model writes behind a closing tag. may_think: reasoning may still come. started: the
     # prompt holds the beginning of the answer.
@@ -68,12 +64,10 @@ class StructuredOutput:
 
     @property
     def holds_calls(self) -> bool:
-        """Whether opened calls are enforced."""
         return self._matcher is not None
 
     @property
     def in_call(self) -> bool:
-        """Whether the arguments of a call are being written."""
         return False
 
     @property
@@ -167,8 +161,6 @@ class StructuredOutput:
 
 
 class StructuredCalls(StructuredOutput):
-    """Constrains only tool calls."""
-
     # Only the tag's token opens a call: completing a spelled-out tag is masked. `started`: text of the answer in the
     # prompt; if an unfinished call in it violates its grammar, it is left free, or InvalidRequestError is raised if
     # is_strict.
@@ -329,7 +321,8 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
 ) -> Matcher:
-    """Return the grammar of calls. Raises InvalidRequestError with the tool whose parameters are unsupported."""
+    """Return the grammar of calls."""
+    # Raises InvalidRequestError with the tool whose parameters are unsupported.
     try:
         return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
@@ -347,10 +340,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
 ) -> StructuredOutput | None:
-    """Return the constraint of calls to the tools' names, and to the parameters of strict tools.
-
-    None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
-    """
+    """Return the constraint of calls to the tools' names, and to the parameters of strict tools."""
+    # None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None

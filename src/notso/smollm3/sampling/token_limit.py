@@ -102,7 +102,8 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
-    """Estimate from a grammar's text. For tool calls, only its literals count."""
+    """Estimate from a grammar's text."""
+    # For tool calls, only its literals count.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -126,8 +127,6 @@ def _text(value: object) -> float:
 
 
 class _Schemas:
-    """Estimates for the schemas of a document, cached."""
-
     def __init__(
         self,
         document: dict[str, Any],
@@ -277,8 +276,6 @@ class Pieces(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """An ending: its tokens and their text."""
-
     tokens: tuple[int, ...]
     text: bytes
 
@@ -351,7 +348,6 @@ class TokenLimit:
         return np.array(sorted(found - self._turned_down) or [self._way.tokens[0]], np.intp)
 
     def take(self, token: int, left: int) -> None:
-        """Record a token, after which `left` may follow."""
         known, self._next = self._next, None
         self._turned_down.clear()
         self._before = self._way or self._before

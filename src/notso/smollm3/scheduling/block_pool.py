@@ -122,13 +122,11 @@ class BlockPool:
         return block
 
     def touch(self, block: int, *conversations: bytes | None) -> None:
-        """Add a reference, for conversations or readings."""
         self._unreferenced.pop(block, None)
         self._blocks[block].references += 1
         self._note(block, conversations)
 
     def free(self, block: int) -> None:
-        """Drop a reference."""
         entry = self._blocks[block]
         if entry.references < 1:
             raise ValueError(f"block {block} is not in use")
@@ -153,7 +151,6 @@ class BlockPool:
             self._note(block, conversations)
 
     def find(self, parent_hash: bytes, tokens: Sequence[int]) -> int | None:
-        """Return the block of exactly `tokens`."""
         children = self._children.get(parent_hash)
         return children.get(tuple(tokens)) if children else None
 
@@ -198,7 +195,6 @@ class BlockPool:
         return True
 
     def evict_one(self, which: Callable[[int], bool]) -> bool:
-        """Evict the oldest unreferenced block that satisfies `which`."""
         block = next((block for block in self._unreferenced if which(block)), None)
         if block is None:
             return False
@@ -230,7 +226,6 @@ class BlockPool:
 
     @property
     def windows(self) -> Mapping[int, int]:
-        """Live map of block to window."""
         return MappingProxyType(self._windows)
 
     def open_window(self, block: int) -> None:
@@ -299,7 +294,6 @@ def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSal
 
 
 def block_hash(parent_hash: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash all tokens up to these."""
     return hashlib.blake2b(parent_hash + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 

@@ -39,7 +39,6 @@ class StepLatency:
         self._units = 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a step without prefill."""
         if not 1 <= rows <= MAX_SAMPLED or seconds <= 0.0:
             return
         if self._units:
@@ -56,7 +55,6 @@ class StepLatency:
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
     def ratio(self, rows: int, more: int) -> float:
-        """Relative cost of `more` rows."""
         # Beyond 64 rows, cost is proportional.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows

@@ -31,8 +31,6 @@ LOADS_PER_STEP = 8
 
 
 class Offload(Protocol):
-    """Blocks outside memory."""
-
     def has(self, hash: bytes) -> bool: ...
 
     def partial(self, parent_hash: bytes) -> list[int]: ...
@@ -64,7 +62,6 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def queue(self) -> list[Sequence]:
-        """Return waiting sequences in order."""
         return _in_turn(self.waiting, Counter(each.owner for each in self.running))
 
     def add(self, sequence: Sequence) -> None:
@@ -393,7 +390,6 @@ class PrefillBudget:
         return max(1, min(most, tiles * TILE_ROWS - decoding))
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a mixed step."""
         tiles = -(-rows // TILE_ROWS)
         self._steps += 1
         before = self._seconds.get(tiles)

@@ -48,14 +48,12 @@ class Sequence:
         self.tokens = list(self.prompt)
 
     def found(self, block: int, count: int) -> None:
-        """Attach a block with `count` tokens."""
         self.blocks.append(block)
         self.computed += count
         self.cached += 0 if self.returned else count
 
     @property
     def pending(self) -> int:
-        """Uncomputed tokens."""
         return len(self.tokens) - self.computed
 
     @property
@@ -73,7 +71,6 @@ class Sequence:
         return self.conversation, self.reading if index < self.salt.shared_blocks else None
 
     def parent_hash(self, index: int) -> bytes:
-        """Return what block `index` is hashed after."""
         return self.salt.parent_hash(index, self.hashes[index - 1] if index else b"")
 
     @property
@@ -106,7 +103,6 @@ class Chunk:
 
     @property
     def sampled_rows(self) -> int:
-        """Rows with logits, which come last."""
         if self.scores:
             return self.rows
         return 1 + len(self.drafts) if self.samples else 0
@@ -118,8 +114,6 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Load of block `hash`, or the partial block after it."""
-
     # Answered by `Scheduler.loaded` or `Scheduler.load_failed`.
     sequence: Sequence
     block: int
@@ -129,8 +123,6 @@ class BlockLoad:
 
 @dataclass(slots=True)
 class BlockCopy:
-    """Copy of a block and its window."""
-
     source: int
     target: int
     source_window: int | None = None

@@ -167,7 +167,6 @@ class ChatTemplate:
         date: date | None = None,
         add_generation_prompt: bool = True,
     ) -> list[Run]:
-        """Return the prompt, split at the template's own special tokens."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         return self._runs(conversation, date, check=False)[0]
 
@@ -252,7 +251,6 @@ class _Conversation:
         self.add_generation_prompt = bool(add_generation_prompt)
 
     def variables(self, content: Callable[[str], str]) -> dict[str, Any]:
-        """Return template variables, mapping content."""
         variables: dict[str, Any] = {
             "messages": [
                 {"role": role, "content": "".join(text if ours else content(text) for text, ours in pieces)}

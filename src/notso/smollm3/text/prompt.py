@@ -128,7 +128,6 @@ class PromptWriter:
         return common_length(prompt.ids, other)
 
     def may_think(self, ids: Sequence[int]) -> bool:
-        """Return whether reasoning may come next."""
         special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)
         return next(special, None) not in (self._tokenizer.think_close_id, self._tokenizer.think_open_id)
 
@@ -140,7 +139,6 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """Write a prompt, honoring `when_full`."""
 
         write = partial(self.write, options=options, most_tokens=context_tokens)
         if options.when_full == "stop":

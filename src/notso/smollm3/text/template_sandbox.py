@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class SandboxFailure(Exception):
-    """The template failed, refused its input, or exceeded a limit."""
+    pass
 
 
 class GenerationTag(Extension):

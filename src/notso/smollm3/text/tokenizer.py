@@ -184,7 +184,6 @@ class Tokenizer:
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def id_of(self, text: str) -> int | None:
-        """Return the id of a single token with this text."""
         special = self._vocabulary.special_ids.get(text)
         if special is not None:
             return special
@@ -213,11 +212,9 @@ class TokenStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return completed text."""
         return self._decoder.decode(self._tokenizer.token_bytes(token, self._skip_control))
 
     def drop(self) -> None:
-        """Discard an incomplete character."""
         self._decoder.reset()
 
     def finish(self) -> str:

@@ -84,7 +84,6 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
 
 
 def module_of(role: str) -> str:
-    """Return the transformers name."""
     if role in NORMS:
         return role
     return f"{'self_attn' if role in ('q_proj', 'k_proj', 'v_proj', 'o_proj') else 'mlp'}.{role}"

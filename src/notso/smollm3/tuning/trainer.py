@@ -63,7 +63,6 @@ class Recipe:
                 raise InvalidRequestError(f"{name} is {value}, must be {least:g} to {most:g}", param=name)
 
     def digest(self, *more: bytes) -> str:
-        """Hash everything that determines the result."""
         found = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
         for part in more:
             found.update(hashlib.sha256(part).digest())
@@ -106,7 +105,6 @@ def require_libraries() -> None:
 
 
 def begun_on(folder: Path) -> date | None:
-    """Return a run's first day."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
     except (OSError, ValueError, KeyError, TypeError):

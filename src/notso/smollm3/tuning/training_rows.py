@@ -174,7 +174,6 @@ def _call(given: Any) -> ToolCall:
 
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Hold out rows chosen by `seed`."""
     count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
     count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
@@ -190,8 +189,6 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class Conversation:
-    """Conversation to be answered by the model."""
-
     # Answers are generated wherever a user or tool message lacks one; a final answer is replaced by the model's.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
@@ -199,7 +196,6 @@ class Conversation:
     said: list[dict[str, Any]] = field(default_factory=list)
 
     def is_asked(self) -> bool:
-        """Advance to the next message due an answer, if any."""
         while self.messages and not self._waits():
             if self.messages[0]["role"] == "tool" and not self.said[-1].get("tool_calls"):
                 return False  # result of a call that was not made

@@ -55,7 +55,6 @@ class ChatView:
 
     @property
     def left_out(self) -> int:
-        """Number of messages that neither fit nor are summarized."""
         return 0 if self.summarized else self.above
 
     def with_question(self, question: StoredMessage) -> ChatView:
@@ -120,7 +119,6 @@ async def read_turn(
 
 
 async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
-    """Return the turn alone, for appending to a page."""
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):

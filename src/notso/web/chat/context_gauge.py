@@ -163,7 +163,6 @@ def speculative_prefill(
     options: RequestOptions,
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> None:
-    """Prefill the prompt that sending the draft would produce."""
     messages = prompt_messages(
         [*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking, documents=documents
     )

@@ -38,7 +38,6 @@ class KeptHtml:
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 
     async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """Return messages of one chat with HTML, unless that took too long."""
         stale = [message for message in messages if _is_stale(message)]
         made = await self._made(owner, stale) if stale else {}
         return [self._so_far(made.get(each.id, each)) for each in messages]

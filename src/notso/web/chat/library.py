@@ -42,7 +42,6 @@ class LibraryWork:
         self._images: dict[tuple[str, int], bytes] = {}  # the least recently used first
 
     def wake(self) -> None:
-        """Parse what was queued just now."""
         self._queued.set()
 
     async def parse(self) -> None:
@@ -69,7 +68,6 @@ class LibraryWork:
             pass
 
     async def follow(self) -> None:
-        """Keep the library of the folder like the folder until cancelled."""
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
             return  # a library without a folder here may be another server's
         has_failed = False
@@ -119,7 +117,6 @@ class LibraryWork:
 
 
 async def forget_deleted(store: ChatStore, host: EngineHost) -> None:
-    """Remove from the engines' caches what deleted documents left there."""
     stale = await store.documents.stale()
     if stale and not host.loaded():
         host.want(host.default)
@@ -167,7 +164,6 @@ class FolderLibrary:
         return True
 
     def _contents(self, root: Path) -> dict[str, str]:
-        """Return the relative path of each content."""
         root.stat()  # a folder that is not mounted is no empty folder
         found: dict[str, str] = {}
         known: dict[str, _Known] = {}
@@ -211,5 +207,4 @@ def shown_name(name: str) -> str:
 
 
 def is_open(document: StoredDocument) -> bool:
-    """Whether a document waits for its parser, or is being parsed."""
     return document.state in ("queued", "parsing")

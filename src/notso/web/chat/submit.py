@@ -69,7 +69,6 @@ ALLOWED = "tools_allowed"
 
 
 async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
-    """Return the tools offered at the end of a branch."""
     chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
     if not tools:
         return None
@@ -178,7 +177,6 @@ async def ask(
 async def _in_library_order(
     services: ChatServices, owner: str, attachments: tuple[Attachment, ...]
 ) -> tuple[Attachment, ...]:
-    """Return the documents among attachments in their library's order, so that chats share them, and then the files."""
     asked = {each.document for each in attachments if each.document}
     documents = await services.shared.store.documents.some(owner, sorted(asked))
     for each in documents:
@@ -365,13 +363,11 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
-    """Return a chat named after its first line, dated today."""
     now = _now_ms()
     return Chat(new_id(), title_of(first_text), thinking, date.today(), now, now)
 
 
 def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[StoredMessage]]:
-    """Return a new chat with copies of these messages."""
     now, ids = _now_ms(), {message.id: new_id() for message in line}
     title = words["branch_title"].format(title=chat.title)[:MAX_TITLE_CHARACTERS]
     new = replace(

@@ -214,12 +214,10 @@ def _whose(request: Request) -> str:
 
 
 def is_fragment(request: Request) -> bool:
-    """Whether htmx asks for a part of a page."""
     return request.headers.get("hx-request") == "true" and request.headers.get("hx-request-type", "") != "full"
 
 
 def reasoning_html(message: StoredMessage) -> Markup:
-    """Return the thoughts' safe HTML, or their plain text."""
     if message.renderer == RENDERER_VERSION:
         return Markup(with_labels(message.reasoning_html))  # safe: from the sanitizer
     return Markup(render_plain(message.reasoning) if message.reasoning else "")

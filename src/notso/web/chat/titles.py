@@ -60,7 +60,6 @@ class Titles:
             running.stop()
 
     def consider(self, turn: Turn) -> None:
-        """Name the chat of an ended turn if it has no name."""
         if turn.message.state == "done" and turn.message.kind == "turn":
             task = asyncio.create_task(self._name(turn))
             self._tasks.add(task)

@@ -138,7 +138,6 @@ async def turn_view(
 
 
 def first_on(request: Request) -> str | None:
-    """Return the page's first message, if sent."""
     first = request.headers.get("x-from", "")
     return first if is_id(first) else None
 
@@ -218,7 +217,6 @@ def status_context(services: ChatServices, view: ShownView | None = None) -> dic
 
 
 def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]:
-    """Return the badge's details: last statistics and last failure."""
     messages = [shown.message for shown in path if shown.message.role == "assistant"]
     last = messages[-1] if messages else None
     stats: TurnStats | None = None
@@ -244,7 +242,6 @@ def to_page(request: Request, address: str) -> Response:
 
 
 def tab_of(request: Request) -> str:
-    """Return the requesting tab, or ''."""
     tab = request.headers.get("x-tab", "")
     return tab if is_id(tab) else ""
 

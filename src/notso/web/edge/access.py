@@ -76,8 +76,6 @@ class Keys(Protocol):
 
 
 class Gate(Protocol):
-    """Quota check for an authenticated caller."""
-
     async def __call__(self, request: Request, caller: Caller) -> None:
         """Count the request. Raise Problem (429) or StorageError."""
 
@@ -97,7 +95,6 @@ class TruePeer:
 
 
 def peer_of(request: Request) -> str:
-    """Return the address of the connection's other end ('' if unknown)."""
     return str(request.scope.get(PEER, request.client.host if request.client else ""))
 
 
@@ -177,7 +174,6 @@ class KeyRing:
 
     @property
     def open(self) -> bool:
-        """Whether requests need no authentication."""
         return self._digest is None and not self._asks_who
 
     def fits(self, key: str) -> bool:
@@ -185,7 +181,6 @@ class KeyRing:
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
-        """Create a session and return its cookie value."""
         token = secrets.token_urlsafe(32)
         now = self._clock()
         # Past the limit, the owner with the most sessions loses the oldest.
@@ -294,8 +289,6 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Further marks of a guarded route, which `guarded` reads."""
-
     operators: bool = False
     audit: str = ""
 
@@ -367,7 +360,6 @@ PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(guarded), Depends(fr
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the caller of a request that passed `guarded`."""
     caller: Caller = getattr(request.state, "caller", NOBODY)
     return caller
 

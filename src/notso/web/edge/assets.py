@@ -39,7 +39,6 @@ class Asset:
 
     @property
     def packed(self) -> bytes:
-        """Gzip form, made for the first client that accepts it."""
         return _packed(self.body)
 
 
@@ -86,5 +85,4 @@ class Assets:
         return self._urls[name]
 
     def find(self, path: str) -> Asset | None:
-        """Return the file at `<digest>/<name>`."""
         return self._by_path.get(path)

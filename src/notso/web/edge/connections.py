@@ -41,10 +41,7 @@ EPISODE_SECONDS = 60.0  # interval of warnings about failing accepts
 
 
 class Caller(Protocol):
-    """Connection as seen by the limiter."""
-
-    def drop(self) -> None:
-        """Close the connection at once."""
+    def drop(self) -> None: ...
 
 
 class Door:
@@ -90,7 +87,6 @@ class Door:
         return False
 
     def leave(self, caller: Caller) -> None:
-        """Remove a connection. Idempotent."""
         self._waiting.pop(caller, None)
         address = self._inside.pop(caller, None)
         if address is not None:
@@ -108,7 +104,6 @@ class Door:
         self._waiting.pop(caller, None)
 
     def open(self, listeners: Sequence[socket.socket], make: Callable[[], asyncio.Protocol]) -> None:
-        """Accept connections with the protocol factory `make`."""
         self._listeners, self._make = listeners, make
         for listener in listeners:
             listener.setblocking(False)

@@ -81,13 +81,11 @@ class ApiError(Exception):
         return {"error": self.message}
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """Return the body in the format of the API at `path`."""
         if path.startswith(OLLAMA_PREFIX):
             return self.ollama_body
         return self.anthropic_body if path.startswith("/v1/messages") else self.body
 
     def called(self, names: Mapping[str, str]) -> ApiError:
-        """Rename the field in `param` and in the message."""
         if self.param is not None and self.param in names:
             self.message = _renamed(self.message, self.param, names[self.param])
             self.param = names[self.param]

@@ -97,12 +97,10 @@ class RequestTooLargeError(Exception): ...
 
 
 class BodyGaveWayError(Exception):
-    """The body found no room, or was evicted."""
+    pass
 
 
 class Arrival:
-    """One request's body, gathered into one piece."""
-
     def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
         # owner, or address if unauthenticated
         self.holder = holder
@@ -185,7 +183,6 @@ class BodyBudget:
         arrival.held = size
 
     def most_of_one(self) -> int:
-        """Return the largest body that memory would allow without others."""
         return FREE_BYTES + max(0, self._room_in_memory() + self._held.total())
 
     def _has_room(self, arrival: Arrival, size: int) -> bool:

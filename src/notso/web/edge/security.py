@@ -32,7 +32,6 @@ DEFAULT_ORIGINS = (
 
 
 def is_ollama_port(scope: Scope) -> bool:
-    """Return whether a request arrived at `--ollama-port`."""
     port = getattr(scope["app"].state, "ollama_port", None) if "app" in scope else None
     return port is not None and bool(scope.get("server")) and scope["server"][1] == port
 
@@ -200,7 +199,6 @@ class SecurityHeaders:
 
 
 def content_security_policy(nonce: str) -> str:
-    """Return the policy of a page: own resources only."""
     return (
         f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self'; img-src 'self'; font-src 'self'; "
         "connect-src 'self'; manifest-src 'self'; frame-src 'self'; form-action 'self'; "
@@ -209,7 +207,6 @@ def content_security_policy(nonce: str) -> str:
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return all values of a header (lower-case name), in order."""
     return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
 
 

@@ -61,7 +61,6 @@ class ServedModel:
 
     @property
     def planned_bytes(self) -> int:
-        """Memory planned at loading."""
         if self.info is None:
             return 0
         return self.info.memory.needed_bytes if self.info.memory is not None else self.info.size_bytes
@@ -94,7 +93,6 @@ class ServedModel:
         return engine
 
     def forget_adapter(self, name: str) -> None:
-        """Do not restore this adapter."""
         if self.adapters is not None:
             self.adapters = tuple(source for source in self.adapters if source.name != name)
 
@@ -146,12 +144,10 @@ class EngineHost:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Default model's info, also while unloaded."""
         return self.default.info if self.default.state in ("ready", "unloaded") else None
 
     @property
     def failure(self) -> str:
-        """Why the default model failed to load."""
         return self.default.failure
 
     @property
@@ -165,7 +161,6 @@ class EngineHost:
     # ---- all of them
 
     def models(self) -> Iterator[ServedModel]:
-        """All models requested since the start."""
         return iter(list(self._models.values()))
 
     @property
@@ -176,13 +171,11 @@ class EngineHost:
         return [each for each in self.models() if each.engine is not None]
 
     async def clear_cache(self, owner: str, conversation: str) -> None:
-        """Delete a conversation's cache in all engines, in memory and on disk."""
         for each in self.loaded():
             if each.engine is not None:
                 await asyncio.to_thread(each.engine.clear_cache, owner, conversation)
 
     async def forget_reading(self, scope: str, name: str) -> None:
-        """Delete a pinned reading in all engines, in memory and on disk."""
         for each in self.loaded():
             if each.engine is not None:
                 await asyncio.to_thread(each.engine.forget_reading, name, scope=scope)
@@ -243,13 +236,11 @@ class EngineHost:
         look()
 
     def want(self, served: ServedModel) -> None:
-        """Load a model unless it is loaded or failed."""
         if served.state == "unloaded":
             served.state, served.failure = "loading", ""
             self._in_turn(lambda: self._load(served))
 
     def try_again(self, key: str | None) -> None:
-        """Allow another attempt to load a failed model."""
         # Its file or free memory may have changed by now.
         served = self.model(key)
         # Except for a default that never loaded: the user decides about that.
@@ -275,7 +266,6 @@ class EngineHost:
         return served
 
     def give_back(self, served: ServedModel) -> None:
-        """Release a model taken by a request."""
         served.users -= 1
         if not served.users:
             served.idle_since = self._now()
@@ -296,12 +286,10 @@ class EngineHost:
         return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
 
     async def settled(self) -> None:
-        """Wait until the default model was loaded once or failed."""
         while self.default.state == "loading" and self.default.info is None:
             await self._change()
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call once on the next load, unload, release or failure."""
         self._when_changed.append(callback)
 
     def close(self) -> None:

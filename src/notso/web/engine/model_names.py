@@ -23,8 +23,6 @@ LATEST = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Model and adapter that a name resolves to."""
-
     model: str | None = None  # key of a ServedModel; None: the default at the time of use
     adapter: str | None = None
 
@@ -41,7 +39,6 @@ def adapter_id(info: ModelInfo, adapter: str) -> str:
 
 
 def names_of(info: ModelInfo) -> frozenset[str]:
-    """Return all lower-case names of the default model."""
     path = Path(info.path)
     official = {file.name for file in official_files() if file.filename == path.name}
     names = {model_id(info), info.name, path.stem, *official, *(name.partition(":")[0] for name in official)}
@@ -55,7 +52,6 @@ def listed_names(installed: Installed) -> frozenset[str]:
 
 
 def answering(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelInfo:
-    """Return the answering model's info under the name reported to clients."""
     served = host.model(choice.model)
     name = info.name if served is host.default or not served.name else served.name
     return replace(info, name=name if choice.adapter is None else f"{name}:{choice.adapter}")

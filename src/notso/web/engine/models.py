@@ -77,8 +77,6 @@ FileCheck = Callable[[Path | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
-    """How models are loaded."""
-
     load: ModelLoader
     folder: Path | None = None  # of the initial model, if given by path
     load_beside: BesideLoader | None = None  # None: one model at a time
@@ -120,7 +118,6 @@ class Inventory:
 
 
 def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
-    """Scan the demo, the cache and `folder`. Blocks on the disk."""
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
         models.setdefault(model.path.resolve(), model)  # a file may be found through several folders

@@ -112,11 +112,8 @@ class Generation(Protocol):
 
 
 class Adapters(Protocol):
-    """Adapters by name, loaded and removed at runtime."""
-
     @property
-    def infos(self) -> Mapping[str, AdapterInfo]:
-        """Current adapters. Never blocks."""
+    def infos(self) -> Mapping[str, AdapterInfo]: ...
 
     def add(self, source: AdapterSource) -> AdapterInfo:
         """Load an adapter. Raise NotsoError if the name is taken or the file unusable."""
@@ -158,14 +155,11 @@ class ChatEngine(Protocol):
 
     def token_texts(self, ids: Sequence[int]) -> list[str]: ...
 
-    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
-        """Return the token ids of the rendered prompt."""
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]: ...
 
-    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """Return the rendered prompt's length."""
+    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int: ...
 
-    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """Estimate the prefill cost now."""
+    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate: ...
 
     def receipt(
         self,

@@ -53,8 +53,6 @@ class Quotas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One engine request."""
-
     prompt: PromptInput
     params: SamplingParams
     options: RequestOptions
@@ -68,7 +66,6 @@ class Submission:
         return engine.submit(self.prompt, self.params, self.options)
 
     def cut_to(self, answer_tokens: int) -> Submission:
-        """Limit the answer's tokens (0: no answer requested)."""
         most = self.params.max_tokens
         if not answer_tokens or (most is not None and most <= answer_tokens):
             return self
@@ -80,8 +77,6 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Submissions:
-    """All engine requests of one API request."""
-
     each: tuple[Submission, ...]
 
     def __call__(self, engine: ChatEngine) -> Iterator[Generation]:
@@ -170,12 +165,10 @@ class RunningRequest:
         return self._started and all(generation.finished for generation in self._generations)
 
     def adopt(self) -> None:
-        """Attach the request to the current context."""
         self._context = contextvars.copy_context()
 
     @property
     def waiting(self) -> int:
-        """Number of choices the engine has not started."""
         for number, generation in enumerate(self._generations):
             if number not in self._taken_up and any(
                 event.kind not in BEFORE_THE_FIRST_STEP for event in generation.read()
@@ -303,7 +296,6 @@ class RunningRequest:
                 generation.stop()
 
     def answer_now(self) -> None:
-        """End the reasoning of all choices."""
         self._hurried = True
         for generation in list(self._generations):
             generation.answer_now()
@@ -405,7 +397,6 @@ class RunningRequests:
 
     @property
     def waiting(self) -> int:
-        """Requested answers the engine has not started."""
         return sum(self._waiting.values())
 
     @property
@@ -436,7 +427,6 @@ class RunningRequests:
         return request
 
     async def may_read(self, owner: str, prompt_tokens: int) -> bool:
-        """Whether the owner's quota permits a speculative prefill of this length."""
         return self.quotas is None or not self.quotas.has_quota(owner) or await self.quotas.allows(owner, prompt_tokens)
 
     def discard(self, request: RunningRequest) -> None:
@@ -458,7 +448,6 @@ class RunningRequests:
             request.stop()
 
     async def wait_for_all(self) -> None:
-        """Wait until all requests are closed."""
         while self._open:
             self._one_less.clear()
             await self._one_less.wait()

@@ -143,7 +143,6 @@ def enable_extensions(parser: MarkdownIt) -> None:
 
 
 def alert_title(kind: str) -> str:
-    """Return the title of an alert as it stands in cached HTML."""
     return f'<p class="alert-title">{escape(_WORDS["alert_" + kind])}</p>\n'
 
 
@@ -229,11 +228,9 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
 
 
 def _scan(state: StateInline, can_split_word: bool) -> Scanned:
-    """Whether a run of marks can open or close emphasis.
-
-    CommonMark takes punctuation inside of the marks and a letter outside for no end of emphasis. Chinese, Japanese and
-    Korean have no spaces between words, so there the punctuation counts as a letter, and their letters as spaces.
-    """
+    """Whether a run of marks can open or close emphasis."""
+    # CommonMark takes punctuation inside of the marks and a letter outside for no end of emphasis. Chinese, Japanese
+    # and Korean have no spaces between words, so there the punctuation counts as a letter, and their letters as spaces.
     scanned = state.scanDelims(state.pos, can_split_word)
     before = state.src[state.pos - 1] if state.pos > 0 else " "
     end = state.pos + scanned.length
@@ -267,7 +264,6 @@ _LABELS = {
 
 
 def with_labels(html: str) -> str:
-    """Translate the labels in sanitized HTML."""
     if language.get() == "en":
         return html
     for name, word in _LABELS.items():

@@ -271,7 +271,6 @@ def render_plain(text: str) -> str:
 
 
 def render_unformatted(text: str, budget: Budget) -> str:
-    """Return plain text, the first time per message with a note."""
     note = "" if budget.is_noted else words["unformatted"]
     budget.is_noted = True
     return (f"<p><em>{escape(note)}</em></p>\n" if note else "") + render_plain(text)

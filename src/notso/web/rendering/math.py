@@ -126,7 +126,6 @@ _IS_TEX = re.compile(r"[\\^_={}]")
 
 
 def enable_math(parser: MarkdownIt) -> None:
-    """Add the tokens `formula` (block) and `formula_inline`, with TeX content, to a parser."""
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)

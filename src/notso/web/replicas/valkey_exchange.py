@@ -58,8 +58,6 @@ Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 @dataclass(slots=True)
 class _Published:
-    """State of a published log."""
-
     log: GrowingLog
     key: str
     sent: int = -1  # last number in the server's stream; -1: send the whole log

@@ -34,7 +34,6 @@ def new_key(
     tokens_per_day: int = 0,
     is_operator: bool = False,
 ) -> tuple[str, ApiKey]:
-    """Create a key: its secret, and the record to store with its digest."""
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     kept = ApiKey(
         secrets.token_hex(8),
@@ -49,7 +48,6 @@ def new_key(
 
 
 def digest_of(secret: str) -> bytes:
-    """Return the digest by which a key is looked up."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 

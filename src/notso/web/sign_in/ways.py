@@ -65,8 +65,6 @@ MAX_NAME_CHARACTERS = 128
 
 
 class ProxyHeader:
-    """Sign-in by a trusted proxy's header."""
-
     def __init__(self, settings: ProxySignIn, operators: Collection[str]) -> None:
         self._header = settings.header
         self._networks = [ipaddress.ip_network(address) for address in settings.addresses]

@@ -38,8 +38,6 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Usage: requests to the model, and tokens."""
-
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -58,8 +56,6 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Usage of one owner on one day, UTC."""
-
     day: date
     owner: str
     used: Used

@@ -61,8 +61,6 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An entry of the list that an owner's chats have in their prompts."""
-
     id: str
     text: str
     created_ms: int
@@ -79,8 +77,6 @@ class ChatBase:
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """A named reusable text."""
-
     name: str
     kind: PromptKind
     text: str
@@ -132,7 +128,6 @@ class ToolUse:
 
     @property
     def is_final(self) -> bool:
-        """Whether there is a result for the model."""
         return self.state in ("done", "failed", "denied")
 
 
@@ -383,7 +378,6 @@ class Shown:
 
     @property
     def version(self) -> int:
-        """Number of this version, from 1."""
         return self.versions.index(self.message.id) + 1
 
     @property
@@ -416,8 +410,6 @@ class ChatList:
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A chat with the number and size of its stored messages."""
-
     chat: Chat
     messages: int
     size_bytes: int

@@ -54,7 +54,6 @@ class ChatTool:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that the user is shown when granting permission."""
         told = [self.origin, self.name, self.name_there, self.description, self.parameters]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -57,8 +57,6 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Elicitation:
-    """A question of `server`. The caller assigns `id`."""
-
     server: str
     message: str
     fields: tuple[Field, ...]
@@ -174,7 +172,8 @@ def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> An
 
 
 def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
-    """Return the typed value, None for an empty one. Raises Problem."""
+    """Return the typed value, None for an empty one."""
+    # Raises Problem.
     if asked.kind == "boolean":
         return name in form
     if asked.kind == "choices":

@@ -80,7 +80,6 @@ def command_of(server: str, name: str, taken: Mapping[str, object]) -> str:
 
 
 def described(title: str | None, description: str | None) -> str:
-    """Return one line for the list of commands."""
     return visible_line(description or title or "", MAX_DESCRIPTION_CHARACTERS)
 
 

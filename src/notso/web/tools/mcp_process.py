@@ -195,7 +195,8 @@ class McpProcess:
             await self._gone(TERMINATE_SECONDS)
 
     async def _gone(self, seconds: float) -> bool:
-        """Whether the process has exited. `Process.wait` would also wait for the end of its pipes."""
+        """Whether the process has exited."""
+        # `Process.wait` would also wait for the end of its pipes.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._process.returncode is None:
@@ -206,7 +207,8 @@ class McpProcess:
         return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
-        """Signal its process group. False if the group is empty."""
+        """Signal its process group."""
+        # False if the group is empty.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
             return True
@@ -333,7 +335,6 @@ class McpAddress:
         await self._stack.aclose()
 
     def end(self, fault: str) -> None:
-        """End the session."""
         self.fault = self.fault or fault
         self.ended.set()
 
@@ -357,7 +358,8 @@ class McpAddress:
                     await to_tell.send(each)
 
     def _passes(self, each: SessionMessage) -> bool:
-        """Whether to pass on a message: no notifications, and no requests beyond a limit. Reduces lists of tools."""
+        """Whether to pass on a message: no notifications, and no requests beyond a limit."""
+        # Reduces lists of tools.
         if isinstance(each.message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False

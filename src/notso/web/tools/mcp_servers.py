@@ -146,7 +146,8 @@ class McpServer:
         return await self._request("call", called)
 
     async def _request(self, what: str, made: Callable[[Client], Awaitable[T]], *, again: bool = False) -> T:
-        """Make a request, starting the server if needed. Raises ToolError."""
+        """Make a request, starting the server if needed."""
+        # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
         try:
@@ -172,7 +173,8 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """Ask the user for the server's values. Cancelled if several calls run: the protocol does not name the call."""
+        """Ask the user for the server's values."""
+        # Cancelled if several calls run: the protocol does not name the call.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
@@ -255,7 +257,8 @@ class McpServer:
         return tuple(tools.values())
 
     async def _offered(self, client: Client) -> tuple[Offer, ...]:
-        """Return the prompts and text resources. A list that fails is left out; the tools are usable without it."""
+        """Return the prompts and text resources."""
+        # A list that fails is left out; the tools are usable without it.
         found: dict[str, Offer] = {}
         can = client.server_capabilities
         try:
@@ -308,14 +311,12 @@ class McpServers:
         self._starting: asyncio.Future[list[bool]] | None = None
 
     def start(self) -> None:
-        """Begin to start all servers at once."""
         for each in self._left_out:
             logger.warning("MCP configuration: %s: %s", each.name, each.reason)
         self._servers = [McpServer(entry) for entry in self._entries]
         self._starting = asyncio.ensure_future(asyncio.gather(*(server.start() for server in self._servers)))
 
     async def ready(self) -> None:
-        """Wait until each server has started or failed."""
         if self._starting is not None:
             await asyncio.shield(self._starting)
 
@@ -326,7 +327,6 @@ class McpServers:
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     def tools(self) -> tuple[ChatTool, ...]:
-        """Return the tools, named by server and tool."""
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
 
     def offers(self) -> tuple[Offer, ...]:
@@ -365,7 +365,6 @@ def _may_speak_sse(entry: McpEntry, process: McpAddress | McpProcess) -> bool:
 
 
 def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int) -> str:
-    """Return the reason why a tool is not used, or ''."""
     if not entry.selects(name):
         return "the configuration excludes it"
     if count == MAX_TOOLS:

@@ -111,7 +111,6 @@ class Toolbox:
         self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
 
     async def ready(self, names: Iterable[str] | None = None) -> None:
-        """Wait until all tools, or those of these names, are known."""
         if names is None or set(names) - {tool.name for tool in BuiltInTools.TOOLS}:
             await asyncio.gather(*(source.ready() for source in self._sources))
 
@@ -122,7 +121,6 @@ class Toolbox:
         return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
-        """Return all tools, in the order of pages and prompts."""
         found: dict[str, ChatTool] = {}
         for source in self._sources:
             for tool in source.tools():
@@ -169,7 +167,8 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
 
 
 def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    """Suspend the call's timeout while the user is asked. Further questions at the same time are cancelled."""
+    """Suspend the call's timeout while the user is asked."""
+    # Further questions at the same time are cancelled.
 
     async def paused(question: Elicitation) -> Reply:
         end = clock.when()

@@ -58,7 +58,6 @@ class PromptDocuments:
     sources: tuple[QuoteSource, ...] = ()
 
     def user_text(self, message: StoredMessage, *, is_last: bool) -> str:
-        """Return a question below its files, as the prompt contains it."""
         files = (
             replace(each, text=self.texts[each.document]) if each.document in self.texts else each
             for each in message.attachments
@@ -256,6 +255,5 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
 
 
 def with_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
-    """Return the question below its files."""
     parts = [framed(each.name, each.text) for each in attachments]
     return "\n\n".join([*parts, text] if text else parts)

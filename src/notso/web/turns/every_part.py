@@ -34,8 +34,6 @@ _NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a document, and the request that asks it."""
-
     title: str
     request: Request
 

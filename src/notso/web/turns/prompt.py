@@ -17,7 +17,6 @@ NO_RESULT = "error: the call was interrupted, there is no result"
 
 
 def answer_messages(message: StoredMessage, *, keep_thinking: bool = False) -> list[Message]:
-    """Return an answer with its tool calls as messages."""
     messages = list(_rounds(message, keep_thinking))
     text, reasoning = _last_part(message)
     return [*messages, _said(text, reasoning, keep_thinking)] if text else messages
@@ -35,7 +34,6 @@ def next_request(request: Request, message: StoredMessage, *, keep_thinking: boo
 
 
 def parts_of(message: StoredMessage) -> list[str]:
-    """Split the text at its calls."""
     ends = [use.content_at for use in message.tool_uses]
     starts = [0, *ends]
     return [message.content[start:end].lstrip("\n") for start, end in zip(starts, [*ends, None], strict=True)]

@@ -86,7 +86,6 @@ class Feed:
         return events
 
     async def wait(self, revision: str, seconds: float) -> bool:
-        """Wait for a change. Return False on timeout."""
         if revision != self.revision or self.closed:
             return True
         try:
@@ -165,7 +164,6 @@ async def feed_events(
     *,
     numbered: bool = True,  # False where the events travel within another numbered stream
 ) -> AsyncIterator[bytes]:
-    """Yield changes made in other tabs."""
     # The first look includes changes by this tab: a page rendered before such a change and shown after it lacks it.
     revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
@@ -179,7 +177,6 @@ async def feed_events(
 
 
 async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Merge two streams until `events` ends."""
     # A page then needs one connection instead of two.
     reading = {asyncio.ensure_future(anext(each, None)): each for each in (events, others)}
     try:
@@ -197,7 +194,6 @@ async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> As
 
 
 def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:
-    """Rebuild the log of a finished turn from its stored message."""
     log = TurnLog()
     log.write("reasoning", reasoning_html, "")
     log.write("answer", answer_html, "")
@@ -243,7 +239,6 @@ def update_html(message_id: str, update: Update) -> str:
 
 
 def announcement_html(phase: str, answer_words: int) -> str:
-    """Return the screen reader announcement of a phase ('' if silent)."""
     sentence = words.get(f"announce_{phase}", "").format(count=number(answer_words))
     return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
 

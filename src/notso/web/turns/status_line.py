@@ -103,8 +103,6 @@ class Status:
 
 
 class StatusLine:
-    """Derives the status from engine events. Times are monotonic seconds."""
-
     def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
@@ -122,7 +120,6 @@ class StatusLine:
 
     @property
     def thinking_s(self) -> float:
-        """Reasoning time in seconds, once ended."""
         until = self._thinking_until
         return self._reasoning_before + (until - self._thinking_since if until else 0.0)
 
@@ -131,7 +128,6 @@ class StatusLine:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
     def next_part(self, now: float) -> StatusLine:
-        """Return the status line of the next engine request."""
         # Reasoning before the tool calls continues to count.
         after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
@@ -251,8 +247,6 @@ class PrefillProgress:
 
 
 class PrefillEta:
-    """Estimator for one prompt."""
-
     def __init__(self) -> None:
         self._chunks: list[tuple[float, float, int]] = []  # middle position, seconds per token, tokens
         self._last: tuple[float, int] | None = None

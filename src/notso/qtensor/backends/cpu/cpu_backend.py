@@ -38,7 +38,6 @@ class CPU:
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """Tightest memory limit of this process."""
         return available_memory(mapped_bytes=mapped_bytes)
 
     def weight_bytes(self, tensor: QTensor) -> int:

@@ -161,7 +161,6 @@ class KeyValuePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space, not all of which is allocated."""
         return self.data.nbytes
 
     @property
@@ -203,7 +202,6 @@ def reserved_blocks(blocks: int) -> int:
 
 
 def _runs(blocks: int) -> tuple[int, int]:
-    """Return the number and the length of runs with the least excess."""
     runs = -(-blocks // RUN_BLOCKS)
     return runs, -(-blocks // runs)
 

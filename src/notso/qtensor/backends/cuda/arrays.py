@@ -63,7 +63,6 @@ class DeviceArray:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Identity of this slice."""
         return self.address, self.shape
 
     @property

@@ -23,8 +23,6 @@ from notso.system.memory import MemoryLimit
 
 
 class DevicePool:
-    """Zeroed blocks of one layer, accessible to the host by copies only."""
-
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:
             raise OperandError(f"a cache cannot have {blocks} blocks")
@@ -39,7 +37,6 @@ class DevicePool:
 
     @property
     def needs_window(self) -> bool:
-        """Whether attention needs a k8v8 pool as well."""
         return KV_FORMATS[self.format].is_low_bit
 
     def read_block(self, block: int) -> bytes:
@@ -58,8 +55,7 @@ class DevicePool:
     def copy_block(self, source: int, target: int) -> None:
         self._memory.copy(self._offset(target), self._offset(source), self.block_bytes)
 
-    def touch_block(self, block: int) -> None:
-        """Do nothing: all memory is allocated at construction."""
+    def touch_block(self, block: int) -> None: ...
 
     def _offset(self, block: int) -> int:
         if not 0 <= block < self.blocks:
@@ -94,7 +90,6 @@ class CUDA:
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """Free device memory, before the weights are uploaded."""
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
 
     def weight_bytes(self, tensor: QTensor) -> int:
@@ -122,7 +117,6 @@ class CUDA:
         self._unseen[id(array.mirror)] = array.mirror
 
     def flush(self) -> None:
-        """Upload changed integer arrays."""
         while self._unseen:
             self._unseen.popitem()[1].flush()
 
@@ -352,7 +346,6 @@ def check_below(what: str, numbers: Integers, limit: int) -> None:
 
 
 def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> None:
-    """Require each row to lie in an existing sequence."""
     count, length = tables.shape
     wrong = (sequences < 0) | (sequences >= count)
     if wrong.any():
@@ -363,7 +356,6 @@ def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> No
 
 
 def check_blocks(blocks: Integers, pool: DevicePool) -> None:
-    """Require blocks to be in the pool."""
     wrong = (blocks < 0) | (blocks >= pool.blocks)
     if wrong.any():
         raise OperandError(f"block {blocks[wrong][0]} is outside the pool of {pool.blocks}")
@@ -372,7 +364,6 @@ def check_blocks(blocks: Integers, pool: DevicePool) -> None:
 def check_written(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> None:
-    """Require a valid block for each row."""
     check_rows(positions, sequences, tables)
     tiles = positions // TILE_POSITIONS
     blocks = tables[sequences, tiles]

@@ -37,7 +37,6 @@ def architectures() -> tuple[int, ...]:
 
 
 def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """Return the device bytes of a weight."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 
@@ -60,8 +59,6 @@ class Device:
 
 
 class DeviceMemory:
-    """Device memory, freed with its last reference."""
-
     def __init__(self, device: Device, size: int, *, zeroed: bool = False) -> None:
         self.device = device
         self.size = size
@@ -83,7 +80,6 @@ class DeviceMemory:
 
 class Graph:
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
-        """Capture `work`, which blocks other device use."""
         self._device = device
         ask(device.native.capture_begin)
         try:
@@ -96,12 +92,10 @@ class Graph:
         weakref.finalize(self, device.native.free_graph, self._handle)
 
     def launch(self) -> None:
-        """Launch without waiting."""
         ask(self._device.native.run_graph, self._handle)
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the native module, translating its errors."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:

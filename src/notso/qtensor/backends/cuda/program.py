@@ -139,7 +139,6 @@ class Program:
         return len(self._launches)
 
     def add(self, key: Hashable, check: Check, launch: Launch, used: object) -> None:
-        """Record an operation and the arrays that it uses."""
         # Checks with equal keys are identical: every layer reads the same block table.
         self._checks.setdefault(key, check)
         self._launches.append(launch)

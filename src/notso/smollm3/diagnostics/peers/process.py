@@ -137,7 +137,7 @@ class PeerProcess:
 
 
 class _RefusedError(EngineError):
-    """The peer refused a task."""
+    pass
 
 
 def _require_module(python: str, name: str) -> None:

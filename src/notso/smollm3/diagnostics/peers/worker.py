@@ -37,8 +37,6 @@ SEQUENCE_ROOM = 128  # positions of each sequence of a batch
 
 
 class Peer(Protocol):
-    """A peer's operations, in seconds per step."""
-
     version: str
     configurations: list[str]
 
@@ -52,8 +50,6 @@ class Peer(Protocol):
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python's C interface."""
-
     def __init__(self, path: str, context: int, threads: int) -> None:
         import llama_cpp as c
 
@@ -192,8 +188,6 @@ class LlamaCpp:
 
 
 class OpenVino:
-    """OpenVINO GenAI's continuous batching and prefix cache."""
-
     def __init__(self, folder: str, context: int, threads: int) -> None:
         import numpy
         import openvino

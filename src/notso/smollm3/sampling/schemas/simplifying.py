@@ -50,7 +50,6 @@ class ObjectCloser:
         self._seen: set[str] = set()
 
     def closed(self, schema: Schema) -> tuple[Schema, dict[str, Schema]]:
-        """Return the closed schema and the definitions it refers to."""
         result = self._alone(schema)
         while self._pending:
             name, is_part = self._pending.pop()
@@ -67,7 +66,6 @@ class ObjectCloser:
         return f"#/$defs/{made}"
 
     def _alone(self, schema: Schema) -> Schema:
-        """Close a schema that describes a value alone."""
         self._spend()
         if not isinstance(schema, dict):
             return schema
@@ -100,7 +98,6 @@ class ObjectCloser:
         return self._rest(schema) or True if isinstance(schema, dict) else True
 
     def _part(self, schema: Schema) -> Schema:
-        """Prepare a schema that describes a value together with others."""
         self._spend()
         return self._combined(schema) if isinstance(schema, dict) else schema
 
@@ -126,7 +123,6 @@ class ObjectCloser:
         return held
 
     def _rest(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the keywords that close an object over the names of all its parts."""
         names: dict[str, None] = {}
         required: dict[str, None] = {}
         declares, least = False, 0
@@ -242,7 +238,6 @@ class Simplifier:
         self._intersecting: set[tuple[str, str]] = set()
 
     def simplified(self, schema: Schema) -> tuple[Schema, dict[str, Schema]]:
-        """Return the schema and the definitions."""
         definitions = {name: self._simplified(each) for name, each in self._definitions.items()}
         return self._simplified(schema), definitions
 

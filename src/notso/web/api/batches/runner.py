@@ -64,7 +64,6 @@ class BatchRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """Look for new batches at once."""
         self._due.set()
 
     def stop(self, batch_id: str) -> None:
@@ -158,7 +157,6 @@ class _Run:
         return await work.run(lambda: _validated(content, self._body["endpoint"]), len(content), self._batch.owner)
 
     async def _answer(self, lines: list[bytes]) -> None:
-        """Answer the lines that have no answer yet, until cancelled, late or lost."""
         done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
         missing = iter([number for number in range(len(lines)) if number not in done])
         info = self._services.shared.engine.info
@@ -203,7 +201,6 @@ class _Run:
                 return
 
     async def _ask(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Send a request to this program itself, again while it is busy."""
         while True:
             caller = await self._ring.still(Caller(*self._batch.plan["caller"]))
             if caller is None:
@@ -256,7 +253,6 @@ class _Run:
         await self._change(status, is_open=False, request_counts=counts, **finished)
 
     async def _change(self, status: str, *, is_open: bool = True, **fields: Any) -> None:
-        """Change the status; on a concurrent cancellation, continue from its status."""
         before = self._body["status"]
         changed = self._body | fields | {"status": status, f"{status}_at": int(time.time())}
         owner, id = self._batch.owner, self._batch.id

@@ -122,7 +122,6 @@ class ChatSerializer:
         return ChatSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        """Yield the role of each choice."""
         for number in range(len(self._choices)):
             yield data_event(self._chunk(number, {"role": "assistant", "content": "", "refusal": None}))
 

@@ -391,8 +391,6 @@ def _result(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Respons
 
 
 class _Steered:
-    """Session, and answers to stop or to end the reasoning of."""
-
     def __init__(self, given: dict[str, Any]) -> None:
         self.session = unpacked(str, given["session"])
         self.stop = unpacked(list[int], given.get("stop", []))
@@ -400,8 +398,6 @@ class _Steered:
 
 
 class _Resumed(_Steered):
-    """With read positions."""
-
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
         self.read = {int(number): unpacked(int, count) for number, count in given["read"].items()}

@@ -314,7 +314,6 @@ def _details(info: ModelInfo) -> dict[str, Any]:
 
 
 def _parameters(info: ModelInfo) -> str:
-    """Return the file's sampling defaults as lines of a Modelfile."""
     names = sampling_names("ollama")
     known = {names[name]: value for name, value in info.sampling.items() if name in names}
     return "\n".join(f"{name:<30} {value:g}" for name, value in known.items())

@@ -165,7 +165,8 @@ def _running(services: ApiServices, owner: str, response_id: str) -> ResumableSt
 
 
 def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
-    """Return the query and the header of ignored names. Raise ApiError (400) for unknown ones."""
+    """Return the query and the header of ignored names."""
+    # Raise ApiError (400) for unknown ones.
     for name in request.query_params:
         if name not in names and name not in HINTS:
             raise unsupported(printable(name), "unknown field; remove it")

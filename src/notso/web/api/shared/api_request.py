@@ -43,7 +43,6 @@ class ApiRequest:
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
-        """Prompt and parameters of each choice, grouped by prompt."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 
 
@@ -78,7 +77,6 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
 
 
 def header_naming(ignored: Iterable[str]) -> dict[str, str]:
-    """Return the header with these names; empty without any."""
     names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
     least = "at least " if len(names) >= MAX_HINTS else ""  # collection stops there

@@ -263,7 +263,6 @@ def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the first choice's timings under llama-server's names."""
     usage = next(_usages(choices), None)
     if usage is None:
         return {}
@@ -304,8 +303,6 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Timings of one choice while it is streamed."""
-
     def __init__(self) -> None:
         self._cached = self._read = 0
         self._began = self._first = 0.0

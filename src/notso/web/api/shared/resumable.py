@@ -49,7 +49,6 @@ class AnswerLog:
         self._wake()
 
     def finish(self, body: Any) -> None:
-        """Set the final body."""
         self.body, self.finished = body, True
         self._wake()
 
@@ -100,7 +99,6 @@ class AnswerElsewhere:
         return self.log.finished
 
     def stop(self) -> None:
-        """Ask the writer to stop; the text so far stays."""
         self._exchange.tell("stop answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
@@ -130,7 +128,6 @@ class AnswerElsewhere:
         return self.log.body
 
     async def is_abandoned(self) -> bool:
-        """Whether the writer is gone."""
         return not self.log.finished and not await self._exchange.is_held(self._name)
 
 
@@ -181,7 +178,6 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    """Return an answer's name among replicas."""
     # Hashed, so that the exchange server learns neither owners nor conversations.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
@@ -195,8 +191,6 @@ MAX_RESUMABLE = 256
 
 
 class ResumableStream:
-    """An answer that runs independently of its readers."""
-
     def __init__(self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None = None) -> None:
         self.running = running
         self.serializer = serializer  # output format

@@ -74,8 +74,6 @@ def recorded(submission: Submission) -> Submission:
 
 
 class _Record:
-    """What the events of one choice tell of its tokens."""
-
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._closed_at: list[int] = []
@@ -95,8 +93,6 @@ class _Record:
 
 
 class ReceiptSerializer:
-    """A serializer that adds the receipts of its choices to another one's last frame and body."""
-
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
         self._inner = inner

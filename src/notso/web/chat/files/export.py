@@ -137,7 +137,6 @@ def json_head(chat: Chat) -> bytes:
 
 
 def json_messages(messages: Iterable[StoredMessage]) -> bytes:
-    """Return messages as JSON, one a line, comma-separated."""
     return ",".join("\n  " + json.dumps(_message_json(each), ensure_ascii=False) for each in messages).encode()
 
 
@@ -146,7 +145,6 @@ def markdown_head(chat: Chat) -> bytes:
 
 
 def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
-    """Return messages as Markdown, without thoughts."""
     parts = [""]
     for message in messages:
         if message.kind == "summary":

@@ -113,8 +113,6 @@ async def archive(request: Request, services: Services, owner: Owner, chat_id: s
 
 
 class _Place(NamedTuple):
-    """The shown part of the table, as the request names it."""
-
     page: str = ""
     sort: str = ""
     title: str = ""
@@ -189,7 +187,6 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
 
 
 def _by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
-    """Group matches by chat, in the order of each chat's first one."""
     groups: dict[str, dict[str, Any]] = {}
     for hit in hits:
         group = groups.setdefault(

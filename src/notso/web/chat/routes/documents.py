@@ -96,7 +96,6 @@ async def library_page(
 
 
 async def documents_context(services: ChatServices, owner: str, project: Library | None = None) -> dict[str, Any]:
-    """Return the list of documents of a project, or of none."""
     store = services.shared.store.documents
     libraries = [project] if project is not None else await store.libraries(owner)
     shown = {each.id for each in libraries if project is not None or not each.is_project}
@@ -234,7 +233,8 @@ async def delete(request: Request, services: Services, owner: Owner, document_id
 
 
 async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
-    """Return the address of the list that a document is in. Raises Problem 404."""
+    """Return the address of the list that a document is in."""
+    # Raises Problem 404.
     document = await _find(services, owner, document_id)
     libraries = await services.shared.store.documents.libraries(owner)
     is_in_project = any(each.id == document.library_id and each.is_project for each in libraries)
@@ -248,7 +248,6 @@ async def chosen_documents(services: ChatServices, owner: str, ids: Sequence[str
 
 
 def facts_of(document: StoredDocument) -> str:
-    """Return kind, pages and characters of a document that is ready."""
     if document.state != "ready":
         return ""
     facts = {"kind": document.kind, "characters": number(document.characters), "pages": number(document.pages)}

@@ -148,7 +148,6 @@ class ImportReport:
 
     @property
     def sentence(self) -> str:
-        """The report in one line, in the language of the request."""
         known = len(self.chats) - len(self.changed)
         counts = {"chats": len(self.added), "messages": self.messages, "extended": len(self.extended), "known": known}
         parts = [

@@ -74,8 +74,6 @@ class About:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An unfinished answer."""
-
     generation: Generation
     events: int = 0
     begun: bool = False  # accepted by the engine
@@ -110,7 +108,6 @@ class EngineLink:
             threading.Thread(target=work, name="notso-link", daemon=True).start()
 
     def close(self) -> None:
-        """End all answers and the stream."""
         self._closed = True
         self._steering.put(None)
         self._break_calls()
@@ -158,7 +155,6 @@ class EngineLink:
             each.generation.stop()
 
     def end_all(self) -> None:
-        """End all answers without waiting for the engine."""
         self.stop_all()
         self._break_calls()
         self._end_all("the engine was closed")
@@ -416,7 +412,8 @@ def checked_numbers(value: T) -> T:
 
 
 def _checked(event: Event) -> Event:
-    """Check an event's fields for its kind. Raise ValueError."""
+    """Check an event's fields for its kind."""
+    # Raise ValueError.
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:
             raise ValueError(f"a {event.kind} without {name}")

@@ -50,8 +50,6 @@ ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, in
 
 
 class _SentRows:
-    """Result of a pipelined statement."""
-
     def __init__(self, cursor: Cursor[DictRow], pipeline: Pipeline) -> None:
         self._cursor = cursor
         self._pipeline = pipeline
@@ -211,7 +209,6 @@ class PostgresDatabase(Database):
         self.execute("DELETE FROM replicas WHERE id = ?", (self._replica,))
 
     def others(self) -> int:
-        """Return the number of other processes with a valid lease."""
         row = self.execute(
             "SELECT count(*) AS n FROM replicas WHERE id <> ? AND expires > clock_timestamp()", (self._replica,)
         ).fetchone()
@@ -342,7 +339,6 @@ class Connections:
             self._users += 1
 
     def close(self) -> None:
-        """Release the connections, unless another store uses them."""
         with self._opening:
             self._users -= 1
             if not self._users:

@@ -44,8 +44,6 @@ DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
 
 
 class Run(Protocol):
-    """SQLStore's `write` or `look`."""
-
     def __call__(self, work: Callable[[Database], T], owner: str = "") -> Coroutine[Any, Any, T]: ...
 
 
@@ -54,8 +52,6 @@ def _leased(now_ms: int) -> int:
 
 
 class SQLRecords:
-    """The records in the database of a SQLStore."""
-
     def __init__(self, write: Run, look: Run) -> None:
         self._write = write
         self._look = look

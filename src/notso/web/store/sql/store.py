@@ -132,8 +132,6 @@ def _adding(
 
 
 class SQLStore(ABC):
-    """Base of ChatStores (see protocol.py for the methods)."""
-
     def __init__(self) -> None:
         self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
         self.records: ApiRecords = SQLRecords(self.write, self.look)

@@ -90,8 +90,6 @@ SHORT_MS = 50  # after a timeout, queued reads must not wait as long one after t
 
 
 class SQLiteAccessStore(SQLAccessStore):
-    """An AccessStore in one file of the data directory, opened on first use."""
-
     NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def __init__(self, directory: Path) -> None:

@@ -45,7 +45,6 @@ DAMAGED = (
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Open the writing connection and migrate the schema."""
     logger.info("SQLite %s", sqlite3.sqlite_version)
     existed = path.exists()
     with storage_errors():
@@ -106,7 +105,6 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit on exit, roll back on exceptions."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -119,7 +117,6 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Read consistently within the block."""
     connection.execute("BEGIN")
     try:
         yield
@@ -206,7 +203,6 @@ class DirectoryLock:
             ) from None
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -231,7 +227,6 @@ class Witness:
             raise
 
     def note(self, commits: int) -> None:
-        """Record a number."""
         with contextlib.suppress(OSError):
             # On failure the old number stays: less damage is detected, but no commit fails.
             self._write(commits)
@@ -251,7 +246,6 @@ class Witness:
 
 
 def commits_acknowledged(path: Path) -> int | None:
-    """Return the number beside the database, if any."""
     try:
         acknowledged = _beside(path).read_bytes()
     except FileNotFoundError:
@@ -308,7 +302,6 @@ def damage_of(path: Path) -> Damage:
 
 
 def said_of(damage: Damage) -> str:
-    """Return the message of errors on writes."""
     return DAMAGED if damage == "unsound" else LOST
 
 

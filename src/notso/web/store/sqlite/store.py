@@ -88,7 +88,6 @@ class Writer:
             copy(self.connection, target)
 
     def close(self) -> None:
-        """Mark a clean end, checkpoint and close."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("DELETE FROM facts WHERE name = 'open'")
             # The number must be in the file itself before it is acknowledged: a log may get lost.
@@ -119,8 +118,6 @@ _UNFINISHED = (
 
 
 class SQLiteStore(SQLStore):
-    """A ChatStore in `directory`/notso.db."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
@@ -320,8 +317,6 @@ MERGED_PAGES = 500  # of the search index, per transaction
 
 
 class SQLiteDatabase(Database):
-    """Database in which every unfinished answer is this process's."""
-
     # One process owns the file, and only one of its connections writes.
     for_update = ""
 
