@@ -298,14 +298,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """Measurements to take, all of them once per repeat.
+    """Measurements to take, all of them once per repeat."""
 
-    prefill: (tokens, depth) of prompts. depths: context lengths for decoding. batches: concurrent sequences.
-    """
-
-    prefill: tuple[tuple[int, int], ...] = ((512, 0),)
-    depths: tuple[int, ...] = (0,)
-    batches: tuple[int, ...] = (16,)
+    prefill: tuple[tuple[int, int], ...] = ((512, 0),)  # (tokens, depth) of prompts
+    depths: tuple[int, ...] = (0,)  # context lengths for decoding
+    batches: tuple[int, ...] = (16,)  # concurrent sequences
     decode_tokens: int = 32
     repeats: int = 3
     context_tokens: int | None = None  # None: as much as the plan needs

@@ -48,20 +48,16 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Difference from a base model's probabilities.
-
-    kl: of the model from the base, in nats. same_top: share of positions with the same likeliest token. rms_change:
-    root mean square change in the probability of the text's tokens.
-    """
+    """Difference from a base model's probabilities."""
 
     base: Perplexity
     model: Perplexity
-    kl: Estimate
+    kl: Estimate  # of the model from the base, in nats
     largest_kl: float
     kl_99: float
     median_kl: float
-    same_top: Estimate
-    rms_change: float
+    same_top: Estimate  # share of positions with the same likeliest token
+    rms_change: float  # root mean square change in the probability of the text's tokens
 
 
 def perplexity(

@@ -52,23 +52,19 @@ _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Planned memory of an engine.
-
-    All sequences and cached prefixes share `kv_blocks` tiles; low-bit formats add `window_blocks` tiles of k8v8.
-    `document_tokens`: context of prompts with a fixed prefix. `reduced`: the default context did not fit.
-    """
+    """Planned memory of an engine."""
 
     context_tokens: int
-    document_tokens: int
+    document_tokens: int  # context of prompts with a fixed prefix
     kv_format: KVFormat
     max_num_seqs: int
-    kv_blocks: int
-    window_blocks: int
+    kv_blocks: int  # tiles, shared by all sequences and cached prefixes
+    window_blocks: int  # tiles of k8v8, besides low-bit formats
     weights_bytes: int
     kv_bytes: int
     scratch_bytes: int
     limit: MemoryLimit
-    reduced: bool
+    reduced: bool  # the default context did not fit
 
     @property
     def needed_bytes(self) -> int:

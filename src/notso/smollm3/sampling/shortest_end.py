@@ -100,13 +100,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchMemory:
-    """Results of searches in one grammar, by the set of allowed tokens.
+    """Results of searches in one grammar, by the set of allowed tokens."""
 
-    kinds: one byte of each equivalent kind. ends: texts that finish a string.
-    """
-
-    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    ends: dict[int, bytes | None] = field(default_factory=dict)
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each equivalent kind
+    ends: dict[int, bytes | None] = field(default_factory=dict)  # texts that finish a string
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,17 +62,13 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
-    """Facts about a grammar.
-
-    names: `"NAME":` of required members. strings: patterns and minimum lengths. formats: of strings.
-    orders: of the members of objects.
-    """
+    """Facts about a grammar."""
 
     extent: Extent
-    names: tuple[bytes, ...]
-    strings: tuple[tuple[tuple[str, ...], int], ...] = ()
-    formats: tuple[str, ...] = ()
-    orders: tuple[dict[bytes, int], ...] = ()
+    names: tuple[bytes, ...]  # `"NAME":` of required members
+    strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each
+    formats: tuple[str, ...] = ()  # of strings
+    orders: tuple[dict[bytes, int], ...] = ()  # of the members of objects
 
     def texts(self) -> list[str]:
         """Return short texts for strings with a pattern, a length or a format."""

@@ -34,19 +34,15 @@ class ShownView:
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, what it starts from and the end of one branch: the source of a prompt.
-
-    `above` messages were not read: a summary replaces them (`summarized`) or no prompt has room. `revision` is
-    the feed position that the view includes.
-    """
+    """A chat, what it starts from and the end of one branch: the source of a prompt."""
 
     chat: Chat
     base: ChatBase
-    revision: str
+    revision: str  # feed position that the view includes
     line: tuple[StoredMessage, ...] = ()
     # Not the chat's id: an emptied chat continues as another conversation.
     first_id: str | None = None
-    above: int = 0
+    above: int = 0  # not read: a summary replaces them (`summarized`) or no prompt has room
     summarized: bool = False
 
     @property

@@ -46,23 +46,19 @@ WARN_PERCENT, BAD_PERCENT = 70, 90
 
 @dataclass(frozen=True, slots=True)
 class ContextGauge:
-    """Context usage in tokens, by part.
-
-    `prefill_tokens` are not cached and take about `seconds`. `at_least`: the prompt was too long to count, and
-    `used` is a lower bound.
-    """
+    """Context usage in tokens, by part."""
 
     used: int
     total: int
     parts: Mapping[str, int]
-    prefill_tokens: int
+    prefill_tokens: int  # not cached; they take about `seconds`
     cached_tokens: int
     seconds: float | None
     when_full: WhenFull
     offers_summary: bool
     dropped: tuple[str, ...] = ()
     """Names of the parts that the chat template omits."""
-    at_least: bool = False
+    at_least: bool = False  # the prompt was too long to count, and `used` is a lower bound
 
     @property
     def percent(self) -> int:

@@ -32,13 +32,13 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch: `body` is the object of the API, `plan` what its execution needs and the API does not show."""
+    """A batch."""
 
     id: str
     owner: str
     created_ms: int
-    body: Mapping[str, Any]
-    plan: Mapping[str, Any]
+    body: Mapping[str, Any]  # the object of the API
+    plan: Mapping[str, Any]  # what its execution needs and the API does not show
     is_open: bool = True
 
 
@@ -58,18 +58,15 @@ MOST_LEFT = 5
 
 @dataclass(frozen=True, slots=True)
 class OpenResponse:
-    """A background response that has not ended: its request, who sent it (as JSON), and its seed.
-
-    `tries` counts the processes that left it; after MOST_LEFT it is given up.
-    """
+    """A background response that has not ended."""
 
     id: str
     owner: str
-    body: str
-    caller: str
+    body: str  # the request
+    caller: str  # who sent it, as JSON
     seed: int
     created_ms: int
-    tries: int = 0
+    tries: int = 0  # number of processes that left it; after MOST_LEFT it is given up
 
     @property
     def is_given_up(self) -> bool:

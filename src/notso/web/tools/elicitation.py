@@ -39,10 +39,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A requested value. `lowest` and `highest` bound a number, the length of a text, or the number of choices.
-
-    `choices` are pairs of a value and its label.
-    """
+    """A requested value."""
 
     name: str
     kind: Kind
@@ -50,8 +47,8 @@ class Field:
     description: str = ""
     is_required: bool = False
     default: Any = None
-    choices: tuple[tuple[str, str], ...] = ()
-    lowest: float | None = None
+    choices: tuple[tuple[str, str], ...] = ()  # value and label of each
+    lowest: float | None = None  # bounds of a number, the length of a text, or the number of choices
     highest: float | None = None
 
 

@@ -106,24 +106,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class McpEntry:
-    """A server: a program with MCP on stdin and stdout, or a `url`.
+    """A server: a program with MCP on stdin and stdout, or a `url`."""
 
-    name: prefix of its tools, of letters, digits, `_` and `-`. label: its name in the file, if different.
-    transport: protocol for `url`; "http or sse" tries both.
-    allowed, denied: patterns of the tools that the file selects, with `*` and `?`; None for all.
-    """
-
-    name: str
+    name: str  # prefix of its tools, of letters, digits, `_` and `-`
     command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, repr=False)  # may contain secrets
     cwd: str | None = None
     url: str = field(default="", repr=False)  # may contain a secret
     headers: dict[str, str] = field(default_factory=dict, repr=False)
-    label: str = ""
-    transport: Transport = "http or sse"
-    allowed: frozenset[str] | None = None
-    denied: frozenset[str] = frozenset()
+    label: str = ""  # its name in the file, if different
+    transport: Transport = "http or sse"  # protocol for `url`; "http or sse" tries both
+    allowed: frozenset[str] | None = None  # patterns of the tools that the file selects, with `*` and `?`; None for all
+    denied: frozenset[str] = frozenset()  # patterns as in `allowed`
 
     @property
     def title(self) -> str:

@@ -58,16 +58,13 @@ class GivenFile:
 
 @dataclass(frozen=True, slots=True)
 class GivenDocument:
-    """A document of a prompt, with the name it has there.
-
-    `starts` are the offsets of its pages or blocks; `facts` belong to one API.
-    """
+    """A document of a prompt, with the name it has there."""
 
     name: str
     text: str
     is_quoted: bool
-    starts: tuple[int, ...] = (0,)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    starts: tuple[int, ...] = (0,)  # offsets of its pages or blocks
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of one API
 
 
 class GivenDocuments:

@@ -28,23 +28,20 @@ JSON = dict[str, Any]
 
 @dataclass(slots=True)
 class Node:
-    """One message as another program stores it. Times are milliseconds since 1970, 0 if unknown.
-
-    `role` is "" for what is not shown, such as system messages and results of tools; its children take its place.
-    `rank` orders siblings.
-    """
+    """One message as another program stores it."""
 
     id: str
     parent: str | None
+    # "" if not shown, as system messages and results of tools: its children take its place.
     role: Literal["user", "assistant", ""]
     content: str = ""
     reasoning: str = ""
-    created_ms: int = 0
+    created_ms: int = 0  # since 1970, 0 if unknown
     model: str = ""
     state: Literal["done", "interrupted", "failed"] = "done"
     note: str = ""
     attachments: list[JSON] = field(default_factory=list)
-    rank: int = 0
+    rank: int = 0  # orders siblings
 
 
 @dataclass(frozen=True, slots=True)
