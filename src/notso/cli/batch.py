@@ -133,8 +133,6 @@ class Tally:
 
 
 class Member:
-    """Ray actor that holds one engine."""
-
     def __init__(self, **chosen: Any) -> None:
         self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
 

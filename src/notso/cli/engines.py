@@ -101,7 +101,6 @@ def open_engine(
     chat_template_file: Path | None = None,
     fetch: bool = False,
 ) -> Engine:
-    """Load the selected model (see `model_file`)."""
     path = model_file(model, silent=silent, fetch=fetch)
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine

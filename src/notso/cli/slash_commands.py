@@ -128,7 +128,6 @@ class Conversation:
         self.context_used_tokens = 0
 
     def take_back_turn(self) -> str | None:
-        """Remove the last turn and return its question."""
         while self.messages:
             message = self.messages[-1]
             self.messages = self.messages[:-1]

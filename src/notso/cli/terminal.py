@@ -78,7 +78,6 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def styled(text: str, style: Style, stream: TextIO) -> str:
-    """Return colored text, if `stream` has colors."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
 
 

@@ -126,7 +126,6 @@ def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
 
 
 def browser(cookies: bytes) -> bytes | None:
-    """Return the value of the affinity cookie."""
     match = _COOKIE.search(cookies)
     return match[1] if match is not None else None
 

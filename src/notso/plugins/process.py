@@ -317,7 +317,6 @@ class _Printed:
         self._rest = b""
 
     def take(self, text: bytes) -> bool:
-        """Log new lines; False after too many bytes."""
         self._bytes += len(text)
         *lines, self._rest = (self._rest + text)[-4096:].split(b"\n")
         for line in lines:

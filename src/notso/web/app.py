@@ -132,7 +132,6 @@ def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
 
 
 def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing if the OTEL_* variables configure it."""
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )

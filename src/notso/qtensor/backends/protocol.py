@@ -151,8 +151,9 @@ class Backend(Protocol):
     def matmul(self, x: Array, weight: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
         """out = x @ weight.T, x normalized if `norm`. x (L, K), out (L, N) float32."""
 
-    def matmul_many(self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None) -> None:
-        """`matmul` of x with several weights."""
+    def matmul_many(
+        self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None
+    ) -> None: ...
 
     def matmul_add(self, x: Array, weight: Weight, out: Array) -> None:
         """out += x @ weight.T."""

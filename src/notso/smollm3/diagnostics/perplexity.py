@@ -48,8 +48,6 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Difference from a base model's probabilities."""
-
     base: Perplexity
     model: Perplexity
     kl: Estimate  # of the model from the base, in nats

@@ -76,7 +76,6 @@ def model_path(model: str | None) -> Path:
 
 
 def is_demo(model: str | None) -> bool:
-    """Return whether the bundled model is named."""
     return model is None or (model.lower() == DEMO and not Path(model).exists())
 
 
@@ -307,7 +306,6 @@ class Engine:
         return self.tokenizer.decode(self._checked(ids), skip_control=False)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return each token's text."""
         return [self.tokenizer.decode([id], skip_control=False) for id in self._checked(ids)]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
@@ -320,12 +318,10 @@ class Engine:
         return self._prompts.template.render(turns, thinking=asked.thinking, tools=asked.tools, date=asked.date)
 
     def encode_chat(self, messages: ChatInput, options: RequestOptions | None = None) -> list[int]:
-        """Return the prompt's token ids."""
         # Control tokens come from the template only, never from the text of a message.
         return self._prompts.write(_turns(messages), options or RequestOptions()).ids
 
     def count_tokens(self, messages: ChatInput, options: RequestOptions | None = None) -> int:
-        """Return the number of the prompt's tokens."""
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:

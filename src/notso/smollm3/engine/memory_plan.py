@@ -52,8 +52,6 @@ _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Planned memory of an engine."""
-
     context_tokens: int
     document_tokens: int  # context of prompts with a fixed prefix
     kv_format: KVFormat

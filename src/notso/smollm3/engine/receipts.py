@@ -98,8 +98,6 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCheck:
-    """Result of a check."""
-
     problem: str  # "" if every token is what the model draws
     place: int | None = None  # first token of the answer that is not, from 0 (None: something else differs)
     tokens: int = 0

@@ -44,7 +44,6 @@ def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
 
 
 def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
-    """Return the stored format, or None."""
     found = _read(folder).get(_key(file, context_tokens))
     return next((each for each in KV_FORMATS if each == found), None)
 

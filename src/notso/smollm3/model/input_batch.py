@@ -68,7 +68,6 @@ class InputBatch:
         return self.cosine, self.sine
 
     def part(self, rows: int, sampled: int) -> InputBatch:
-        """Return a smaller step in the same memory."""
         part = InputBatch.__new__(InputBatch)
         for name, value in vars(self).items():
             is_array = name not in SHARED and value is not None

@@ -119,7 +119,6 @@ class ModelRunner:
         return states.astype(np.float32)
 
     def capture_ahead(self) -> None:
-        """Capture a likely step while idle."""
         # Not while weights are migrating, which would invalidate the captures.
         # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or
         # cannot be.

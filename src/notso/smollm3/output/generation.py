@@ -97,7 +97,6 @@ class Generation:
             self._engine_changed()
 
     def answer_now(self) -> None:
-        """End the reasoning."""
         self.answer_requested = True
         self._engine_changed()
 

@@ -155,6 +155,5 @@ class ReasoningParser:
 
 
 def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
-    """Return whether the answer starts inside reasoning."""
     tags = (token for token in reversed(prompt) if token in (open_id, close_id))
     return next(tags, close_id) == open_id and open_id is not None

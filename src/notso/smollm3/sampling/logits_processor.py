@@ -66,5 +66,4 @@ class AnswerEnd:
 
 
 def answer_end_for(params: SamplingParams, own_ends: Collection[int]) -> AnswerEnd | None:
-    """Return a mask, or None if unneeded."""
     return AnswerEnd(params, own_ends) if params.min_tokens or params.ignore_eos else None

@@ -299,7 +299,6 @@ class Sampler:
 
     @property
     def is_plain_argmax(self) -> bool:
-        """Whether `sample` is argmax."""
         return self.greedy and not self._penalises and not len(self._bias_ids)
 
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:

@@ -321,7 +321,6 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
 ) -> Matcher:
-    """Return the grammar of calls."""
     # Raises InvalidRequestError with the tool whose parameters are unsupported.
     try:
         return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))

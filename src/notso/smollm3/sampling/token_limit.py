@@ -62,8 +62,6 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
-    """Facts about a grammar."""
-
     extent: Extent
     names: tuple[bytes, ...]  # `"NAME":` of required members
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each
@@ -98,7 +96,6 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
-    """Estimate from a grammar's text."""
     # For tool calls, only its literals count.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:

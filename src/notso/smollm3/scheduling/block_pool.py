@@ -48,7 +48,6 @@ class CacheSalt:
 
     @property
     def owner(self) -> bytes:
-        """The salt that no other owner has."""
         return self.private or self.root
 
     def parent_hash(self, index: int, previous: bytes) -> bytes:
@@ -90,12 +89,10 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can return."""
         return len(self._blank) + len(self._unreferenced)
 
     @property
     def blank(self) -> int:
-        """Blocks available without eviction."""
         return len(self._blank)
 
     @property

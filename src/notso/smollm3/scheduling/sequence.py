@@ -58,7 +58,6 @@ class Sequence:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether next tokens need logits."""
         return self.scored and self.scored_from <= self.computed < len(self.prompt)
 
     @property

@@ -32,8 +32,6 @@ from notso.text_file import read_regular
 
 
 class Run(NamedTuple):
-    """One special token, or ordinary text."""
-
     text: str
     special: bool
 

@@ -90,7 +90,6 @@ def module_of(role: str) -> str:
 
 
 def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
-    """Return values in transformers' row order."""
     values = tensor.dequantise().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values

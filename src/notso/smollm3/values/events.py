@@ -168,7 +168,6 @@ class Completion:
 
     @property
     def message(self) -> Message:
-        """The assistant's turn, for the next request."""
         return Message("assistant", self.text, self.reasoning or None, self.tool_calls)
 
     def __str__(self) -> str:

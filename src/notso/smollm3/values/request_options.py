@@ -36,8 +36,6 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """The tool that must be called."""
-
     name: str
 
 

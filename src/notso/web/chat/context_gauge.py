@@ -46,8 +46,6 @@ WARN_PERCENT, BAD_PERCENT = 70, 90
 
 @dataclass(frozen=True, slots=True)
 class ContextGauge:
-    """Context usage in tokens, by part."""
-
     used: int
     total: int
     parts: Mapping[str, int]

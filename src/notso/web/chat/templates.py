@@ -186,7 +186,6 @@ class Pages:
         return self._environment.get_template(template).render(context).encode()
 
     def close(self) -> None:
-        """Stop the rendering threads."""
         self._renderer.close()
 
     def card(self, use: ToolUse) -> Card:

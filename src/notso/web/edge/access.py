@@ -126,8 +126,6 @@ class _Session:
 
 
 class SessionBook(Protocol):
-    """Session storage shared by servers over one database."""
-
     async def remember(self, name: str, value: str, seconds: float) -> None: ...
 
     async def recall(self, name: str) -> str | None: ...
@@ -332,7 +330,6 @@ def include_marked(app: FastAPI, router: APIRouter) -> None:
 
 
 async def guarded(request: Request) -> None:
-    """Require an authenticated caller and check quotas."""
     ring: KeyRing = request.app.state.key_ring
     caller = await ring.caller(request)
     if caller is None:

@@ -95,12 +95,10 @@ class Door:
                 del self._by_address[address]
 
     def waits(self, caller: Caller) -> None:
-        """Note that a connection waits for its client."""
         if caller in self._inside:
             self._waiting.setdefault(caller)
 
     def serves(self, caller: Caller) -> None:
-        """Note that a connection waits for the server."""
         self._waiting.pop(caller, None)
 
     def open(self, listeners: Sequence[socket.socket], make: Callable[[], asyncio.Protocol]) -> None:

@@ -185,7 +185,6 @@ class EngineHost:
         return self.default if key is None else self._models[key]
 
     def known(self, path: Path) -> ServedModel | None:
-        """Return the model at a resolved path."""
         return next((each for each in self.models() if each.path == path), None)
 
     def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:

@@ -44,8 +44,7 @@ class Quotas(Protocol):
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
         """Return whether this prompt and one answer token fit."""
 
-    def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None:
-        """Account a request's actual use."""
+    def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None: ...
 
     def release(self, reservations: Sequence[Reservation]) -> None:
         """Free reservations of requests that never started."""

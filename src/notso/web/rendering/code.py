@@ -24,8 +24,6 @@ _PROGRAM = "from notso.web.rendering.colours import main; main()"
 
 
 class Highlighter:
-    """Highlights one block at a time. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

@@ -112,7 +112,6 @@ class Accounts:
         return reserved
 
     async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
-        """Return None if other reservations hold the rest."""
         # Raise QuotaError if it would not suffice anyway.
         quota, day = self._quotas[owner], self.today()
         asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))

@@ -267,8 +267,6 @@ class TurnRefused:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An answer whose process exited."""
-
     owner: str
     chat_id: str
     message_id: str
@@ -549,8 +547,7 @@ class ChatStore(Protocol):
 
     async def delete_prompt(self, owner: str, name: str) -> bool: ...
 
-    async def memories(self, owner: str) -> list[Memory]:
-        """Return the owner's memory, oldest first."""
+    async def memories(self, owner: str) -> list[Memory]: ...
 
     async def save_memory(self, owner: str, memory: Memory) -> bool:
         """Add an entry or replace its text; False past MAX_MEMORIES or MAX_MEMORY_CHARACTERS."""
@@ -637,8 +634,7 @@ class ChatStore(Protocol):
         An answer interrupted by another process can still be completed by its own, but not continued.
         """
 
-    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
-        """Save the HTML of messages with unchanged text."""
+    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None: ...
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         """Save a response, keeping each owner's newest thousand."""

@@ -32,8 +32,6 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch."""
-
     id: str
     owner: str
     created_ms: int
@@ -58,8 +56,6 @@ MOST_LEFT = 5
 
 @dataclass(frozen=True, slots=True)
 class OpenResponse:
-    """A background response that has not ended."""
-
     id: str
     owner: str
     body: str  # the request
@@ -134,5 +130,4 @@ class ApiRecords(Protocol):
 
     async def kept_answer(self, owner: str, key: str, now_ms: int) -> KeptAnswer | None: ...
 
-    async def purge(self, now_ms: int) -> None:
-        """Delete what has expired."""
+    async def purge(self, now_ms: int) -> None: ...

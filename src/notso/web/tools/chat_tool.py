@@ -18,8 +18,6 @@ MAX_ARGUMENT_CHARACTERS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The chat in which a tool is called."""
-
     owner: str
     chat_id: str
     store: ChatStore
@@ -34,8 +32,6 @@ Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTool:
-    """A tool."""
-
     name: str
     description: str
     parameters: Mapping[str, Any]  # JSON schema of its arguments

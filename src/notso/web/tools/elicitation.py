@@ -39,8 +39,6 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A requested value."""
-
     name: str
     kind: Kind
     title: str

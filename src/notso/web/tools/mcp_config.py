@@ -122,7 +122,6 @@ class McpEntry:
 
     @property
     def title(self) -> str:
-        """Name for display."""
         return self.label or self.name
 
     def selects(self, tool: str) -> bool:
@@ -449,7 +448,6 @@ class _Reader:
         return entry[found[0]] if found else None
 
     def _text(self, value: Any, place: str) -> str:
-        """Return a value as text, with variables replaced."""
         # Raises _Unusable, and _Unset for an unset variable.
         if isinstance(value, bool):
             return "true" if value else "false"

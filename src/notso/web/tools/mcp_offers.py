@@ -36,8 +36,6 @@ _TEXT_TYPES = re.compile(r"text/|application/(?:json|xml|yaml|toml|javascript|sq
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A prompt or resource of a server."""
-
     kind: Literal["prompt", "resource"]
     command: str  # its slash command
     usage: str  # the command's arguments

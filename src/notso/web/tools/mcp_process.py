@@ -195,7 +195,6 @@ class McpProcess:
             await self._gone(TERMINATE_SECONDS)
 
     async def _gone(self, seconds: float) -> bool:
-        """Whether the process has exited."""
         # `Process.wait` would also wait for the end of its pipes.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -207,7 +206,6 @@ class McpProcess:
         return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
-        """Signal its process group."""
         # False if the group is empty.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)

@@ -146,7 +146,6 @@ class McpServer:
         return await self._request("call", called)
 
     async def _request(self, what: str, made: Callable[[Client], Awaitable[T]], *, again: bool = False) -> T:
-        """Make a request, starting the server if needed."""
         # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
@@ -173,7 +172,6 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """Ask the user for the server's values."""
         # Cancelled if several calls run: the protocol does not name the call.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
@@ -257,7 +255,6 @@ class McpServer:
         return tuple(tools.values())
 
     async def _offered(self, client: Client) -> tuple[Offer, ...]:
-        """Return the prompts and text resources."""
         # A list that fails is left out; the tools are usable without it.
         found: dict[str, Offer] = {}
         can = client.server_capabilities

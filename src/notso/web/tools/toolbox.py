@@ -91,8 +91,7 @@ class Outcome:
 class ToolSource(Protocol):
     """A source of tools: the program, plugins, or MCP servers."""
 
-    def tools(self) -> Sequence[ChatTool]:
-        """Return the current tools."""
+    def tools(self) -> Sequence[ChatTool]: ...
 
     def failures(self) -> Mapping[str, str]:
         """Return what is not running, with reasons."""

@@ -50,7 +50,6 @@ class Feed:
             self.at_announce(owner, chat_id, tab, turns)
 
     def take(self, owner: str, chat_id: str, tab: str, turns: bool) -> None:
-        """Record a change from another replica."""
         self._number += 1
         self._lists[owner] = self._number
         if turns:
@@ -65,7 +64,6 @@ class Feed:
         self._wake()
 
     def begin_anew(self) -> None:
-        """Make every page refresh."""
         self._boot = secrets.token_hex(4)
         self._wake()
 

@@ -93,8 +93,6 @@ WORTH_SAYING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Arguments of `TurnLog.tell`."""
-
     phase: str
     label: str
     reasoning_label: str
@@ -253,7 +251,6 @@ class PrefillEta:
         self._promised: tuple[float, float] | None = None
 
     def take(self, progress: Progress, now_s: float) -> PrefillProgress:
-        """Return the progress to show after an event."""
         done, total = progress.done_tokens, progress.total_tokens
         if self._last is not None and done > self._last[1]:
             then, before = self._last

@@ -134,7 +134,6 @@ class Turns:
         return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
-        """Return an unfinished or recently finished turn."""
         consumer = self._consumers.get(generation_id)
         if consumer is not None:
             return consumer.turn
@@ -159,7 +158,6 @@ class Turns:
         return True
 
     def asking(self, generation_id: str) -> ToolUse | None:
-        """Return the call that waits for the user."""
         consumer = self._consumers.get(generation_id)
         return consumer.calls.asking if consumer is not None and not consumer.turn.cancelled else None
 

@@ -55,7 +55,8 @@ class DevicePool:
     def copy_block(self, source: int, target: int) -> None:
         self._memory.copy(self._offset(target), self._offset(source), self.block_bytes)
 
-    def touch_block(self, block: int) -> None: ...
+    def touch_block(self, block: int) -> None:
+        pass  # all memory is allocated at construction
 
     def _offset(self, block: int) -> int:
         if not 0 <= block < self.blocks:
@@ -80,7 +81,6 @@ class CUDA:
 
     @property
     def kernels(self) -> str:
-        """Architecture of the running machine code."""
         return f"cuda sm_{self.device.architecture}"
 
     @property

@@ -66,7 +66,6 @@ class DeviceMemory:
         weakref.finalize(self, device.native.free, self.address)
 
     def upload(self, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Copy a contiguous array to the device."""
         if values.size:
             ask(self.device.native.upload, self.address + offset, bytes_of(values))
 

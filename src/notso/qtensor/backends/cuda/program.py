@@ -121,8 +121,7 @@ class Recorder(Protocol):
     device: Device
     recording: Program | None
 
-    def flush(self) -> None:
-        """Upload changed integer arrays."""
+    def flush(self) -> None: ...
 
 
 class Program:

@@ -39,8 +39,6 @@ class TooLargeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of these ranges."""
-
     ranges: Ranges
 
 
@@ -449,7 +447,6 @@ def _expression(
     classes: dict[int, int],
     write: Callable[[Ranges], str],
 ) -> str | None:
-    """Eliminate the states, cheapest first."""
     start, end = -1, -2
     paths: dict[int, dict[int, str]] = {start: {classes[0]: ""}, end: {}}
     for state in sorted(set(classes.values())):

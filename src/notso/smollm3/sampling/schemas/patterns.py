@@ -327,7 +327,6 @@ class _Reader:
         return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:
-        """Parse the pattern."""
         # Raise PatternError, or _NotUnicodeError if the flag may be the cause.
         self.text, self.root = self._options(0)
         self._find_anchors(self.root)

@@ -620,7 +620,6 @@ class SchemaRewriter:
             yield arrays
 
     def _are_apart(self, held: dict[str, Any]) -> bool:
-        """Return whether no two items can be equal."""
         first = held.get("prefixItems", [])
         rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
         if not first or rest > 1:

@@ -301,7 +301,6 @@ T = TypeVar("T")
 
 
 def mount(app: FastAPI, services: ApiServices) -> None:
-    """Serve front ends that have the engine's key."""
     app.state.front_ends = FrontEnds(services)
     app.state.engine_ring = KeyRing(services.shared.settings.engine_key)
     include_marked(app, router)

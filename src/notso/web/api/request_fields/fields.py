@@ -140,7 +140,6 @@ class Fields(StrictFields):
 
 
 def spelling(name: str, field: FieldInfo) -> str:
-    """Return a field's name in the body."""
     return field.alias or name
 
 
@@ -186,7 +185,6 @@ class Note:
 
     @property
     def is_taken(self) -> bool:
-        """Whether some value is accepted."""
         return self.state in ("works", "inert", "hint")
 
 
@@ -219,7 +217,6 @@ def joined(content: Content | None) -> str:
 
 
 def depth(value: object) -> int:
-    """Return the nesting depth of objects and lists."""
     if isinstance(value, dict):
         return 1 + max(map(depth, value.values()), default=0)
     if isinstance(value, list):
@@ -340,8 +337,6 @@ TELLS = Hint(tells=True)
 
 @dataclass(frozen=True, slots=True)
 class GivenHint:
-    """An ignored field of a request."""
-
     name: str  # without list indexes
     path: str  # of the first occurrence, with list indexes
     tells: bool

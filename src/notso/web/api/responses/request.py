@@ -181,7 +181,6 @@ class ResponseRequest(ApiRequest):
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def after(self, earlier: Sequence[Message]) -> ResponseRequest:
-        """Prepend an earlier conversation."""
         return with_conversation(self, (*earlier, *self.said))
 
 
@@ -310,7 +309,6 @@ def _text(content: ItemContent) -> str:
 
 
 def known_as(name: str, namespace: str | None) -> str:
-    """Return the function's name shown to the model."""
     return name if namespace is None else f"{namespace}.{name}"
 
 

@@ -58,7 +58,6 @@ def _spelt(token: TokenLogprob) -> str:
 
 
 def entry_of(token: TokenLogprob) -> dict[str, Any]:
-    """Return a token's entry without alternatives."""
     return {"token": token.text, "logprob": max(token.logprob, IMPOSSIBLE), "bytes": list(token.bytes)}
 
 
@@ -67,8 +66,6 @@ OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
 @dataclass(slots=True)
 class Choice:
-    """One answer collected from its events."""
-
     raw_thinking: bool = False  # put the reasoning into the content within tags
     content: str = ""
     reasoning: str = ""
@@ -227,7 +224,6 @@ class Completion:
 
 
 def new_id(kind: str, mark: str = "-") -> str:
-    """Return an unguessable id."""
     return f"{kind}{mark}{secrets.token_hex(12)}"
 
 

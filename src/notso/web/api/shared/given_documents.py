@@ -90,7 +90,6 @@ class GivenDocuments:
         return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
 
     def found(self, number: int, words: str) -> tuple[GivenDocument, int, int] | None:
-        """Return a quotation's document and place, or None."""
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]
@@ -175,7 +174,6 @@ def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Ma
 
 
 def has_quoting_fields(options: RequestOptions) -> bool:
-    """Whether strings of a requested schema quote."""
     grammar = options.grammar
     return grammar is not None and grammar.kind == "json_schema" and QUOTE_OF in grammar.source
 

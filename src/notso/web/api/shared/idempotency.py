@@ -238,7 +238,6 @@ async def _left(receive: Receive) -> None:
 
 
 async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
-    """Follow a response that another replica makes."""
     # Raise ApiError (503) if that replica is gone.
     while True:
         log.add(found.log.sse_events[len(log.sse_events) :])

@@ -87,8 +87,6 @@ class AnswerLog:
 
 
 class AnswerElsewhere:
-    """Copy of an answer written by another replica."""
-
     def __init__(self, exchange: Exchange, owner: str, conversation: str) -> None:
         self.log = AnswerLog()
         self._exchange = exchange
@@ -139,7 +137,6 @@ class AnswersElsewhere:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find(self, owner: str, conversation: str) -> AnswerElsewhere | None:
-        """Return a conversation's latest answer on another replica."""
         if not self._exchange.is_shared:
             return None
         found = AnswerElsewhere(self._exchange, owner, conversation)
@@ -280,7 +277,6 @@ class ResumableStreams:
         return stream
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
-        """Return the conversation's latest answer on this replica."""
         return self._streams.get((owner, conversation))
 
     def forget(self, owner: str, conversation: str) -> None:

@@ -28,8 +28,6 @@ JSON = dict[str, Any]
 
 @dataclass(slots=True)
 class Node:
-    """One message as another program stores it."""
-
     id: str
     parent: str | None
     # "" if not shown, as system messages and results of tools: its children take its place.

@@ -68,7 +68,6 @@ class About:
 
     @property
     def has_failed(self) -> bool:
-        """Whether waiting is useless."""
         return self.state in ("failed", "stopped", "stopping")
 
 
@@ -389,7 +388,6 @@ class EngineLink:
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server has closed an idle connection."""
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.sock, selectors.EVENT_READ)
@@ -412,7 +410,6 @@ def checked_numbers(value: T) -> T:
 
 
 def _checked(event: Event) -> Event:
-    """Check an event's fields for its kind."""
     # Raise ValueError.
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:

@@ -294,8 +294,6 @@ class _EscapedText(StrDumperUnknown):
 
 
 class _PlainText(Loader):
-    """Reverses _EscapedText."""
-
     def load(self, data: Buffer) -> str:
         text = bytes(data).decode()
         return text.replace("\x010", "\x00").replace("\x011", "\x01") if "\x01" in text else text

@@ -456,7 +456,6 @@ def due(db: Database, seen: dict[str, float], seconds: float, now: float | None)
 
 
 def thrown_away(db: Database, old: list[str]) -> list[Conversation]:
-    """Return the conversations that `purge_piece` deletes."""
     found: list[Any] = []
     for trash_id in old:
         row = db.execute("SELECT * FROM trash WHERE id = ?", (trash_id,)).fetchone()

@@ -100,7 +100,6 @@ class SQLiteAccessStore(SQLAccessStore):
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Whether keys were ever kept there."""
         return (directory / ACCESS_FILE).exists()
 
     async def open(self) -> None:
@@ -133,8 +132,6 @@ class SQLiteAccessStore(SQLAccessStore):
 
 
 class _Lane:
-    """One thread with one connection."""
-
     def __init__(self, path: Path, name: str, patience_ms: int) -> None:
         self.thread = WorkerThreads(1, thread_name_prefix=f"notso-access-{name}")
         self._path = path
