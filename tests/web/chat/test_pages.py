@@ -204,8 +204,8 @@ def test_files_name_each_other_by_content(tmp_path: Path) -> None:
     (tmp_path / "b.webmanifest").write_text('{"icons": [{"src": "fonts/a.woff2"}]}')
     assets = Assets(tmp_path)
     font = assets.url("fonts/a.woff2")
-    style = assets.find(assets.url("a.css").removeprefix("/static/"))
-    manifest = assets.find(assets.url("b.webmanifest").removeprefix("/static/"))
+    style = assets.by_path.get(assets.url("a.css").removeprefix("/static/"))
+    manifest = assets.by_path.get(assets.url("b.webmanifest").removeprefix("/static/"))
     assert style is not None and manifest is not None
     beside = "../" + font.removeprefix("/static/")
     assert style.body == f"a {{ src: url({beside}), url(fonts/a.ttf) }}".encode()

@@ -232,7 +232,7 @@ class Engine:
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
         """Wait until weights stay in place, for measurements."""
-        self._placement.wait(timeout_s)
+        self._placement.finished.wait(timeout_s)
 
     def stats(self) -> EngineStats:
         return self._core.stats(self._placement.state)
@@ -263,7 +263,7 @@ class Engine:
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
-        return StoredReading(*self._offload.reading(reading_digest(owner, scope, name)))
+        return StoredReading(*self._offload.readings.stored(reading_digest(owner, scope, name)))
 
     def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
         """Remove a pinned reading from memory and disk, except blocks that another reading contains.

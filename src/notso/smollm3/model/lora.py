@@ -140,7 +140,7 @@ class PeftConfig:
     lora_alpha: float
     use_rslora: bool
     draws_missing: bool  # modules without tensors are initialized at random
-    _adapted: Callable[[str, int], bool]
+    adapts: Callable[[str, int], bool]  # whether a layer's module, such as `model.layers.0.mlp.up_proj`, has an adapter
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
     _alphas: Sequence[tuple[Callable[[str], bool], Any]]
 
@@ -162,13 +162,10 @@ class PeftConfig:
             lora_alpha=float(settings["lora_alpha"]),
             use_rslora=bool(settings.get("use_rslora")),
             draws_missing=settings.get("init_lora_weights", True) in _RANDOM,
-            _adapted=_targets(settings),
+            adapts=_targets(settings),
             _ranks=[(matches, _rank("rank_pattern", value)) for matches, value in _patterns(settings, "rank_pattern")],
             _alphas=_patterns(settings, "alpha_pattern"),
         )
-
-    def adapts(self, module: str, layer: int) -> bool:
-        return self._adapted(module, layer)
 
     def rank(self, module: str) -> int:
         return int(_first(self._ranks, module, self.r))

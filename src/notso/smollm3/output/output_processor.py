@@ -14,7 +14,7 @@ from notso.smollm3.output.lookahead import Span, StopStrings
 from notso.smollm3.output.reasoning_parser import Piece, ReasoningParser, opens_thinking
 from notso.smollm3.output.tool_parser import CallPart, ToolCallParser
 from notso.smollm3.sampling.sampler import Floats, likeliest, log_probabilities
-from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer import Tokenizer, TokenStream
 from notso.smollm3.values.events import Event, EventKind, FinishReason, TokenLogprob
 from notso.smollm3.values.messages import ToolCall
 
@@ -121,7 +121,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)
         self._min_tokens = min_tokens
-        self._characters = tokenizer.stream()
+        self._characters = TokenStream(tokenizer)
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
         self._thinking = ReasoningParser(
             *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_structured

@@ -169,9 +169,6 @@ class Tokenizer:
         InvalidRequestError."""
         return b"".join(self.token_bytes(token, skip_control) for token in ids).decode("utf-8", "replace")
 
-    def stream(self, skip_control: bool = True) -> TokenStream:
-        return TokenStream(self, skip_control)
-
     def token_bytes(self, token: int, skip_control: bool = False) -> bytes:
         """Return a token's bytes; none for skipped control and unused tokens."""
         if skip_control and (token in self.control_ids or token in self._vocabulary.unused_ids):

@@ -333,7 +333,7 @@ class EngineHost:
         elif engine is None:
             served.state, served.failure = "failed", failure
             if isinstance(served.load, ReturningSource):
-                served.load.when_back(lambda: self._tell_back(served))
+                served.load.when_back(lambda: self._on_loop(lambda: self._back(served)))
         else:
             served.opened(engine)
             engine.when_lost(partial(self._tell_lost, served, served.loads))  # avoids a reference cycle through engine
@@ -379,9 +379,6 @@ class EngineHost:
         if served.engine is not None and not served.users and served.expires is None:
             logger.info("model unloaded after %g s without a request", self.stays_s(served))
             await self._close(served)
-
-    def _tell_back(self, served: ServedModel) -> None:
-        self._on_loop(lambda: self._back(served))
 
     def _back(self, served: ServedModel) -> None:
         if served.state == "failed":

@@ -201,5 +201,5 @@ class ReturningSource(Protocol):
 
     def __call__(self) -> ChatEngine: ...
 
-    def when_back(self, callback: Callable[[], None]) -> None:
+    def when_back(self, callback: Callable[[], object]) -> None:
         """Call once, from any thread, when a retry may succeed."""

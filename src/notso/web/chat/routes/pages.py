@@ -60,7 +60,7 @@ Chosen = Annotated[Sequence[str], Query(max_length=100)]
 @router.get("/static/{path:path}", dependencies=[PUBLIC])
 async def static_file(request: Request, services: Services, path: str) -> Response:
     """Serve an asset from memory."""
-    asset = services.assets.find(path)
+    asset = services.assets.by_path.get(path)
     if asset is None:
         return PlainTextResponse("Not found.\n", 404)
     # The address holds the digest, so an asset never changes.
