@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.field_options import params_from, takes_sampling
+from notso.cli.options import params_from, takes_sampling
 from notso.cli.slash_commands import COMMANDS, Conversation, Leave, Outcome, run_command
 
 EXAMPLES = """\

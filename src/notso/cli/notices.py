@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notso.cli import exit_codes, terminal
-from notso.web.values.ids import request_id
+from notso.web.values.request_id import request_id
 
 
 class _Lines(logging.Handler):

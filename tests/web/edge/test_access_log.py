@@ -14,7 +14,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError, Event, Message
-from notso.web.values.ids import request_id
+from notso.web.values.request_id import request_id
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 

@@ -8,7 +8,7 @@ import time
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.web.values.ids import HEADER, SCOPE_KEY, request_id, request_id_of
+from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, request_id_of
 
 log = logging.getLogger("notso.access")
 

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from notso.system.processes import descriptor_limit, limit_unsent
-from notso.web.values.ids import SCOPE_KEY, request_id
+from notso.web.values.request_id import SCOPE_KEY, request_id
 
 logger = logging.getLogger("notso.web.connections")
 

@@ -22,7 +22,7 @@ from notso.smollm3 import (
     TemplateError,
 )
 from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, lacks_threads
-from notso.web.values.ids import request_id
+from notso.web.values.request_id import request_id
 
 OLLAMA_PREFIX = "/api/"
 

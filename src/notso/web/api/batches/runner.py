@@ -24,7 +24,7 @@ from notso.web.edge.access import Caller, KeyRing
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.store.records import StoredBatch, StoredFile
-from notso.web.values.ids import HEADER
+from notso.web.values.request_id import HEADER
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000
