@@ -104,7 +104,7 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
 
 
 class AsyncEngine:
-    """An engine whose answers are awaited, without a thread for each. `engine` is the one it wraps.
+    """An engine with awaitable answers that need no thread each. `engine` is the one it wraps.
 
     Parameters and errors are those of `Engine`.
     """

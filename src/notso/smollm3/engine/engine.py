@@ -71,7 +71,7 @@ def model_path(model: str | None) -> Path:
 
         return kept_conversion(path)
     if path.exists() or path.is_absolute() or path.suffix == ".gguf":
-        return path  # a path rather than a name: opening it tells what is wrong
+        return path  # a path rather than a name: opening it raises the exact error
     return resolve_model(model) or demo_path()
 
 

@@ -91,7 +91,9 @@ class PrefixWarmup:
         )
         if len(self._notes) == MOST_NOTES:
             count = Counter(each.salt.owner for each in self._notes)
-            self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))  # the oldest of who has most
+            self._notes.remove(
+                max(self._notes, key=lambda each: count[each.salt.owner])
+            )  # the oldest of the owner with the most
         self._notes.append(note)
 
     def draft(
@@ -145,7 +147,7 @@ class PrefixWarmup:
                 self._notes.remove(note)
 
     def _next(self) -> _Note:
-        # The owner whose last step is longest ago comes first, with the newest of what is pending.
+        # The least recently served owner comes first, with the newest of what is pending.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
         note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1

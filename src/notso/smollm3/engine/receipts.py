@@ -1,4 +1,4 @@
-"""Receipts: what an answer was drawn from, so that anybody with the model file can check that it was.
+"""Receipts: what an answer was drawn from, which can be checked with the model file.
 
 A receipt names the model's content, the prompt, the parameters with the seed, and the answer's tokens. As an answer's
 bits depend on nothing else, checking it means to read prompt and answer in one prefill and to draw every token again.
@@ -89,7 +89,7 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
 
 
 def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an open receipt without what it tells of the conversation."""
+    """Return an open receipt without the content of the conversation."""
     told = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
         told[part] = {name: value for name, value in told[part].items() if name not in _SEALED}
@@ -223,7 +223,7 @@ class Redraw:
 
 
 def _checked(receipt: Any, name: str) -> dict[str, Any]:
-    """Return a receipt of the right form, whose digest is that of its content."""
+    """Return a receipt of the right form and with the digest of its content."""
     wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
     if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
         raise InvalidRequestError(f"the {name} is no receipt of version {VERSION}", param=name)

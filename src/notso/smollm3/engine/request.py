@@ -165,7 +165,7 @@ class Request:
         """
         if replay.origin not in ("", self.origin):
             raise InvalidRequestError("replay: the prompt, the model or the arithmetic is another one", param="replay")
-        reports_ids, self.reports_ids = self.reports_ids, False  # whoever replays them has them
+        reports_ids, self.reports_ids = self.reports_ids, False  # a replaying client has them
         while (at := self.output.tokens) < len(replay.ids):
             if self.is_over:
                 raise InvalidRequestError(f"replay: the answer ends after {at} tokens", param="replay")

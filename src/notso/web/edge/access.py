@@ -300,7 +300,7 @@ def operator_only(audit: str = "") -> Any:
 
 
 def audited(action: str) -> Any:
-    """Mark a route whose use is written to the audit log. Actions never contain content or chat ids."""
+    """Mark a route as written to the audit log. Actions never contain content or chat ids."""
     return Depends(Mark(audit=action))
 
 
@@ -323,7 +323,7 @@ def audience_of(route: Any) -> str:
 
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
-    """Register the routes of a router. Raise TypeError for one that does not say who may use it."""
+    """Register the routes of a router. Raise TypeError for one without a mark of its audience."""
     for route in router.routes:
         audience_of(route)
     app.include_router(router)

@@ -59,7 +59,7 @@ class OpenResponse:
     id: str
     owner: str
     body: str  # the request
-    caller: str  # who sent it, as JSON
+    caller: str  # its sender, as JSON
     seed: int
     created_ms: int
     tries: int = 0  # number of processes that left it; after MOST_LEFT it is given up

@@ -154,7 +154,7 @@ class AnswersElsewhere:
         weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-        except BaseException as error:  # nobody reads the copy, also where the caller was canceled
+        except BaseException as error:  # the copy has no reader, also where the caller was canceled
             task.cancel()
             if isinstance(error, TimeoutError):
                 return None

@@ -145,7 +145,7 @@ def edit_message(
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
     forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
-    db.execute(forget, (message_id, owner))  # it tells of another text
+    db.execute(forget, (message_id, owner))  # it describes another text
     _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
