@@ -21,23 +21,22 @@ from notso.text_file import SECRET_BYTES, NotTextError, decode_text
 from notso.web.values.settings import OPTIONS, Option, Settings
 
 
-def _remember(variable: str, value: bool) -> bool:
+def _remembered(variable: str) -> Callable[[bool], bool]:
     # The error handler reads the flag after the command's frame is gone, so it is kept as the environment variable.
-    if value:
-        os.environ[variable] = "1"
-    return value
+    def remember(value: bool) -> bool:
+        if value:
+            os.environ[variable] = "1"
+        return value
+
+    return remember
 
 
-def _debug(value: bool) -> bool:
-    return _remember("NOTSO_DEBUG", value)
-
-
-def _plain(value: bool) -> bool:
-    return _remember("NOTSO_PLAIN", value)
-
-
-Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of an error.")]
-Plain = Annotated[bool, typer.Option("--plain", callback=_plain, help="Disable colors and progress bars.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", callback=_remembered("NOTSO_DEBUG"), help="Show the traceback of an error.")
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", callback=_remembered("NOTSO_PLAIN"), help="Disable colors and progress bars.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Model = Annotated[
     Path | None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from notso.plugins.errors import PluginError
 from notso.plugins.loading import installed
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import START_SECONDS, PluginProcess
 
 RowFunction = Callable[[memoryview, memoryview], bytes]
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -33,7 +33,7 @@ class Plugins:
 
     def wait(self) -> None:
         for process in self.processes:
-            process.wait()
+            process.ready.wait(START_SECONDS)
 
     def close(self) -> None:
         for process in self.processes:

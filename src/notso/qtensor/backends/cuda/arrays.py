@@ -109,13 +109,6 @@ class DeviceWeight:
         ask(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
 
 
-def uploaded(device: Device, values: Host) -> DeviceArray:
-    memory = DeviceMemory(device, values.nbytes)
-    memory.upload(np.ascontiguousarray(values))
-    mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
-    return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
-
-
 def downloaded(array: DeviceArray) -> Host:
     values = np.empty(array.shape, array.dtype)
     array.memory.download(values, array.offset)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded, weight_bytes
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, Mirror, downloaded, weight_bytes
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
 from notso.qtensor.backends.cuda.program import Attending, Check, Launch, Places, Program, Rotation, Storing
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
@@ -101,7 +101,10 @@ class CUDA:
         return DeviceArray(DeviceMemory(self.device, 4 * rows * columns), (rows, columns), np.dtype(np.float32))
 
     def upload(self, values: Host) -> DeviceArray:
-        return uploaded(self.device, values)
+        memory = DeviceMemory(self.device, values.nbytes)
+        memory.upload(np.ascontiguousarray(values))
+        mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
+        return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
 
     def write(self, array: DeviceArray, values: Numbers) -> None:
         given = np.asarray(values, array.dtype)

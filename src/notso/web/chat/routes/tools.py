@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.plugins.errors import PluginError, PluginRefusalError
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import START_SECONDS, PluginProcess
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import allowed_in, settings_of, with_tools
 from notso.web.chat.templates import is_fragment
@@ -49,7 +49,7 @@ async def start_plugin(request: Request, services: Services, name: str) -> Respo
     await read_form(request)
     process = _find(services, name)
     await asyncio.to_thread(process.start)
-    await asyncio.to_thread(process.wait)
+    await asyncio.to_thread(process.ready.wait, START_SECONDS)
     return RedirectResponse("/settings", 303)
 
 
