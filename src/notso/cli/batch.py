@@ -1,7 +1,4 @@
-"""`notso batch`: answer a file of requests.
-
-Run a batch on engines of a Ray cluster, and write the answers locally.
-"""
+"""`notso batch`: answer a file of requests, on this machine or on engines of a Ray cluster."""
 
 from __future__ import annotations
 

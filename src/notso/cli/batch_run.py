@@ -1,6 +1,6 @@
-"""Run a batch: keep the engine's slots full and write answers as they finish.
+"""Run a batch over its input and output files: keep the engine's slots full and write answers as they finish.
 
-Batch input and output files. A crash neither loses nor repeats a finished answer.
+A crash neither loses nor repeats a finished answer.
 
 Each output line is written whole and synced before the next. A line cut short by a crash is removed at the next
 start; all others are recognized by their id, a hash of the request's line.

@@ -1,6 +1,6 @@
 """Select, describe and load the model that a command runs.
 
-Resolve --model to a GGUF file: a path, an installed model, one to download, or a Hugging Face folder to convert.
+--model is resolved to a GGUF file: a path, an installed model, one to download, or a Hugging Face folder to convert.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Thinking is dimmed, and stands between two marks where there are no colors.
 
-Render an answer as Markdown in the terminal; only the block being generated is redrawn.
+As Markdown, only the block being generated is redrawn.
 """
 
 from __future__ import annotations

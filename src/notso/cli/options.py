@@ -1,6 +1,6 @@
 """Options shared by several commands: spelling, help text and validation.
 
-Options made from fields' metadata: sampling parameters for `run` and `chat`, settings for `serve`.
+Sampling parameters of `run` and `chat` and settings of `serve` are made from the metadata of their fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Slash commands of `notso chat`, and the files that they save and load.
-
-State of a terminal conversation: messages, settings and context usage.
-"""
+"""Conversation of `notso chat`, its slash commands, and the files that they save and load."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Supported block formats, and names of unsupported ones.
+"""Supported block formats, names of unsupported ones, and KV cache formats; the only list of them in Python.
 
 Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
 
-KV cache formats and their sizes; the only list of them in Python.
-
-native/cache_format.h defines the byte layout, and a test compares it with this table. Names state the bits of keys and
-values. Every format but f16 has a half-precision scale per head vector, so k8v8 takes 8.125 bits per value for heads of
-128.
+native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table. Names state
+the bits of keys and values. Every format but f16 has a half-precision scale per head vector, so k8v8 takes 8.125 bits
+per value for heads of 128.
 """
 
 from __future__ import annotations

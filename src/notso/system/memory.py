@@ -3,7 +3,7 @@
 The tightest of three limits applies: the kernel's available memory, the control group (Linux) and the process limits.
 Sizes in bytes.
 
-Pages of 2 MiB, which Linux provides on request. macOS has none; its ordinary ones have 16 KiB.
+Linux provides pages of 2 MiB on request. macOS has none; its ordinary ones have 16 KiB.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@
 `quantise` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
 float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
-Search for block scales during quantization.
-
-Existing blocks never pass through here. The search minimizes sum(w * (block value - x)^2), with w the importance of
-each value. It tries several scales around the obvious one, fits the scale to the resulting integers by least squares,
-and keeps the best. Minima are refitted to their stored scales, and finally a super-block's halves to all of its
-integers.
+Quantization searches for block scales; existing blocks never pass through that. The search minimizes sum(w * (block
+value - x)^2), with w the importance of each value. It tries several scales around the obvious one, fits the scale to
+the resulting integers by least squares, and keeps the best. Minima are refitted to their stored scales, and finally a
+super-block's halves to all of its integers.
 
 Groups are columns, (values per group, groups), so that sums over a group are evaluated in a fixed order, independent of
 neighbors.

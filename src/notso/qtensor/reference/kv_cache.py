@@ -4,9 +4,8 @@ A head's vector is rotated and rounded to levels: integers within 127, times a h
 integer is a level; lower formats have a table fitted to a Gaussian (Lloyd 1957, Max 1960). Shapes: L rows, S positions,
 H query heads, KH key-value heads, D head size.
 
-Packing of cache blocks as defined in native/cache_format.h.
-
-Shapes: B blocks, KH key-value heads, D head size, L rows; a block holds 128 positions.
+Blocks are packed as defined in native/cache_format.h. Shapes: B blocks, KH key-value heads, D head size, L rows; a
+block holds 128 positions.
 """
 
 from __future__ import annotations

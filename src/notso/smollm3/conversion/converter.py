@@ -1,8 +1,7 @@
 """Convert a Hugging Face folder to one GGUF file that this engine and llama.cpp read.
 
-Multithreaded, order-preserving quantization of rows to blocks.
-
-Conversions of Hugging Face folders, made once and kept in the user's cache folder.
+Rows are quantized in several threads, in order. Conversions for commands are made once and kept in the user's cache
+folder.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Decoding reads every weight and the whole cache once per token, so `read bandwid
 tokens per second for any engine. A rate is only meaningful as a share of that ceiling, measured within the same
 minutes.
 
-Machine description, memory use and CPU steal time, for the interpretation of measurements.
-
-Timing of prefill, decode and batches through the engine's public calls.
+Prefill, decode and batches are timed through the engine's public calls. Results include the machine's description,
+memory use and CPU steal time.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Verification of a model file's integrity and of this machine's kernels.
 
 Four checks: the SHA-256 against the published files; the structure (shapes, roles, finite scales); tokenizer and chat
-template, constructed as for an engine; and for every tensor a product by the native kernels against two references:
-the same product in float64 on dequantized weights, and, for quantized formats, the bit-exact numpy reference. A row's
-error is relative to |x| |w|, the largest its product could be, so that a sum near zero does not count as an error.
+template, constructed as for an engine; and for every tensor a product by the native kernels against two references: the
+same product in float64 on dequantized weights, and, for quantized formats, the bit-exact numpy reference. A row's error
+is relative to |x| |w|, the largest its product could be, so that a sum near zero does not count as an error.
 
-Short hash of what a model computes, equal on every machine, kernel family and device.
-
-Kernels are bit-exact everywhere: different hashes mean different files, cache formats or releases, or a fault.
+The fingerprint is a short hash of what a model computes, equal on every machine, kernel family and device. Kernels are
+bit-exact everywhere: different hashes mean different files, cache formats or releases, or a fault.
 """
 
 from __future__ import annotations

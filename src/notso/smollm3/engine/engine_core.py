@@ -1,11 +1,7 @@
 """The engine thread: accept requests, run steps, emit events, keep statistics, and use idle time.
 
-Wake-up signal of the engine's thread.
-
-Logits after every token of a context, for measurements.
-
-A long context is computed in pieces between engine steps, small ones while answers are running, so that none of them
-stalls.
+For measurements it also computes the logits after every token of a context: a long context is computed in pieces
+between engine steps, small ones while answers are running, so that none of them stalls.
 """
 
 from __future__ import annotations

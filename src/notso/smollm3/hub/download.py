@@ -3,10 +3,8 @@
 huggingface_hub locates the file and provides the session. The transfer is implemented here because that library (2.4)
 discards a partial file when its process ends, and publishes a file before it is hashed.
 
-HTTP requests that validate each redirect before following it.
-
-By default the HTTP library follows twenty redirects to anywhere, including from https to http and to hosts of the local
-network.
+Each redirect is validated before it is followed. By default the HTTP library follows twenty redirects to anywhere,
+including from https to http and to hosts of the local network.
 """
 
 from __future__ import annotations

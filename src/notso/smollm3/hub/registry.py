@@ -3,9 +3,8 @@
 The Hugging Face cache is used in place and unchanged, so files are shared with other programs. Nothing here uses the
 network; `download` does.
 
-SmolLM3 files in the stores of Ollama, LM Studio and llama.cpp.
-
-Read-only. Files are identified by their first bytes, not by name.
+The stores of Ollama, LM Studio and llama.cpp are searched, too, without changing them. Files are identified by their
+first bytes, not by name.
 """
 
 from __future__ import annotations

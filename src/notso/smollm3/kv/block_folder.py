@@ -1,6 +1,6 @@
 """Index of the cache files in a folder, and the lock that gives the right to write there.
 
-Log of the conversations or readings that each cache file belongs to, for eviction after a restart.
+The log names the conversations or readings that each cache file belongs to, for eviction after a restart:
 
     magic   8   NOTSO-C1
     ------------

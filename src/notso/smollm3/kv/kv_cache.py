@@ -3,9 +3,8 @@
 Formats under 8 bits read a sequence's first tile (attention sinks) and the current tile from a second, finer cache, the
 windows. The block pool decides which blocks have one.
 
-KV formats; those under 8 bits are read through a Hadamard rotation and a codebook.
-
-Beside a low-bit format, the first tile of a sequence (attention sinks) and the tiles being written are kept in k8v8.
+Formats under 8 bits are read through a Hadamard rotation and a codebook. Beside a low-bit format, the first tile of a
+sequence (attention sinks) and the tiles being written are kept in k8v8.
 """
 
 from __future__ import annotations

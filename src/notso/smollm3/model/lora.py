@@ -2,16 +2,13 @@
 
 Adapters are not merged, so that the base stays quantized and steps can mix adapters.
 
-Readers of LoRA adapters: llama.cpp's GGUF files and PEFT folders.
+Adapters are read from llama.cpp's GGUF files and PEFT folders. Settings that would change the results are refused by
+name. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
-Settings that would change the results are refused by name. Sources: llama.cpp's src/llama-adapter.cpp and
-convert_lora_to_gguf.py; for PEFT see below.
-
-PEFT's `adapter_config.json`: adapted modules, ranks and scales.
-
-Settings are read by allow-list: each is computed as PEFT does at load time, has no effect on inference at the allowed
-values, or is refused by name. Source: PEFT 0.21.2, LoraConfig, tuners_utils.check_target_module_exists and
-LoraLayer.update_layer; `tests/smollm3/tuning/test_peft_settings.py` compares the table with the installed PEFT.
+The settings in PEFT's `adapter_config.json` are read by allow-list: each is computed as PEFT does at load time, has no
+effect on inference at the allowed values, or is refused by name. Source: PEFT 0.21.2, LoraConfig,
+tuners_utils.check_target_module_exists and LoraLayer.update_layer; `tests/smollm3/tuning/test_peft_settings.py`
+compares the table with the installed PEFT.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Model weights by role; the only module that knows GGUF tensor names.
 
-Block format of each tensor in the known quantization mixes.
+Also chooses the block format of each tensor in the known quantization mixes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Conversion of an answer's tokens to events.
-
-Log probabilities of generated and prompt tokens.
-"""
+"""Conversion of an answer's tokens to events, with the log probabilities of generated and prompt tokens."""
 
 from __future__ import annotations
 

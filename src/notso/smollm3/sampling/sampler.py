@@ -2,24 +2,20 @@
 
 Order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k, typical_p, top_p, min_p, XTC,
 then the draw. This is the order of Hugging Face's generation, which SmolLM3's recommended settings (temperature 0.6,
-top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (`left_by_all`) without cost
-to other requests.
+top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (`left_by_all`) without cost to
+other requests.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
-Top-p sampling from tens of thousands of candidates without a full sort.
+Top-p samples from tens of thousands of candidates without a full sort. Sorting dominates the cost for flat
+distributions, but only two ranks matter: the end of the nucleus, and the draw. Candidates are put in buckets of nearly
+equal weight; bucket sums locate both ranks, and only those buckets are sorted.
 
-Sorting dominates the cost for flat distributions, but only two ranks matter: the end of the nucleus, and the draw.
-Candidates are put in buckets of nearly equal weight; bucket sums locate both ranks, and only those buckets are sorted.
-
-DRY ("don't repeat yourself") penalty: tokens that would extend a repetition are penalized by its length.
-
-Rules: llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), after p-e-w's proposal
-(github.com/oobabooga/text-generation-webui, pull request 5677). If the end of the text also occurs earlier, over at
-least `dry_allowed_length` tokens, the token that followed there is penalized. Repetitions end at sequence breakers, and
-a token that is a breaker itself is never penalized.
-
-Tokens of DRY's sequence breakers.
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, by its length. Rules: llama.cpp's
+`llama_sampler_dry_apply` (src/llama-sampling.cpp), after p-e-w's proposal (github.com/oobabooga/text-generation-webui,
+pull request 5677). If the end of the text also occurs earlier, over at least `dry_allowed_length` tokens, the token
+that followed there is penalized. Repetitions end at sequence breakers, and a token that is a breaker itself is never
+penalized.
 """
 
 from __future__ import annotations

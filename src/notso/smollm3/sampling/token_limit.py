@@ -4,9 +4,8 @@ Far from the limit nothing is computed: the grammar gives an estimate of how man
 distance to the end, and the distance is searched again only after that many. Near the limit the last known ending is
 tried first; usually it still works.
 
-Estimate the length of answers from a grammar's text.
-
-Estimates are rather too large than too small: they decide when to search for the exact distance to the end.
+The length of answers is estimated from a grammar's text. Estimates are rather too large than too small: they decide
+when to search for the exact distance to the end.
 """
 
 from __future__ import annotations

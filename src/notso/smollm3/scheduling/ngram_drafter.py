@@ -6,10 +6,9 @@ kept (sample-then-compare), so that drafts affect speed but never the text.
 The draft length maximizes expected tokens per time, from the acceptance rate by match length, tracked per answer, and
 the cost of additional rows. After three drafts that fail at once the drafter pauses, each time for longer.
 
-Step latency by number of rows, which prices draft tokens.
-
-A step reads every weight once, so the first additional rows are nearly free; how many depends on kernels and machine.
-Planning figures apply until steps are measured, and dampen outliers afterwards.
+The measured step latency by number of rows prices draft tokens. A step reads every weight once, so the first additional
+rows are nearly free; how many depends on kernels and machine. Planning figures apply until steps are measured, and
+dampen outliers afterwards.
 """
 
 from __future__ import annotations

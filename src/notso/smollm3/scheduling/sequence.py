@@ -1,7 +1,4 @@
-"""One sequence of tokens and its blocks, as seen by the scheduler.
-
-Plan of a step: written by the scheduler, executed by the engine.
-"""
+"""Sequences of tokens and their blocks, as seen by the scheduler, and the plan of a step, which the engine executes."""
 
 from __future__ import annotations
 

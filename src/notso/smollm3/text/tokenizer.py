@@ -1,12 +1,7 @@
 """Tokenizer built from a GGUF file's vocabulary and merges.
 
-Control tokens in text are off by default: typed `<
-
-im_end
-
->` is encoded as plain text. Only `encode(text, control=True)` and special runs of `encode_runs` yield special ids.
-
-Special tokens in text.
+Control tokens in text are off by default: typed `<|im_end|>` is encoded as plain text. Only `encode(text,
+control=True)` and special runs of `encode_runs` yield special ids.
 """
 
 from __future__ import annotations

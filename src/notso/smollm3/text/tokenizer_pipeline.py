@@ -3,7 +3,7 @@
 Unknown parts are refused by name: they would change ids, and arbitrary expressions may take exponential time. Source:
 the `tokenizers` library, which executes the parts.
 
-Conversion of a Hugging Face `tokenizer.json` to GGUF entries.
+A Hugging Face `tokenizer.json` is also converted to GGUF entries here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """LoRA training by TRL and PEFT, with checkpoints for resuming.
 
 The only module that uses these optional libraries, which it imports lazily.
-
-Training hyperparameters.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The file's chat template renders them as at run time. Labels cover the tokens of an answer after its prompt, up to its
 end token.
 
-Rehearsal: answers of the untuned model, trained together with new rows to preserve its abilities.
+Rehearsal rows are answers of the untuned model, trained together with new rows to preserve its abilities.
 """
 
 from __future__ import annotations

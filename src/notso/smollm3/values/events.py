@@ -1,7 +1,4 @@
-"""Events of an answer, and their contents.
-
-A whole answer.
-"""
+"""Events of an answer and their contents, and the whole answer."""
 
 from __future__ import annotations
 

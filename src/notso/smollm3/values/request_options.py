@@ -1,7 +1,4 @@
-"""Options of a request beside sampling.
-
-Sampling parameters and options of one answer, as keywords.
-"""
+"""Options of a request beside sampling, and both as keywords."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Context usage of a chat and the prefill cost of its draft. Blocking: do not call on the event loop.
 
-Compaction: while the engine is idle, a summary replaces a chat's older messages before its context is full.
-
-An optional setting. The card is the one of /summarize, and removing it restores what the model reads.
+Compaction, an optional setting: while the engine is idle, a summary replaces a chat's older messages before its context
+is full. The card is the one of /summarize, and removing it restores what the model reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Template rendering with autoescape, in worker threads.
 
-Chat list of the sidebar: headings by day of last use, and unread and activity marks.
+The chat list of the sidebar has headings by day of last use, and unread and activity marks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Connection limiter: accepts connections, and evicts idle ones when full.
-
-HTTP connection with header and send timeouts, which uvicorn lacks.
+"""Connection limiter, which evicts idle connections when full, and HTTP connections with header and send timeouts,
+which uvicorn lacks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Request ids, and translation of plain-text errors to JSON.
+"""API errors: a status and the API's error object, without traceback or echoed input.
 
-The inner layers reject requests as plain text; this layer converts that to the error format of the API.
-
-API errors: a status and the API's error object, without traceback or echoed input.
+The inner layers reject requests as plain text; a layer around them adds request ids and converts such errors to the
+format of the API.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Limits on request size, response size and time, as ASGI layers.
-
-Memory budget for request bodies over all connections.
-
-Limit of open event streams per owner.
+"""Limits on request size, response size and time, as ASGI layers; the memory budget for request bodies over all
+connections; and the limit of open event streams per owner.
 """
 
 from __future__ import annotations

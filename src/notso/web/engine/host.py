@@ -1,7 +1,4 @@
-"""Engine host: loads, switches and unloads the default model and models named in requests.
-
-State of one model that can be loaded to answer requests.
-"""
+"""Engine host: loads, switches and unloads the default model and models named in requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Model files on this machine, identified by keys from which no path can be built.
-
-Adapter files in the operator's folder, and path checks that confine access to it.
+"""Model files on this machine, identified by keys from which no path can be built, and adapter files, confined to the
+operator's folder by path checks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-Quota enforcement in front of the engine: a request's maximum use is reserved before it starts.
+The maximum use of a request with a quota is reserved before it starts.
 """
 
 from __future__ import annotations

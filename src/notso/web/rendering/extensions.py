@@ -2,10 +2,9 @@
 
 Each is decided by its first line, so that growing text never changes a block already shown.
 
-Inline extensions of CommonMark: bare URLs, footnote marks, quotations of documents, task list boxes.
-
-Each depends on its own line only, so that growing text never changes a block already shown. Therefore footnotes are
-not linked: their marks are only raised.
+Inline extensions are bare URLs, footnote marks, quotations of documents and task list boxes. Each depends on its own
+line only, so that growing text never changes a block already shown. Therefore footnotes are not linked: their marks are
+only raised.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Reference links are disabled, because a later line could change a block already sent. Images become links, because
 fetching an address can leak the conversation. Blocks beyond their budget become plain text.
 
-HTML sanitizer, the last step for HTML made from model text: nothing may rewrite it afterwards.
+The sanitizer is the last step for HTML made from model text: nothing may rewrite it afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""API keys issued by an operator: shown once, stored as a hash.
-
-Synchronous key management for the command line.
-"""
+"""API keys issued by an operator: shown once, stored as a hash; with synchronous management for the command line."""
 
 from __future__ import annotations
 

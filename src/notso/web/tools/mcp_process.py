@@ -1,13 +1,12 @@
-"""Child process of an untrusted MCP server, with bounds on its messages.
+"""Transports to untrusted MCP servers, as child processes or at an address, with bounds on their messages.
 
 The library's work grows with a server's messages: it buffers lines of any length, validates each listed tool, and
 matches results against the server's patterns. Messages are therefore reduced before the library sees them.
 
-Transport to an untrusted MCP server at an address (streamable HTTP or SSE), with bounds on its messages.
-
-The library manages the session and follows redirects only within the address's origin. Responses are bounded here
-before the library reads them. Over streamable HTTP, the server's own stream (GET) is not opened, because nothing in it
-is used. Over the older SSE transport it carries the responses, so each of its events is bounded.
+At an address (streamable HTTP or SSE), the library manages the session and follows redirects only within the address's
+origin. Responses are bounded here before the library reads them. Over streamable HTTP, the server's own stream (GET) is
+not opened, because nothing in it is used. Over the older SSE transport it carries the responses, so each of its events
+is bounded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All tools by name, and their execution, bounded in time and output.
 
-Tools of plugins; each call runs in the plugin's process.
+Each call of a plugin's tool runs in the plugin's process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Server-sent events of a turn. GET attaches without side effects; a disconnect stops nothing.
+"""Server-sent events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
 
-Change feed that keeps the browser tabs of an owner in sync. Nothing is stored.
+GET attaches without side effects; a disconnect stops nothing. The feed is not stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Status of an answer in progress: phase, badge label and figures.
-
-Figures of one answer for the details behind the status badge.
-"""
+"""Status of an answer in progress (phase, badge label and figures), and its figures for the details behind the badge."""
 
 from __future__ import annotations
 

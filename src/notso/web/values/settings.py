@@ -1,6 +1,6 @@
 """Operator's settings, validated once and immutable.
 
-Origin patterns such as `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
+Origin patterns are such as `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
 """
 
 from __future__ import annotations

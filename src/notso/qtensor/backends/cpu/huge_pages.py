@@ -1,12 +1,11 @@
-"""Tensors copied to anonymous memory on 2 MiB pages, packed if the processor's kernels support it.
+"""Memory on 2 MiB pages: copied tensors, packed if the processor's kernels support it, and key-value pools.
 
 A mapped file uses 4 KiB pages (a fifth of them larger on some file systems); page table walks slow decoding down by a
 quarter to a third. A packed tensor has the same bytes in the order in which vectors are loaded
 (native/packed_weights.h), so results are bit-identical.
 
-Memory of a key-value cache: blocks of 128 positions, readable and writable as bytes.
-
-native/cache_format.h specifies the layout; here a head of a block is a row of bytes of known length.
+A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
+layout; here a head of a block is a row of bytes of known length.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Captured operations, replayed as CUDA graphs.
 
-Recorded launches around attention, joined into one call for each layer.
-
-A decoding step is a chain of dependent launches, whose number costs more than what they compute.
+The launches around attention are joined into one call for each layer: a decoding step is a chain of dependent
+launches, and their number costs more than their computation.
 """
 
 from __future__ import annotations

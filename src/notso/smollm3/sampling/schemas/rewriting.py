@@ -3,9 +3,8 @@
 It allows fewer if a grammar cannot express more: properties have the order of the schema, `contains` looks at the
 first items, and with `unevaluatedProperties` the names of one branch are known.
 
-Constraints on whole arrays, expressed as alternatives with one schema per item.
-
-Resolve the references of a JSON schema within its document: pointers, anchors and ids.
+Constraints on whole arrays become alternatives with one schema per item. References (pointers, anchors and ids) are
+resolved within the document.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
 It intersects a reference with the keywords next to it, and a declared name with the patterns it matches, which fails if
 one refers to itself. The result allows the same values.
 
-Keywords of JSON schemas: supported by the library, rewritten, or annotations.
-
-Close the objects of a schema that declare properties, so that a model does not invent names endlessly.
-
-The result may allow fewer values, never more. Objects stay open if `additionalProperties` says so, or if closing would
-leave too few names for `minProperties`.
+Objects that declare properties are closed first, so that a model does not invent names endlessly. The result may allow
+fewer values, never more. Objects stay open if `additionalProperties` says so, or if closing would leave too few names
+for `minProperties`.
 """
 
 from __future__ import annotations

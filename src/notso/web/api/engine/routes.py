@@ -1,6 +1,6 @@
-"""Routes of the engine API. The format may change with every release; the path has its version.
+"""Routes of the engine API, and the sessions of front ends, which survive broken connections.
 
-Front ends' sessions, which survive broken connections.
+The format may change with every release; the path has its version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""llama.cpp's completion endpoint: fields, routes and response format.
-
-Sampling parameters under llama.cpp's names.
-"""
+"""llama.cpp's completion endpoint: fields, routes, response format, and sampling parameters under llama.cpp's names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Request fields of Anthropic's Messages API.
 
-`context_management`: clearing of old tool results and reasoning from long conversations.
+`context_management` clears old tool results and reasoning from long conversations.
 """
 
 from __future__ import annotations

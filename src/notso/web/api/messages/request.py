@@ -1,6 +1,5 @@
-"""Conversion of Anthropic messages to engine messages and parameters.
-
-Documents and search results of Anthropic's API, and citations of them in its form.
+"""Conversion of Anthropic messages, with documents, search results and citations of them, to engine messages and
+parameters.
 """
 
 from __future__ import annotations

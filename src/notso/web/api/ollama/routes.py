@@ -1,8 +1,7 @@
-"""Ollama's chat and generate endpoints, and errors for unsupported endpoints.
+"""Ollama's endpoints: chat, generate, discovery (version, models and capabilities, under Ollama's model names), and
+errors for unsupported ones.
 
-Ollama's discovery endpoints: version, models and capabilities, under Ollama's model names.
-
-Ollama's response format: lines of JSON ending with a `done` line, or one object.
+The response format is lines of JSON ending with a `done` line, or one object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Field types and checks shared by all request bodies, and body validation.
-
-Strict JSON parsing of untrusted bodies.
-"""
+"""Strict JSON parsing of untrusted bodies, their validation, and field types and checks shared by all of them."""
 
 from __future__ import annotations
 

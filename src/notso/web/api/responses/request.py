@@ -1,6 +1,5 @@
-"""Conversion of Responses requests to engine messages and parameters.
-
-Items of stored responses: ids, listing and resolution of references.
+"""Conversion of Responses requests to engine messages and parameters, and items of stored responses: ids, listing and
+resolution of references.
 """
 
 from __future__ import annotations

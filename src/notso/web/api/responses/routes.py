@@ -1,6 +1,5 @@
-"""Routes for creating stored responses and counting their input.
-
-Routes for stored and background responses: retrieval, resuming, listing, cancellation and deletion.
+"""Routes of OpenAI's Responses API: creation, input token counts, and stored and background responses: retrieval,
+resuming, listing, cancellation and deletion.
 """
 
 from __future__ import annotations

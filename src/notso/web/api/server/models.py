@@ -1,8 +1,7 @@
 """Model listing: the default model, installed files and their adapters.
 
-Loading and unloading of adapters at runtime, on vLLM's endpoints.
-
-Files are only read from the operator's `--adapter-dir`.
+Adapters are loaded and unloaded at runtime on vLLM's endpoints. Their files are only read from the operator's
+`--adapter-dir`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """OpenAPI document, generated from the routes and the field tables that validate requests.
 
-Schemas of successful responses, for the OpenAPI document.
+Notation of the schemas of responses: a type's name, with `?` if it may be null; `@Name` for a component; a list for an
+array of its one member; a mapping for an object, in which names with `?` may be missing.
 
-Notation: a type's name, with `?` if it may be null; `@Name` for a component; a list for an array of its one member; a
-mapping for an object, in which names with `?` may be missing.
-
-The API's reference as a page: `GET /docs`, made from the OpenAPI document, without scripts.
+`GET /docs` shows the reference as a page, made from the OpenAPI document, without scripts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Background responses across restarts: each is kept with its request and seed until it ends, and one that its process
 left is generated again under its id. As the seed is the same, so is the response.
 
-Requests of this program to its own API, without a connection.
+The program sends such requests to its own API without a connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Request lifecycle of the APIs: parsing, admission, generation and response.
 
-Receipts in API responses: the header `x-notso-receipt: open` or `sealed` adds `notso_receipt` to a whole answer, and
-to the last event of a stream, in every format.
+The header `x-notso-receipt: open` or `sealed` adds `notso_receipt` to a whole answer, and
+to the last event of a stream, in every API's format.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Chat export: JSON of the whole tree, or Markdown of the shown branch.
+"""Chat export: JSON of the whole tree, Markdown of the shown branch, or training rows: the shown branch as a
+conversation, and preferred against rejected answers.
 
-Training rows from chats: the shown branch as a conversation, and preferred against rejected answers.
-
-Columns are named as in TRL: `messages` for supervised tuning; `prompt`, `chosen` and `rejected` for preferences;
-`chat_template_kwargs` for the template's arguments.
+Columns of training rows are named as in TRL: `messages` for supervised tuning; `prompt`, `chosen` and `rejected` for
+preferences; `chat_template_kwargs` for the template's arguments.
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 What has no place here, such as pictures and tools' internals, is left out and counted by kind. Only the standard
 library is imported, so that the child process that reads imports starts quickly.
-
-Message trees of other programs, brought into the form of our own export.
-
-Only the standard library is imported, so that the child process that reads imports starts quickly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Routes for whole chats: list, search, rename, pin, delete, clear, summarize.
-
-The page of all chats, including archived ones, and actions on several of them.
+"""Routes for whole chats: list, search, rename, pin, delete, clear, summarize; and the page of all chats, including
+archived ones, with actions on several of them.
 """
 
 from __future__ import annotations

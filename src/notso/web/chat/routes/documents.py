@@ -1,6 +1,6 @@
 """The library: documents with their states, upload, search, and the text of a document by page.
 
-Documents for a question: their text, for the page to attach. Nothing is stored.
+For a question, only the text of a document is returned, which the page attaches; nothing is stored.
 """
 
 from __future__ import annotations

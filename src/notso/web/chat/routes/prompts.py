@@ -1,6 +1,5 @@
-"""Saved prompts: reusable texts with a name that the command palette offers.
-
-Memory: the short list of an owner that prompts contain, read and edited by its owner.
+"""Saved prompts, reusable texts with a name that the command palette offers; and memory, the short list of an owner
+that prompts contain.
 """
 
 from __future__ import annotations

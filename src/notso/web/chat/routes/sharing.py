@@ -15,7 +15,7 @@ from notso.web.chat.views import Owner, find_chat, sidebar_context, to_page
 from notso.web.edge.access import GUARDED, PUBLIC, audited
 from notso.web.edge.base_path import base_path
 from notso.web.edge.forms import read_form
-from notso.web.rendering.math import with_mathml
+from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import MOST_SHOWN, Chat, Share
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words

@@ -1,6 +1,5 @@
-"""Permission for tool calls, and the selection of tools for a chat.
-
-Routes for plugins: their commands, their pages, and restarting after a failure.
+"""Permission for tool calls, the selection of tools for a chat, and routes for plugins: their commands, their pages,
+and restarting after a failure.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.connections import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
-from notso.web.rendering.math import with_mathml
+from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
 from notso.web.values.errors import Problem, StorageDamagedError
 from notso.web.values.ids import new_id

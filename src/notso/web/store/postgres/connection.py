@@ -1,9 +1,8 @@
 """Connection pool for PostgreSQL, schema migration, and translation of database errors.
 
-PostgreSQL connection for the shared statements, and leases on unfinished answers.
-
-A process that writes answers has a row in `replicas` with the expiry of its lease, by the clock of the database.
-Leases also count from the start of the database: while it is down, none can be renewed.
+Connections run the shared statements and hold leases on unfinished answers. A process that writes answers has a row in
+`replicas` with the expiry of its lease, by the clock of the database. Leases also count from the start of the database:
+while it is down, none can be renewed.
 """
 
 from __future__ import annotations

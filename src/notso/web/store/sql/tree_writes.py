@@ -1,6 +1,6 @@
 """Writes to the message tree and reversible deletion; see ChatStore for functions of the same name.
 
-Removal of everything that is stored for an owner, in transactions of bounded size.
+Everything that is stored for an owner is removed in transactions of bounded size.
 """
 
 from __future__ import annotations

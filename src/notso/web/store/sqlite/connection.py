@@ -3,12 +3,11 @@
 Up to 3.51.2 SQLite can damage a WAL file when two connections write or checkpoint at once. Only the connection from
 `open_writer` ever does either; those from `open_reader` cannot.
 
-Detect damage without changing the database, and move damaged files away.
-
-SQLite treats a deleted, truncated or overwritten log as a shorter one and reports nothing. Each commit therefore
-increments a counter in the database, and after the sync the number is written to `notso.db-commits`. That file is not
-synced: the write survives the process, and after a power failure its number may be too low, never too high. A database
-with a smaller number than the file has lost commits.
+Damage is detected without changing the database, and damaged files are moved away. SQLite treats a deleted, truncated
+or overwritten log as a shorter one and reports nothing. Each commit therefore increments a counter in the database, and
+after the sync the number is written to `notso.db-commits`. That file is not synced: the write survives the process, and
+after a power failure its number may be too low, never too high. A database with a smaller number than the file has lost
+commits.
 """
 
 from __future__ import annotations
