@@ -1,4 +1,4 @@
-"""Status of an answer in progress (phase, badge label and figures), and its figures for the details behind the badge."""
+"""Status of an answer in progress (phase, badge label, figures), and its figures for the details behind the badge."""
 
 from __future__ import annotations
 
