@@ -104,6 +104,8 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
 
 
 class StringSpan:
+    """Undecoded strings with 8-byte length prefixes."""
+
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
         # (count,), relative to `raw`; uint32 where possible, so that it takes at most half of the file's size.

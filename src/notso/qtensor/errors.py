@@ -24,11 +24,13 @@ MAX_QUOTED_CHARACTERS = 80
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """Return `text` truncated to `limit` characters, with control characters escaped."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 def quoted(value: object) -> str:
+    """Shorten a file's value for a message."""
     if isinstance(value, str) and len(value) > MAX_QUOTED_CHARACTERS:
         value = value[: MAX_QUOTED_CHARACTERS - 3] + "..."
     return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)

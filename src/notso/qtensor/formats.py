@@ -144,6 +144,7 @@ UNSUPPORTED_NAMES: dict[int, str] = {
 
 
 def format_name(ggml_type: int) -> str:
+    """Return the name of a format number, supported or not."""
     if ggml_type in FORMATS:
         return FORMATS[ggml_type].name
     return UNSUPPORTED_NAMES.get(ggml_type, f"unknown type {ggml_type}")

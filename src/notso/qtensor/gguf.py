@@ -68,6 +68,8 @@ class TextSpan:
 
 
 class NumberSpan:
+    """An undecoded array of numbers or booleans."""
+
     def __init__(self, values: npt.NDArray[Any], is_bool: bool) -> None:
         self._values = values
         self._is_bool = is_bool
@@ -81,6 +83,8 @@ class NumberSpan:
 
 
 class Metadata(Mapping[str, Any]):
+    """Entries in file order: int, float, bool, str, or lists."""
+
     # Arrays and long strings are validated at open, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 
 def is_json_object(text: object) -> bool:
+    """Return whether `text` is a standard JSON object."""
     try:
         return isinstance(text, str) and isinstance(DECODER.decode(text), dict)
     except (ValueError, RecursionError):

@@ -38,6 +38,8 @@ class RMSNorm:
 
 
 class Program(Protocol):
+    """Captured operations on live arrays."""
+
     def __len__(self) -> int: ...
 
     def record(self) -> AbstractContextManager[Program]:

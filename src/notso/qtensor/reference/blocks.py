@@ -209,6 +209,8 @@ class Q8KBlocks(NamedTuple):
 
 
 class Q8x32Blocks(NamedTuple):
+    """Activations in blocks of 32."""
+
     d: Floats  # (M, K / 32); NaN if the block had NaN or infinity
     q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
 
@@ -344,6 +346,7 @@ def _half_bytes(values: Floats) -> Bytes:
 
 
 def pack_scales(scales: Integers, mins: Integers) -> Bytes:
+    """Inverse of `unpack_scales`."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4

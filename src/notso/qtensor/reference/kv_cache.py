@@ -196,6 +196,7 @@ def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Round
 
 
 def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Floats]:
+    """Return keys and values of an f16 block as float32."""
     halves = block.view(np.float16).reshape(kv_heads, 2, -1).astype(np.float32)
     keys = halves[:, 0].reshape(kv_heads, head_dim, TILE).transpose(2, 0, 1)
     return keys, halves[:, 1].reshape(kv_heads, TILE, head_dim).transpose(1, 0, 2)

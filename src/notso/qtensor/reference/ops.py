@@ -175,11 +175,13 @@ def silu_mul(gate: Floats, up: Floats) -> Floats:
 
 
 def add(a: Floats, b: Floats) -> Floats:
+    """Return a + b in float32."""
     _need(a.shape == b.shape, f"shapes {a.shape} and {b.shape} differ")
     return np.asarray(a + b, np.float32)
 
 
 def softmax(x: Floats) -> Floats:
+    """Return softmax over the last axis."""
     return _softmax(x.astype(np.float64)).astype(np.float32)
 
 

@@ -364,6 +364,7 @@ UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
 
 
 def numbers_of(format: Format, b: Bytes) -> Floats:
+    """Return float32 values, with one rounding per operation."""
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)

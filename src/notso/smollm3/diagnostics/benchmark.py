@@ -63,6 +63,8 @@ _NO_TIME = 1e-9
 
 
 class EngineMeter:
+    """Times an engine on random prompts."""
+
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
         self._random = np.random.default_rng(seed)
@@ -188,6 +190,8 @@ class EngineMeter:
 
 
 class GenerationWatch:
+    """Arrival times of one generation's tokens."""
+
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._seen = 0
@@ -233,6 +237,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def describe_machine() -> dict[str, Any]:
+    """Return date, CPU, memory, kernel and versions."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
@@ -246,10 +251,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
+    """Return the processor's model name, or its architecture."""
     return processors.name() or platform.machine()
 
 
 def probe_buffer(size_bytes: int) -> Bytes:
+    """Return a resident uint8 buffer."""
     buffer = zeroed(size_bytes)
     # Every page is written so that it exists.
     buffer[:] = 93
@@ -267,6 +274,8 @@ def resident_memory() -> dict[str, float]:
 
 
 class StolenTime:
+    """CPU time taken by the hypervisor since construction."""
+
     # Above a few percent, measurements are unreliable.
     def __init__(self) -> None:
         self._before = processors.times()
@@ -330,6 +339,8 @@ class BenchmarkPlan:
 
 @dataclass(slots=True)
 class Samples:
+    """Repeated measurements of one quantity."""
+
     values: list[float] = field(default_factory=list)
 
     @property

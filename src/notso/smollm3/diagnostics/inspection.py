@@ -51,6 +51,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class FormatTotal:
+    """Totals of one block format."""
+
     format: str
     tensors: int
     parameters: int
@@ -59,6 +61,8 @@ class FormatTotal:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
+    """Vocabulary and template of the file."""
+
     kind: str
     pre: str
     tokens: int
@@ -72,6 +76,8 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
+    """Memory for one KV format."""
+
     format: str
     bits_per_value: float
     bytes_per_token: int
@@ -81,6 +87,8 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
+    """What running the file as a SmolLM3 takes."""
+
     config: dict[str, Any]
     nope_layers: tuple[int, ...]
     q6_k_layers: tuple[int, ...]  # where attn_v and ffn_down are both Q6_K

@@ -29,6 +29,8 @@ Progress: TypeAlias = Callable[[int, int], None]  # windows done, in all
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
+    """A mean and its standard error."""
+
     value: float
     error: float
 
@@ -48,6 +50,12 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
+    """Difference from a base model's probabilities.
+
+    kl: of the model from the base, in nats. same_top: share of positions with the same likeliest token. rms_change:
+    root mean square change in the probability of the text's tokens.
+    """
+
     base: Perplexity
     model: Perplexity
     kl: Estimate  # of the model from the base, in nats

@@ -39,6 +39,7 @@ HEX_DIGITS = 16
 
 
 def model_fingerprint(engine: Engine) -> str:
+    """Hash the logits of a fixed prompt and a greedy answer."""
     vocab = engine.config.vocab_size
     ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
     greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
@@ -47,6 +48,7 @@ def model_fingerprint(engine: Engine) -> str:
 
 
 def answer_fingerprint(*texts: str) -> str:
+    """Hash the parts of an answer."""
     return _hash("\0".join(texts).encode("utf-8", "surrogatepass"))
 
 
@@ -85,6 +87,8 @@ class TensorCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
+    """Result of all checks of one file."""
+
     path: str
     size_bytes: int
     sha256: str | None
@@ -147,11 +151,13 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
 
 
 def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
+    """Check all tensors in file order, with inputs from `seed` and width."""
     for tensor in file.tensors.values():
         yield check_tensor(tensor, seed=seed)
 
 
 def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
+    """Check scales, and the products of sampled rows."""
     tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTISED_TOLERANCE
 
     def result(rows: int, error: float | None, problem: str | None) -> TensorCheck:

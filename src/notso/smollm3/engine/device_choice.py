@@ -44,6 +44,7 @@ def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
 
 
 def give_up(backend: Backend, error: DeviceError) -> None:
+    """Exclude a device for the lifetime of the process."""
     _lost[backend.name.partition(" ")[0]] = str(error)
 
 

@@ -76,6 +76,7 @@ def model_path(model: str | None) -> Path:
 
 
 def is_demo(model: str | None) -> bool:
+    """Return whether the bundled model is named."""
     return model is None or (model.lower() == DEMO and not Path(model).exists())
 
 

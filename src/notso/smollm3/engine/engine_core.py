@@ -65,6 +65,7 @@ PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
 def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
+    """Report new queue places."""
     for place, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
@@ -75,6 +76,7 @@ def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request
 
 
 def notify_progress(request: Request, done: int, now: float, s_per_token: float) -> None:
+    """Send a progress event unless one was sent recently."""
     if not request.read and now - request.notified >= PROGRESS_S:
         request.notified = now
         request.generation.write([progress(request, done, s_per_token)])
@@ -93,6 +95,8 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
 
 @dataclass(slots=True)
 class StepTotals:
+    """Counters of `EngineStats`."""
+
     # Counted in place: every answer updates them in every step, where copies would be measurable.
     steps_total: int = 0
     prompt_tokens_total: int = 0

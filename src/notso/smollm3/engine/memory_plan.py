@@ -52,6 +52,12 @@ _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
+    """Planned memory of an engine.
+
+    All sequences and cached prefixes share `kv_blocks` tiles; low-bit formats add `window_blocks` tiles of k8v8.
+    `document_tokens`: context of prompts with a fixed prefix. `reduced`: the default context did not fit.
+    """
+
     context_tokens: int
     document_tokens: int  # context of prompts with a fixed prefix
     kv_format: KVFormat
@@ -77,20 +83,24 @@ class EnginePlan:
 
 
 def longest_context(config: SmolLM3Config) -> int:
+    """Return the longest supported context."""
     return config.max_context_tokens
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
+    """Return cache bytes per token over all layers."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
     return config.num_hidden_layers * config.num_key_value_heads * pair
 
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
+    """Return the rows of the largest step."""
     # Beyond the trained context memory is scarce and attention dominates the time, so steps have a quarter of the rows.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
+    """Return the bytes of the largest step."""
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
@@ -255,6 +265,7 @@ class _Planner:
 
 
 def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
+    """Return formats for "auto", best first."""
     is_long = context > K8V8_UP_TO_TOKENS
     if fine_weights:
         return (kept or _FINE_LADDER[is_long],)
@@ -280,6 +291,7 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
 
 
 def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
+    """Store the KV format, unless memory decided it."""
     if asked.cache_dir is None or asked.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)

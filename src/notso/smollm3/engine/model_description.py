@@ -60,6 +60,7 @@ def model_info(
     sampling: Mapping[str, float],
     arithmetic: str,
 ) -> ModelInfo:
+    """Describe a file as an engine runs it."""
     named = file.metadata.get("general.name")
     name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
     licensed = file.metadata.get("general.license.name", file.metadata.get("general.license"))

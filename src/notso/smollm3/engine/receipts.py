@@ -98,6 +98,9 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCheck:
+    """Result of a check. `problem` is "" if every token is what the model draws; else `place` is the first token of the
+    answer that is not, counted from 0 (None: something else differs)."""
+
     problem: str  # "" if every token is what the model draws
     place: int | None = None  # first token of the answer that is not, from 0 (None: something else differs)
     tokens: int = 0

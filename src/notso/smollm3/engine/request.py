@@ -53,6 +53,8 @@ class MeanPooling:
 
 
 class Scores(Protocol):
+    """Receives the logits of a scored prompt."""
+
     def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]: ...
 
 

@@ -128,6 +128,8 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
+    """A verified file, and the bytes transferred."""
+
     path: Path
     sha256: str
     size_bytes: int
@@ -137,6 +139,8 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
+    """Disk space for a download. `have_bytes`: from an earlier attempt."""
+
     folder: Path
     have_bytes: int
     needed_bytes: int
@@ -150,6 +154,7 @@ class DownloadPlan:
 def plan_download(
     file: KnownFile, free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
 ) -> DownloadPlan:
+    """Return the disk space needed, without network access."""
     part = part_path(file)
     there = next(each for each in part.parents if each.exists())
     have = part.stat().st_size if part.exists() else 0
@@ -157,10 +162,12 @@ def plan_download(
 
 
 def part_path(file: KnownFile) -> Path:
+    """Return the partial file's path."""
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 
 def is_offline() -> bool:
+    """Return whether Hugging Face's variables forbid the network."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 

@@ -42,12 +42,15 @@ _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
+    """A file, and its name in the store."""
+
     name: str
     path: Path
     store: Store
 
 
 def is_smollm3(path: Path) -> bool:
+    """Return whether a file starts as a SmolLM3 GGUF, not an adapter."""
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(HEAD_BYTES)
@@ -57,6 +60,7 @@ def is_smollm3(path: Path) -> bool:
 
 
 def stored_models() -> list[StoredModel]:
+    """Return each SmolLM3 file once."""
     found: dict[Path, StoredModel] = {}
     for model in (*_of_ollama(), *_of_folders()):
         if is_smollm3(model.path):
@@ -127,6 +131,8 @@ _QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF1
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
+    """A published model file."""
+
     name: str
     repository: str
     revision: str
@@ -164,6 +170,8 @@ KNOWN_FILES: tuple[KnownFile, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
+    """A model file on this machine."""
+
     # `verified` is "yes" only if the SHA-256 matched a published one. `is_smollm3` is judged by the file's first bytes;
     # named folders also list other files.
     name: str
@@ -176,6 +184,7 @@ class LocalModel:
 
 
 def official_files() -> tuple[KnownFile, ...]:
+    """Return downloadable files, default first."""
     return KNOWN_FILES
 
 
@@ -196,6 +205,7 @@ def known_file(name: str) -> KnownFile:
 
 
 def hub_cache() -> Path:
+    """Return the Hugging Face cache folder, from huggingface_hub's environment variables."""
     home = os.environ.get("HF_HOME") or ""
     if not home:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
@@ -204,19 +214,23 @@ def hub_cache() -> Path:
 
 
 def repository_folder(file: KnownFile) -> Path:
+    """Return a repository's cache folder."""
     return hub_cache() / ("models--" + file.repository.replace("/", "--"))
 
 
 def blob_path(file: KnownFile) -> Path:
+    """Return the path of the contents, named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 
 def cached_files(repository: str) -> list[Path]:
+    """Return the GGUF files in a repository's cache folder."""
     folder = hub_cache() / ("models--" + repository.replace("/", "--"))
     return sorted(path for path in folder.glob("snapshots/*/**/*.gguf") if path.is_file())
 
 
 def snapshot_path(file: KnownFile) -> Path:
+    """Return the path of the readable link."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
@@ -230,6 +244,7 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def demo_path() -> Path:
+    """Return the bundled demo model."""
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 
@@ -259,6 +274,7 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
+    """Return the demo, cached SmolLM3 files, and every GGUF file directly in `folders`."""
     models = []
     demo = demo_path()
     if demo.is_file():
@@ -302,6 +318,7 @@ _writing_ledger = threading.Lock()
 
 
 def remember_hash(path: Path, sha256: str) -> None:
+    """Store a hash by path, size and modification time."""
     target = _ledger_path()
     # Downloads run side by side. What another process adds at the same moment may be lost: it hashes that file again.
     with _writing_ledger, contextlib.suppress(OSError):  # as it does where the home is not writable
@@ -314,6 +331,7 @@ def remember_hash(path: Path, sha256: str) -> None:
 
 
 def remembered_hash(path: Path) -> str | None:
+    """Return a stored hash, unless the file changed."""
     entry = _read_ledger().get(str(path.resolve()))
     if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
         return None

@@ -40,6 +40,7 @@ def is_downloadable(name: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
+    """Return the file that `owner/repository[:QUANTISATION]` named when it was downloaded, without the network."""
     repository, _, quantisation = name.strip().partition(":")
     found = {(quantisation_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
     wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))

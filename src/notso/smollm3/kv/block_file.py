@@ -93,10 +93,12 @@ class BlockName:
 
 
 def file_bytes(tokens: int, content_bytes: int) -> int:
+    """Return a block's file size."""
     return HEADER_BYTES + 4 * tokens + content_bytes
 
 
 def encode_block(name: BlockName, cache_version: bytes, tokens: array[int], content: bytes) -> list[bytes]:
+    """Return a block's file in parts."""
     header = _header(name, cache_version, len(tokens), len(content))
     said = tokens.tobytes()
     return [header + _CHECKSUM.pack(_checksum(header, said, [content])), said, content]

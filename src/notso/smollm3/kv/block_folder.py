@@ -328,6 +328,8 @@ class BlockFolder:
 
 
 class FolderLock:
+    """Advisory lock on a file that is never removed."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None

@@ -37,12 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
+    """Return whether most weights are floats or 8-bit."""
     # An 8-bit cache then costs more accuracy than the weights' own format (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 
 
 def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
+    """Return the stored format, or None."""
     found = _read(folder).get(_key(file, context_tokens))
     return next((each for each in KV_FORMATS if each == found), None)
 

@@ -65,6 +65,8 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
+    """Rows [begin, end), sampled rows [first, last) with an adapter."""
+
     adapter: Adapter
     begin: int
     end: int
@@ -133,6 +135,8 @@ _LAYER_NAMES = ("layers", "model.layers")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
+    """Parsed adapter_config.json."""
+
     r: int
     lora_alpha: float
     use_rslora: bool

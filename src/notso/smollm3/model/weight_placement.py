@@ -28,10 +28,14 @@ _HEAD = -1  # index of embeddings and output head
 
 
 class EngineSignal(Protocol):
+    """What placement needs of the engine."""
+
     def wake(self) -> None: ...
 
 
 class WeightPlacement:
+    """Copies matrices in the background."""
+
     def __init__(
         self,
         file: GGUFFile,

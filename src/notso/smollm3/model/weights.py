@@ -27,12 +27,14 @@ FILE_TYPES = {
 
 
 def has_more_bits(layer: int, layers: int) -> bool:
+    """Whether attn_v and ffn_down use Q6_K (llama.cpp: use_more_bits)."""
     # The outer eighths, and every third layer in between, with integer division.
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def format_in(mix: str, name: str, sides: int, layers: int, *, is_tied: bool) -> Format:
+    """Return the format of a tensor, named without `.weight`."""
     if sides == 1:
         return F32
     if mix not in MIXED:

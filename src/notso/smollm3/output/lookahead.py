@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 
 class Span(str):
+    """Text with its position in the stream."""
+
     __slots__ = ("start",)
     start: int
 
@@ -17,6 +19,8 @@ class Span(str):
 
 
 class Lookahead:
+    """Undecided end of a stream."""
+
     def __init__(self) -> None:
         self.text = ""
         self.start = 0
@@ -49,6 +53,8 @@ def pending_length(text: str, patterns: Iterable[str]) -> int:
 
 
 class StopStrings:
+    """Passes text before the first stop string, and nothing from it on."""
+
     def __init__(self, stops: Sequence[str] = ()) -> None:
         # The first match is the one completed first, the longest of those that end together, so that chunking does not
         # matter.

@@ -28,6 +28,8 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alter
 
 
 class PromptScores:
+    """Log probabilities of a prompt, reported once."""
+
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], alternatives: int) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
@@ -56,6 +58,8 @@ Share = tuple[int, TokenLogprob | None]
 
 
 class LogprobAlignment:
+    """Maps text spans to their tokens' entries."""
+
     # An entry goes with its token's first shown character. A token that completes no character belongs to the character
     # it is part of. Entries of hidden tokens go with the next span, or remain.
     def __init__(self) -> None:

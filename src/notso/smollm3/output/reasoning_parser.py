@@ -25,6 +25,8 @@ class _State(Enum):
 
 
 class ReasoningParser:
+    """Splits (token id, text) into nonempty reasoning and text pieces."""
+
     # Spelled-out opening tags count only at the start of an answer, closing ones there and in reasoning. Unmatched
     # closing tags are dropped, as are newlines around reasoning and before the answer.
     # starts_inside: the prompt opened the reasoning. goes_on: the prompt holds the start of this text, so nothing is
@@ -155,5 +157,6 @@ class ReasoningParser:
 
 
 def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
+    """Return whether the answer starts inside reasoning."""
     tags = (token for token in reversed(prompt) if token in (open_id, close_id))
     return next(tags, close_id) == open_id and open_id is not None

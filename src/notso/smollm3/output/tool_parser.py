@@ -28,12 +28,16 @@ _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
+    """Further arguments of an unfinished call, with its later id."""
+
     id: str
     name: str
     text: str
 
 
 class ToolCallParser:
+    """Splits streamed text into text and ToolCalls."""
+
     # in_parts: a grammar guarantees calls, so arguments stream before the whole call. Newlines around calls are
     # dropped.
     # A call that is cut leaves only its parts. Chunking does not affect the result. offered: names of the tools there

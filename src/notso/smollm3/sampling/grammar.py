@@ -69,6 +69,8 @@ _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<r
 
 
 class Matcher:
+    """An answer's progress in its grammar."""
+
     def __init__(
         self,
         matcher: llguidance.LLMatcher,
@@ -356,6 +358,7 @@ def _choice_part(source: str, param: str) -> Part:
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
+    """Return a checked schema's grammar."""
     return {"json_schema": {**schema, "x-guidance": JSON_STYLE}}
 
 

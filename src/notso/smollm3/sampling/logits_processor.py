@@ -18,6 +18,8 @@ FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of 
 
 
 class LogitsProcessors:
+    """A request's processors, in order."""
+
     def __init__(self, functions: Sequence[tuple[str, RowFunction]]) -> None:
         self._functions = functions
 
@@ -48,6 +50,8 @@ def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> L
 
 
 class AnswerEnd:
+    """Masks end tokens before `min_tokens`, or the model's own always."""
+
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
         # As in llama.cpp, ignored ends are masked, so the next best token is sampled instead.
         # Before `min_tokens`, end tokens and `stop_token_ids` are masked, as in vLLM (MinTokensLogitsProcessor).
@@ -66,4 +70,5 @@ class AnswerEnd:
 
 
 def answer_end_for(params: SamplingParams, own_ends: Collection[int]) -> AnswerEnd | None:
+    """Return a mask, or None if unneeded."""
     return AnswerEnd(params, own_ends) if params.min_tokens or params.ignore_eos else None

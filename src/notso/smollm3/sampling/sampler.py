@@ -54,6 +54,8 @@ NO_BREAKERS = Breakers()
 
 
 class Repetitions:
+    """Repetitions of a growing history's end."""
+
     def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
         self._params = params
         self._breakers = breakers
@@ -125,6 +127,7 @@ class Repetitions:
 
 
 def common_endings(history: Tokens) -> NDArray[np.int64]:
+    """Return each position's match length with the end."""
     # The Z algorithm from the end backwards, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
@@ -486,6 +489,7 @@ def log_probabilities(logits: Floats) -> Floats:
 
 
 def likeliest(values: Floats, count: int) -> list[int]:
+    """Return ids of the largest values (V,), by value, then id."""
     count = min(count, len(values))
     if count <= 0:
         return []

@@ -22,6 +22,8 @@ FAR = 1_000
 
 
 class FieldMask(Protocol):
+    """Constraint on strings of a JSON text, beside its grammar."""
+
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the permitted ones of the tokens that the grammar allows (V,)."""
 
@@ -29,6 +31,8 @@ class FieldMask(Protocol):
 
 
 class StructuredOutput:
+    """Constrains one answer. closing: tokens that end the reasoning."""
+
     # Reasoning is free, but the answer cannot end in it. The grammar starts at the answer's first token, after the
     # optional newline that the model writes behind a closing tag. may_think: reasoning may still come. started: the
     # prompt holds the beginning of the answer.
@@ -161,6 +165,8 @@ class StructuredOutput:
 
 
 class StructuredCalls(StructuredOutput):
+    """Constrains only tool calls."""
+
     # Only the tag's token opens a call: completing a spelled-out tag is masked. `started`: text of the answer in the
     # prompt; if an unfinished call in it violates its grammar, it is left free, or InvalidRequestError is raised if
     # is_strict.

@@ -61,6 +61,12 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
+    """Facts about a grammar.
+
+    names: `"NAME":` of required members. strings: patterns and minimum lengths. formats: of strings.
+    orders: of the members of objects.
+    """
+
     extent: Extent
     names: tuple[bytes, ...]  # `"NAME":` of required members
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each

@@ -291,6 +291,7 @@ def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSal
 
 
 def block_hash(parent_hash: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash all tokens up to these."""
     return hashlib.blake2b(parent_hash + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 

@@ -31,6 +31,8 @@ LOADS_PER_STEP = 8
 
 
 class Offload(Protocol):
+    """Blocks outside memory."""
+
     def has(self, hash: bytes) -> bool: ...
 
     def partial(self, parent_hash: bytes) -> list[int]: ...
@@ -375,6 +377,8 @@ OUTLIER = 2.0  # cap on a timing relative to the previous one
 
 
 class PrefillBudget:
+    """Prefill budget of one engine."""
+
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._seconds: dict[int, float] = {}  # by tiles: an exponential average with factor 1/2

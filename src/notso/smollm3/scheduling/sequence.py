@@ -110,6 +110,8 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
+    """Load of block `hash`, or the partial block after it."""
+
     # Answered by `Scheduler.loaded` or `Scheduler.load_failed`.
     sequence: Sequence
     block: int
@@ -119,6 +121,8 @@ class BlockLoad:
 
 @dataclass(slots=True)
 class BlockCopy:
+    """Copy of a block and its window."""
+
     source: int
     target: int
     source_window: int | None = None

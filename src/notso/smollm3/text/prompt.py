@@ -21,6 +21,8 @@ GENERATION_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """Token ids of a prompt."""
+
     ids: list[int]
     goes_on: bool = False  # ends with the beginning of the answer
     dropped_messages: int = 0

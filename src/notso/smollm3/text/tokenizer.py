@@ -27,6 +27,8 @@ from notso.text_file import read_regular
 
 
 class Run(NamedTuple):
+    """One special token, or ordinary text."""
+
     text: str
     special: bool
 

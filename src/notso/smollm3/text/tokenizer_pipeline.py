@@ -79,6 +79,8 @@ def _split(expression: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPipeline:
+    """Text processing before BPE."""
+
     pre_tokenizer: Mapping[str, Any]
     normalizer: Mapping[str, Any] | None = None
     ignore_merges: bool = True  # a piece that is a token itself skips the merges

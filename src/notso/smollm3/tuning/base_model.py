@@ -28,6 +28,7 @@ def load(source: Path, dtype: Any) -> Any:
 
 
 def parameters_of(base: Path) -> int:
+    """Return the number of values."""
     with GGUFFile.open(base) as file:
         return sum(tensor.rows * tensor.cols for tensor in file.tensors.values())
 
@@ -84,12 +85,14 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
 
 
 def module_of(role: str) -> str:
+    """Return the transformers name."""
     if role in NORMS:
         return role
     return f"{'self_attn' if role in ('q_proj', 'k_proj', 'v_proj', 'o_proj') else 'mlp'}.{role}"
 
 
 def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
+    """Return values in transformers' row order."""
     values = tensor.dequantise().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values

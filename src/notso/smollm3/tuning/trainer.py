@@ -103,6 +103,7 @@ def require_libraries() -> None:
 
 
 def begun_on(folder: Path) -> date | None:
+    """Return a run's first day."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
     except (OSError, ValueError, KeyError, TypeError):

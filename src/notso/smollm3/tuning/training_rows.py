@@ -174,6 +174,7 @@ def _call(given: Any) -> ToolCall:
 
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """Hold out rows chosen by `seed`."""
     count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
     count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
@@ -189,6 +190,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class Conversation:
+    """Conversation to be answered by the model."""
+
     # Answers are generated wherever a user or tool message lacks one; a final answer is replaced by the model's.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None

@@ -121,6 +121,7 @@ class EngineSettings(TypedDict, total=False):
 
 
 def is_device(name: object) -> bool:
+    """Return whether `name` is one of DEVICES."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
 
 
@@ -169,6 +170,8 @@ class AdapterSource:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
+    """A loaded adapter."""
+
     name: str
     path: str
     scale: float

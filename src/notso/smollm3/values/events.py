@@ -51,6 +51,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """Prompt progress."""
+
     done_tokens: int  # including cached ones
     total_tokens: int
     cached_tokens: int

@@ -65,12 +65,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredReading:
+    """Blocks of a pinned reading on disk."""
+
     blocks: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEstimate:
+    """Expected cost of a prompt."""
+
     prompt_tokens: int
     cached_tokens: int
     seconds: float | None  # None until measured

@@ -33,6 +33,8 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
+    """The tool that must be called."""
+
     name: str
 
 

@@ -43,6 +43,7 @@ def available_kernels() -> list[str]:
 
 
 def kernels() -> str:
+    """Return the current kernel family."""
     return str(native.kernels())
 
 

@@ -44,6 +44,8 @@ CACHE_LINE_FLOATS = 16
 
 
 class Program:
+    """Captured operations for replay. Keeps references to their arrays."""
+
     def __init__(self) -> None:
         self._steps = native.Program()
 
@@ -65,6 +67,7 @@ class Program:
 
 
 def empty(rows: int, columns: int) -> Floats:
+    """Return an uninitialized (rows, columns) float32 array aligned to a cache line."""
     if rows < 0 or columns < 1:
         raise OperandError(f"an array cannot have the shape {rows} x {columns}")
     memory = np.empty(rows * columns + CACHE_LINE_FLOATS, np.float32)

@@ -20,6 +20,8 @@ Host = npt.NDArray[Any]
 
 
 class Mirror:
+    """Host copy of an integer array."""
+
     def __init__(self, values: npt.NDArray[np.int32], memory: DeviceMemory) -> None:
         self.values = values
         self._memory = memory
@@ -94,6 +96,7 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
+    """Return the bytes of a weight on a device."""
     return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
@@ -110,6 +113,7 @@ class DeviceWeight:
 
 
 def downloaded(array: DeviceArray) -> Host:
+    """Return an array's values after all pending work."""
     values = np.empty(array.shape, array.dtype)
     array.memory.download(values, array.offset)
     return values

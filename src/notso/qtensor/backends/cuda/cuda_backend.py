@@ -23,6 +23,8 @@ from notso.system.memory import MemoryLimit
 
 
 class DevicePool:
+    """Zeroed blocks of one layer, accessible to the host by copies only."""
+
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:
             raise OperandError(f"a cache cannot have {blocks} blocks")
@@ -349,6 +351,7 @@ def check_below(what: str, numbers: Integers, limit: int) -> None:
 
 
 def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> None:
+    """Require each row to lie in an existing sequence."""
     count, length = tables.shape
     wrong = (sequences < 0) | (sequences >= count)
     if wrong.any():
@@ -359,6 +362,7 @@ def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> No
 
 
 def check_blocks(blocks: Integers, pool: DevicePool) -> None:
+    """Require blocks to be in the pool."""
     wrong = (blocks < 0) | (blocks >= pool.blocks)
     if wrong.any():
         raise OperandError(f"block {blocks[wrong][0]} is outside the pool of {pool.blocks}")
@@ -367,6 +371,7 @@ def check_blocks(blocks: Integers, pool: DevicePool) -> None:
 def check_written(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> None:
+    """Require a valid block for each row."""
     check_rows(positions, sequences, tables)
     tiles = positions // TILE_POSITIONS
     blocks = tables[sequences, tiles]

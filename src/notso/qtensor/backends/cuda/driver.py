@@ -24,6 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def has_driver() -> bool:
+    """Whether the driver is installed."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -37,10 +38,12 @@ def architectures() -> tuple[int, ...]:
 
 
 def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
+    """Return the device bytes of a weight."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 
 def bytes_of(values: npt.NDArray[Any]) -> Bytes:
+    """Return a contiguous array as bytes."""
     return values.reshape(-1).view(np.uint8)
 
 
@@ -59,6 +62,8 @@ class Device:
 
 
 class DeviceMemory:
+    """Device memory, freed with its last reference."""
+
     def __init__(self, device: Device, size: int, *, zeroed: bool = False) -> None:
         self.device = device
         self.size = size
@@ -78,6 +83,8 @@ class DeviceMemory:
 
 
 class Graph:
+    """Captured launches, freed with the last reference."""
+
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
         self._device = device
         ask(device.native.capture_begin)
@@ -95,6 +102,7 @@ class Graph:
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Call the native module, translating its errors."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:

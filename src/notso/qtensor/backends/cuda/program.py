@@ -117,6 +117,8 @@ Check = Callable[[], int]
 
 
 class Recorder(Protocol):
+    """What a program needs of its backend."""
+
     device: Device
     recording: Program | None
 
@@ -124,6 +126,8 @@ class Recorder(Protocol):
 
 
 class Program:
+    """Recorded operations."""
+
     def __init__(self, backend: Recorder) -> None:
         # Captured at the first run, again when scratch memory has moved, and once per power of two of tiles: the number
         # of thread blocks in a graph is fixed.

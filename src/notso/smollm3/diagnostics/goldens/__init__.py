@@ -43,6 +43,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GoldenCheck:
+    """A relative error or share of differing tokens, and its limit."""
+
     what: str
     found: float
     allowed: float
@@ -93,11 +95,13 @@ def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
 
 
 def bits_per_weight(file: GGUFFile) -> float:
+    """Return the average bits per weight over all matrices."""
     matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2]
     return 8 * sum(tensor.nbytes for tensor in matrices) / sum(tensor.rows * tensor.cols for tensor in matrices)
 
 
 def allowed_error(bits: float) -> float:
+    """Return the allowed error relative to the standard deviation."""
     return FLOAT_ERROR if bits >= FLOAT_BITS else min(ROUNDED_ERROR + ERROR_AT_NO_BITS * 2.0**-bits, 1.0)
 
 

@@ -37,6 +37,8 @@ SEQUENCE_ROOM = 128  # positions of each sequence of a batch
 
 
 class Peer(Protocol):
+    """A peer's operations, in seconds per step."""
+
     version: str
     configurations: list[str]
 
@@ -50,6 +52,8 @@ class Peer(Protocol):
 
 
 class LlamaCpp:
+    """llama.cpp through llama-cpp-python's C interface."""
+
     def __init__(self, path: str, context: int, threads: int) -> None:
         import llama_cpp as c
 
@@ -188,6 +192,8 @@ class LlamaCpp:
 
 
 class OpenVino:
+    """OpenVINO GenAI's continuous batching and prefix cache."""
+
     def __init__(self, folder: str, context: int, threads: int) -> None:
         import numpy
         import openvino
@@ -265,6 +271,7 @@ PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "ope
 
 
 def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
+    """Run a task."""
     from notso.system.memory import process_memory
 
     if task["task"] == "memory":
@@ -286,6 +293,7 @@ def _listen(tasks: queue.SimpleQueue[str]) -> None:
 
 
 def main() -> None:
+    """Load the peer and answer tasks until stdin ends."""
     from notso.system.processes import end_with_parent
 
     end_with_parent()  # elsewhere `_listen` ends it, unless a library holds the interpreter lock

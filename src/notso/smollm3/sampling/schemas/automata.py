@@ -34,21 +34,27 @@ WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 
 
 class TooLargeError(Exception):
-    pass
+    """The automaton or its expression exceeds its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
+    """One character of these ranges."""
+
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
+    """Concatenation."""
+
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """Alternatives."""
+
     options: tuple[Node, ...]
 
 
@@ -63,6 +69,8 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Look:
+    """Lookahead."""
+
     body: Node
     is_negated: bool
 

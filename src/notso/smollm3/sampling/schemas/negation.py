@@ -35,6 +35,7 @@ _SIZES = {
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
+    """Return the union."""
     left: list[Schema] = []
     for option in options:
         if option is True or option == {}:
@@ -45,6 +46,7 @@ def any_of(options: Iterable[Schema]) -> Schema:
 
 
 def all_of(schemas: Iterable[Schema]) -> Schema:
+    """Return the intersection."""
     left: list[Schema] = []
     for schema in schemas:
         if schema is False:
@@ -61,6 +63,7 @@ def all_types_but(types: Iterable[str]) -> Schema:
 
 
 def type_of(value: object) -> str:
+    """Return the JSON type of a value."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):

@@ -57,6 +57,8 @@ def is_old_draft(document: dict[str, Any]) -> bool:
 
 
 class References:
+    """The names in a document. Nothing is downloaded."""
+
     def __init__(self, document: dict[str, Any], param: str) -> None:
         self._param = param
         self._resources: dict[str, Any] = {"": document}
