@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 
 import pytest
@@ -42,7 +41,7 @@ def test_what_is_no_json_is_refused() -> None:
 
 def test_memory_is_seen_by_both() -> None:
     descriptor = wire.shared_file()
-    first, second = mmap.mmap(descriptor, wire.SHARED_BYTES), mmap.mmap(descriptor, wire.SHARED_BYTES)
+    first, second = wire.mapped(descriptor), wire.mapped(descriptor)
     os.close(descriptor)
     first[wire.SHARED_BYTES - 4 :] = b"last"
     assert second[wire.SHARED_BYTES - 4 :] == b"last" and second[:8] == bytes(8)

@@ -6,7 +6,6 @@ server's log. The process ends when the server does.
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import sys
@@ -29,7 +28,7 @@ class Child:
     def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
         self._plugin = plugin
         self._end = end
-        self._memory = mmap.mmap(memory, wire.SHARED_BYTES)
+        self._memory = wire.mapped(memory)
         self._writing = threading.Lock()
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}

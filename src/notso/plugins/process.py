@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import mmap
 import os
 import selectors
 import signal
@@ -93,7 +92,7 @@ class PluginProcess:
             only_here.callback(theirs.close)
             memory = wire.shared_file()
             only_here.callback(os.close, memory)
-            mapped = mmap.mmap(memory, wire.SHARED_BYTES)
+            mapped = wire.mapped(memory)
             on_failure.callback(mapped.close)
             process = subprocess.Popen(
                 [sys.executable, "-m", "notso.plugins.child", self.name, str(theirs.fileno()), str(memory)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import socket
 import struct
@@ -71,3 +72,7 @@ def shared_file() -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def mapped(descriptor: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, SHARED_BYTES)
