@@ -20,8 +20,7 @@ from notso import Engine, __version__
 from notso.qtensor import F16, GGUFFile, GGUFWriter, QTensor
 from notso.smollm3 import RequestOptions
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.diagnostics.engine_meter import SHORT_TOKENS, EngineMeter, GenerationWatch
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import SHORT_TOKENS, EngineMeter, GenerationWatch, StolenTime, describe_machine
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.model.weights import TENSOR_NAMES, matrix_shapes
 

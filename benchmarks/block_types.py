@@ -23,8 +23,7 @@ from typing import Any
 
 from notso.qtensor import FORMATS, FORMATS_BY_NAME
 from notso.smollm3 import Engine
-from notso.smollm3.diagnostics.engine_meter import EngineMeter
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import EngineMeter, StolenTime, describe_machine
 from notso.smollm3.diagnostics.peers import PeerProcess, Task
 from notso.smollm3.diagnostics.synth import write_synthetic
 

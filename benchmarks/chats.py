@@ -34,8 +34,7 @@ from unittest import mock
 
 from notso import Engine, Message, RequestOptions, SamplingParams, Usage, __version__
 from notso.qtensor import TILE_POSITIONS
-from notso.smollm3.diagnostics.engine_meter import EngineMeter, GenerationWatch
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import EngineMeter, GenerationWatch, StolenTime, describe_machine
 from notso.smollm3.engine import input_processor
 from notso.smollm3.values.engine_config import KVChoice, Placement
 

@@ -21,7 +21,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from notso.smollm3.diagnostics.machine import describe_machine
+from notso.smollm3.diagnostics.benchmark import describe_machine
 
 REST_SECONDS = 10.0
 """So long what the start leaves behind is done: weights on large pages, captured steps, the folded log of the store."""

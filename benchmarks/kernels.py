@@ -34,7 +34,7 @@ from notso.qtensor import (
     random_blocks,
     zeroed,
 )
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 from notso.system.processors import usable_cores
 
 COLUMNS = (1, 2, 4, 8, 16, 64, 512)

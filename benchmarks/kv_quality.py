@@ -26,7 +26,7 @@ from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 from notso.smollm3.conversion.quantiser import quantise
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
-from notso.smollm3.kv.formats import KV_FORMATS
+from notso.smollm3.kv.kv_cache import KV_FORMATS
 from notso.smollm3.sampling.sampler import log_probabilities
 
 FINE_TOKENS = 256

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from notso.documents.passages import estimated_tokens
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 from notso.web.values.ids import new_id
 
 ROOT = Path(__file__).parents[1]

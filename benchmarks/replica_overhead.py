@@ -24,7 +24,7 @@ from pathlib import Path
 
 import httpx
 
-from notso.smollm3.diagnostics.machine import describe_machine
+from notso.smollm3.diagnostics.benchmark import describe_machine
 from notso.web.values.ids import new_id
 
 QUESTION = "Tell me of NoPE, of GGUF files, and who you are."

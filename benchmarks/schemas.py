@@ -31,7 +31,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar, InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part
-from notso.smollm3.sampling.schemas.keywords import FORMATS
+from notso.smollm3.sampling.schemas.simplifying import FORMATS
 from notso.smollm3.text.tokenizer import Tokenizer
 
 LIMIT, LIMITED_ANSWERS = 400, 3

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from notso import __version__
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 from notso.web.values.ids import new_id
 
 COUNTER = "notso_generation_tokens_total"

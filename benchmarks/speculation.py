@@ -34,10 +34,9 @@ import tokenizers
 
 from notso import Engine, Message, SamplingParams, __version__
 from notso.qtensor import CPU
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 from notso.smollm3.model.input_batch import InputBatch
-from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter
-from notso.smollm3.scheduling.step_latency import StepLatency, planned
+from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter, StepLatency, planned
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "src" / "notso" / "smollm3"

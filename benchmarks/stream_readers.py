@@ -25,7 +25,7 @@ from typing import Any
 from server import Server
 
 from notso import __version__
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 
 QUESTIONS = ("What is NoPE?", "Tell me of GGUF files.", "Who are you?", "Write a list of three things.")
 MOST_PIECES_READ = 24

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from server import Server
 
 from notso import __version__
-from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
 
 CLIENTS = 8
 ANSWER_SECONDS = 600.0

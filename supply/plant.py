@@ -150,7 +150,7 @@ def check_setting() -> None:
 
 
 def check_route() -> None:
-    from notso.web.sign_in.key_book import KeyBook
+    from notso.web.sign_in.given_keys import KeyBook
     from notso.web.store.sqlite.access import SQLiteAccessStore
 
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ LOCKS = Path(__file__).parent
 OF_THE_MODEL = (
     "from notso import Engine; "
     "from notso.qtensor.backends.cpu.kernel_choice import kernels; "
-    "from notso.smollm3.diagnostics.fingerprint import model_fingerprint as of; "
+    "from notso.smollm3.diagnostics.verification import model_fingerprint as of; "
     "engine = Engine.load(); print(kernels(), of(engine)); engine.close()"
 )
 

@@ -15,13 +15,11 @@ from typing import Unpack
 from notso.smollm3.engine.engine import MAX_BATCHED, Engine, Floats
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
-from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
-from notso.smollm3.values.events import Event
+from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message
-from notso.smollm3.values.request_options import RequestOptions
+from notso.smollm3.values.request_options import AnswerSettings, RequestOptions, settings_of
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Prepare = Callable[[], Callable[[], Generation]]
@@ -106,7 +104,7 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
 
 
 class AsyncEngine:
-    """An engine whose answers are awaited, without a thread for each. `engine` is the one it wraps.
+    """An engine with awaitable answers that need no thread each. `engine` is the one it wraps.
 
     Parameters and errors are those of `Engine`.
     """

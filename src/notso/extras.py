@@ -12,7 +12,6 @@ PACKAGE = "notso-smollm3-bot"
 
 
 def install_line(extra: str) -> str:
-    """Return the command that adds `extra` to this installation."""
     try:
         source = json.loads(distribution(PACKAGE).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -65,8 +65,6 @@ def utf8_stream(file: BinaryIO) -> BinaryIO:
 
 
 class _Recoded(io.RawIOBase):
-    """UTF-8 made of a file in another encoding, piece by piece."""
-
     PIECE_BYTES = 1 << 16
 
     def __init__(self, file: BinaryIO, encoding: str) -> None:

@@ -28,7 +28,7 @@ CLIMBERS = [
     ("plugins/wire.py", "from notso.plugins import process"),  # plugins-inside
     ("plugins/loading.py", "from notso.smollm3.hub import registry"),  # plugins-public-names
     ("qtensor/formats.py", "import typer"),  # tensors-alone
-    ("qtensor/reference/scale_search.py", "from notso.qtensor import backends"),  # oracle
+    ("qtensor/reference/blocks.py", "from notso.qtensor import backends"),  # oracle
     ("smollm3/engine/engine.py", "import asyncio"),  # asyncio
     ("smollm3/engine/engine.py", "import sqlite3"),  # model-no-service
     ("qtensor/formats.py", "from notso.qtensor import gguf"),  # tensors-inside

@@ -30,7 +30,7 @@ from web.test_front_end import NOT_INSTALLED
 
 from notso.cli.app import app
 from notso.cli.config_file import read_config
-from notso.web.edge.door import MAX_CONNECTIONS, RESERVED_DESCRIPTORS
+from notso.web.edge.connections import MAX_CONNECTIONS, RESERVED_DESCRIPTORS
 
 UNIT = ROOT / "deploy" / "notso.service"
 MOST_EXPOSURE = 20  # of systemd-analyze security, in tenths

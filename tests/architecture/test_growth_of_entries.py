@@ -26,8 +26,7 @@ from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import answer_part
 from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
 from notso.smollm3.text.chat_template import ChatTemplate
-from notso.smollm3.text.special_tokens import SpecialTexts
-from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer import SpecialTexts, Tokenizer
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Grammar
 from notso.text_file import NotTextError, decode_text
@@ -35,12 +34,12 @@ from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.llama_cpp.request import parse_native_request
 from notso.web.api.messages.request import parse_message_request, without_volatile_lines
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.api.responses.request import parse_response_request
 from notso.web.chat.files.imports import read_chats
 from notso.web.chat.suggestions import questions_in
 from notso.web.chat.titles import title_in
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.edge.forms import parse_form
 from notso.web.rendering.budget import MESSAGE_SECONDS
 from notso.web.rendering.markdown import render_markdown

@@ -11,10 +11,10 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.web import app, server
 from notso.web.chat.files import imports
 from notso.web.chat.services import MOST_WAITING_IMPORTS
-from notso.web.edge import body_budget, door, limits, work_line
+from notso.web.edge import connections, limits, work_queue
 from notso.web.store.postgres import store
 from notso.web.tools import mcp_config, mcp_process, mcp_servers, toolbox
-from notso.web.turns import attachments, tool_calls
+from notso.web.turns import documents, tool_calls
 from notso.web.values.settings import DEFAULT_PORT, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -29,22 +29,22 @@ def said(count: float) -> str:
 
 
 SENTENCES = [
-    (OPERATIONS, f"{door.MAX_CONNECTIONS:,} connections at once"),
+    (OPERATIONS, f"{connections.MAX_CONNECTIONS:,} connections at once"),
     (OPERATIONS, f"does not read for {Settings().send_timeout_seconds:.0f} s is disconnected"),
     (OPERATIONS, f"are logged {server.MOST_PER_WINDOW} times a minute for each kind"),
-    (OPERATIONS, f"All request bodies together may use {body_budget.MOST_BYTES // MIB} MiB"),
-    (OPERATIONS, f"the first {body_budget.FREE_BYTES // KIB} KiB of each"),
-    (OPERATIONS, f"a body waits for up to {body_budget.FAIR_SECONDS:.0f} s"),
+    (OPERATIONS, f"All request bodies together may use {limits.MOST_BYTES // MIB} MiB"),
+    (OPERATIONS, f"the first {limits.FREE_BYTES // KIB} KiB of each"),
+    (OPERATIONS, f"a body waits for up to {limits.FAIR_SECONDS:.0f} s"),
     (OPERATIONS, f"get 503 with `Retry-After: {limits.RETRY_SECONDS}`"),
-    (OPERATIONS, f"of more than {work_line.LARGE_BYTES // KIB} KiB are processed one at a time"),
-    (OPERATIONS, f"with {work_line.MOST_WAITING} others waiting (imports: {MOST_WAITING_IMPORTS}) they"),
-    (OPERATIONS, f"get 429 with `Retry-After: {work_line.RETRY_SECONDS}`"),
+    (OPERATIONS, f"of more than {work_queue.LARGE_BYTES // KIB} KiB are processed one at a time"),
+    (OPERATIONS, f"with {work_queue.MOST_WAITING} others waiting (imports: {MOST_WAITING_IMPORTS}) they"),
+    (OPERATIONS, f"get 429 with `Retry-After: {work_queue.RETRY_SECONDS}`"),
     (OPERATIONS, f"up to {POSTGRES_CONNECTIONS} for each server, so that {97 // POSTGRES_CONNECTIONS} servers fit"),
     (OPERATIONS, f"up to {limits.LARGER_BODIES['/import'] // MIB} MiB, {imports.MAX_CHATS:,} chats,"),
     (OPERATIONS, f"chats, {imports.MAX_MESSAGES:,} messages,"),
     (OPERATIONS, f"can be restored for {app.UNDO_SECONDS:.0f} seconds. Within {app.PURGE_SECONDS:.0f} more"),
     (OPERATIONS, f"port {DEFAULT_PORT} with `/v1`, or on"),
-    (CHAT, f"{said(attachments.MAX_ATTACHMENTS)} files of"),
+    (CHAT, f"{said(documents.MAX_ATTACHMENTS)} files of"),
     (CHAT, f"{Settings().max_message_characters:,} characters in all"),
     (CHAT, f"at most {toolbox.MAX_RESULT_CHARACTERS:,} characters of it"),
     (CHAT, f"A response can contain up to {said(tool_calls.MAX_ROUNDS)} rounds"),

@@ -10,7 +10,7 @@ import typer
 
 from notso.cli.app import app
 from notso.qtensor import KV_FORMATS, TILE_POSITIONS, KVFormat
-from notso.qtensor.kv_formats import MAX_BYTE_DIM
+from notso.qtensor.formats import MAX_BYTE_DIM
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.scheduler import TILE_ROWS
 from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES, DEFAULT_LIBRARY_BYTES

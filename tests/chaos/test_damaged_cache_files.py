@@ -11,7 +11,7 @@ from chaos.ledger import LONG, Ledger
 from smollm3.kv.test_offload import PROMPT, answer, load
 
 from notso.smollm3 import Event
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 
 TRIES = 100 if LONG else 1  # of each kind
 FORMATS: dict[str, KVFormat] = {"whole": "k8v8", "foreign": "f16"}

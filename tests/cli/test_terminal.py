@@ -14,14 +14,13 @@ import time
 import pytest
 
 from notso.cli import terminal
-from notso.cli.markdown_printer import split_finished
-from notso.cli.message_printer import MessagePrinter
+from notso.cli.message_printer import MessagePrinter, split_finished
 
 SPEAKER = """
 import sys
 from notso.cli import terminal
 from notso.cli.message_printer import MessagePrinter
-from notso.cli.markdown_printer import split_finished
+from notso.cli.message_printer import split_finished
 printer = MessagePrinter(show_reasoning=True)
 with terminal.progress(in_bytes=True) as report:
     for done in range(0, 1000001, 100000):
@@ -178,7 +177,7 @@ MARKDOWN = (
 def test_markdown_is_drawn_and_every_block_stands_once() -> None:
     pieces = [MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)]
     code = (
-        "from notso.cli.markdown_printer import MarkdownPrinter\n"
+        "from notso.cli.message_printer import MarkdownPrinter\n"
         "printer = MarkdownPrinter(show_reasoning=True)\n"
         f"for piece in {pieces!r}: printer.text(piece)\n"
         "printer.finish()"

@@ -13,11 +13,11 @@ import pytest
 import typer
 
 from notso.cli import config_file, options
-from notso.cli.batch_files import BatchInput
+from notso.cli.batch_run import BatchInput
 from notso.text_file import NotTextError, decode_text, utf8_stream
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.chat.files.imports import read_chats
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.values.errors import SettingsError
 from notso.web.values.sign_in import OidcSettings, read_sign_in
 

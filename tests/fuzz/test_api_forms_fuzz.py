@@ -19,11 +19,11 @@ from notso.smollm3 import Message
 from notso.web.api.completions.fields import TextFields, parse_text_request
 from notso.web.api.messages.fields import MessageFields
 from notso.web.api.messages.request import parse_count_request, parse_message_request
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object
 from notso.web.api.responses.fields import ResponseFields
 from notso.web.api.responses.request import parse_response_request
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
 ONE_SEED = os.environ.get("FUZZ_SEED")

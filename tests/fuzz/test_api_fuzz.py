@@ -17,8 +17,8 @@ import pytest
 
 from notso.smollm3 import Message, SamplingParams
 from notso.web.api.chat_completions.fields import ChatFields, ChatRequest, parse_chat_request
-from notso.web.api.request_fields.strict_json import parse_object
-from notso.web.edge.api_error import ApiError
+from notso.web.api.request_fields.fields import parse_object
+from notso.web.edge.errors import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 ONE_SEED = os.environ.get("FUZZ_SEED")

@@ -20,7 +20,7 @@ from twins import PACKED, packed_twin
 from notso.qtensor import _native
 from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS, FORMATS_BY_NAME
-from notso.qtensor.reference import blocks, kv_cache, kv_layout, random_blocks
+from notso.qtensor.reference import blocks, kv_cache, random_blocks
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 
@@ -220,7 +220,7 @@ def store_key_values_expected(c: Call) -> Call:
     for name, part, tables in (("pool", pool, "tables"), ("window", window, "window_tables")):
         if part is not None:
             result[name] = part.data.copy()
-            kv_layout.put(result[name], part.format, c["k"], c["v"], c["positions"], c[tables][c["sequences"]])
+            kv_cache.put(result[name], part.format, c["k"], c["v"], c["positions"], c[tables][c["sequences"]])
     return result
 
 
@@ -239,9 +239,9 @@ def attention_expected(c: Call) -> Call:
             held, tables = (pool, "tables") if window is None or tile not in (0, own) else (window, "window_tables")
             block, heads = held.block(c[tables][s, tile]), (held.kv_heads, held.head_dim)
             taken = (
-                kv_layout.take_halves(block, *heads)
+                kv_cache.take_halves(block, *heads)
                 if held.format == "f16"
-                else kv_layout.take(block, held.format, *heads)
+                else kv_cache.take(block, held.format, *heads)
             )
             parts.append(taken)
         q = c["q"][row : row + 1]

@@ -28,7 +28,7 @@ from notso import Engine
 from notso.qtensor import GGUFFile
 from notso.smollm3.conversion.importance import Importance, importance
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.model.quantisation_mix import FILE_TYPES
+from notso.smollm3.model.weights import FILE_TYPES
 from training.corpus import sample
 
 FILE = Path(__file__).with_name("quantised.json")

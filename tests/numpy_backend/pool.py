@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import KV_FORMATS, KVFormat, kv_block_bytes
-from notso.qtensor.reference import kv_layout
+from notso.qtensor.reference import kv_cache
 from notso.qtensor.reference.kv_cache import TILE, Rounded
 from notso.qtensor.reference.ops import Floats
 
@@ -51,13 +51,11 @@ class NumpyPool:
         """Row i of k and v (L, KH, D) to positions[i], by the table tables[i]; rows without a block are left out."""
         at = tables[np.arange(len(positions)), positions // TILE] >= 0
         with np.errstate(over="ignore"):
-            kv_layout.put(self._data, self.format, k[at], v[at], positions[at], tables[at])
+            kv_cache.put(self._data, self.format, k[at], v[at], positions[at], tables[at])
 
     def halves(self, table: Integers, count: int) -> tuple[Floats, Floats]:
         """Keys and values (count, KH, D) of the first positions of a sequence."""
-        tiles = [
-            kv_layout.take_halves(self._data[b, :, 0], self.kv_heads, self.head_dim) for b in _blocks(table, count)
-        ]
+        tiles = [kv_cache.take_halves(self._data[b, :, 0], self.kv_heads, self.head_dim) for b in _blocks(table, count)]
         k, v = (np.concatenate(part)[:count] for part in zip(*tiles, strict=True))
         return k, v
 
@@ -76,7 +74,7 @@ class NumpyPool:
         ]
 
     def _take(self, block: int) -> tuple[Rounded, Rounded]:
-        return kv_layout.take(self._data[block, :, 0], self.format, self.kv_heads, self.head_dim)
+        return kv_cache.take(self._data[block, :, 0], self.format, self.kv_heads, self.head_dim)
 
 
 def _blocks(table: Integers, count: int) -> Integers:

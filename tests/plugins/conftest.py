@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plugins.installed_plugins import install
 
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import START_SECONDS, PluginProcess
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         process = PluginProcess(name)
         processes.append(process)
         process.start()
-        process.wait()
+        process.ready.wait(START_SECONDS)
         return process
 
     yield start

@@ -13,7 +13,7 @@ from plugins.installed_plugins import install
 
 from notso.plugins.errors import PluginError
 from notso.plugins.new_plugin import TEMPLATE, write_plugin
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import START_SECONDS, PluginProcess
 
 
 def test_the_new_plugins_test_passes_and_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_the_new_plugins_test_passes_and_it_loads(tmp_path: Path, monkeypatch: p
     install(tmp_path, monkeypatch, project["entry-points"]["notso.plugins"], folder)
     process = PluginProcess("word-counter")
     process.start()
-    process.wait()
+    process.ready.wait(START_SECONDS)
     assert process.state == "on" and process.offer["tools"][0]["name"] == "word_counter_count_words"
     process.close()
 

@@ -17,7 +17,7 @@ from plugins.installed_plugins import install
 from notso.plugins import process as process_module
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
-from notso.plugins.process import PluginProcess, _late
+from notso.plugins.process import START_SECONDS, PluginProcess, _late
 
 Started = Callable[[str], PluginProcess]
 CALLED_IN = {"owner": "local", "chat_id": "c", "attachments": {"a.txt": "text"}}
@@ -95,7 +95,7 @@ def test_it_can_be_switched_on_again(started: Started) -> None:
         tool(process, "raises")
     assert is_gone(process)
     process.start()
-    process.wait()
+    process.ready.wait(START_SECONDS)
     assert process.state == "on" and process.failure == "" and pid(process) != first
 
 
@@ -128,7 +128,7 @@ def test_one_that_never_loads_is_ended(started: Started, monkeypatch: pytest.Mon
     monkeypatch.setattr(process_module, "START_SECONDS", 0.5)
     process = PluginProcess("never-loads")
     process.start()
-    process.wait(60)
+    process.ready.wait(60)
     assert (process.state, process.failure) == ("off", _late("loading it", 0.5)) and is_gone(process)
 
 
@@ -243,12 +243,12 @@ def test_a_start_without_resources_leaves_it_off_and_nothing_open(
     with monkeypatch.context() as patched:
         patched.setattr(where, refused)
         process.start()
-        process.wait(0.0 if where != "selectors.DefaultSelector" else 30.0)
+        process.ready.wait(0.0 if where != "selectors.DefaultSelector" else 30.0)
     assert process.state == "off" and process.failure.startswith("it could not be started: ")
     assert process.failure.endswith(reason)
     if where != "selectors.DefaultSelector":  # its thread may still be closing
         assert open_descriptors() == before
     process.start()
-    process.wait()
+    process.ready.wait(START_SECONDS)
     assert process.state == "on"
     process.close()

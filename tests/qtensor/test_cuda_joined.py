@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notso.qtensor.backends.cuda.joined import Attending, Launch, Rotation, Storing, joined
+from notso.qtensor.backends.cuda.program import Attending, Launch, Rotation, Storing, joined
 
 K, V, Q, OUT, POOL, OTHER_POOL = 1, 2, 3, 4, (100, 4, 128, 0), (101, 4, 128, 0)
 ROWS, TURN = 5, (7, 8, 9)

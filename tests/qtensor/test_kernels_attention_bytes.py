@@ -13,8 +13,8 @@ import pytest
 
 from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.errors import OperandError
+from notso.qtensor.reference import kv_cache
 from notso.qtensor.reference import kv_cache as reference
-from notso.qtensor.reference import kv_layout
 
 FORMATS: tuple[ops.KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 LENGTHS = (1, 2, 15, 16, 17, 64, 65, 127, 128, 129, 257, 300)
@@ -35,7 +35,7 @@ class Stored:
 
     def held(self, sequence: int, position: int) -> list[reference.Rounded]:
         """Keys and values as the row at `position` must see them: (position + 1, KH, D)."""
-        key_bits, value_bits = kv_layout.BITS[self.pool.format]
+        key_bits, value_bits = kv_cache.BITS[self.pool.format]
         own = np.arange(position + 1) // 128
         first_or_last = ((own == 0) | (own == own[-1]))[:, None]
         sides = []
@@ -133,7 +133,7 @@ def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
         for pool, tables in pairs:
             data = pool.data.copy()
             there = tables[sequences, positions // 128] >= 0
-            kv_layout.put(data, pool.format, keys[there], values[there], positions[there], tables[sequences[there]])
+            kv_cache.put(data, pool.format, keys[there], values[there], positions[there], tables[sequences[there]])
             wanted.append(data)
         ops.store_key_values(keys, values, positions, sequences, stored.tables, stored.pool, stored.window)
         for (pool, _), data in zip(pairs, wanted, strict=True):
@@ -147,8 +147,8 @@ def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
 def test_blocks_come_apart_as_they_were_put_together(format: ops.KVFormat) -> None:
     rng = np.random.default_rng(8)
     stored = store([128], 3, 32, rng, format)
-    k, v = kv_layout.take(stored.pool.block(stored.tables[0, 0]), format, 3, 32)
-    for side, x, bits in zip((k, v), (stored.keys[0], stored.values[0]), kv_layout.BITS[format], strict=True):
+    k, v = kv_cache.take(stored.pool.block(stored.tables[0, 0]), format, 3, 32)
+    for side, x, bits in zip((k, v), (stored.keys[0], stored.values[0]), kv_cache.BITS[format], strict=True):
         expected = reference.round_vectors(x, bits)
         np.testing.assert_array_equal(side.levels, expected.levels)
         np.testing.assert_array_equal(side.scales, expected.scales)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from notso.qtensor.backends.cpu import huge_pages, ops
-from notso.qtensor.backends.cpu.kv_pool import RUN_BLOCKS, reserved_blocks
+from notso.qtensor.backends.cpu.huge_pages import RUN_BLOCKS, reserved_blocks
 from notso.qtensor.errors import OperandError
 
 BITS = {"f16": 16, "k8v8": 8.125, "k8v4": 6.125, "k4v4": 4.125, "k4v3": 3.625}

@@ -9,8 +9,8 @@ import pytest
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import blocks
-from notso.qtensor.reference.grids import grid
 from notso.qtensor.reference.random_blocks import HALVES, put_halves
+from notso.qtensor.reference.unpacked_blocks import grid
 
 ALL = list(FORMATS.values())
 

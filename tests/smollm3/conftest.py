@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.scheduling.step_latency import StepLatency
+from notso.smollm3.scheduling.ngram_drafter import StepLatency
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.tokenizer_pipeline import LLAMA_3
 

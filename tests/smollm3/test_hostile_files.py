@@ -19,9 +19,8 @@ from notso.cli import config_file, options
 from notso.qtensor import GGUFFile, NotsoError, SafetensorsFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.conversion.converter import convert
-from notso.smollm3.hub.other_stores import is_smollm3
-from notso.smollm3.hub.registry import sha256_of
-from notso.smollm3.model.adapter_file import read_adapter
+from notso.smollm3.hub.registry import is_smollm3, sha256_of
+from notso.smollm3.model.lora import read_adapter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.text_file import open_regular, read_regular
 from notso.web.tools.mcp_config import read_mcp_config

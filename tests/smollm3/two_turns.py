@@ -9,7 +9,7 @@ from typing import Any
 
 from notso.smollm3 import Engine, Event, Message, RequestOptions, SamplingParams, Tool
 from notso.smollm3.common_prefix import common_length
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 
 QUESTION = Message("user", "Tell me about the sea, and all that lives in it. " * 12)
 SHORT = Message("user", "Hello!")

@@ -48,7 +48,7 @@ def test_memory_is_free_and_inactive_pages_and_the_footprint(python: Path, tmp_p
 
 def test_threads_are_as_many_as_performance_cores(python: Path, tmp_path: Path) -> None:
     code = (
-        "from notso.smollm3.diagnostics.machine import describe_machine\n"
+        "from notso.smollm3.diagnostics.benchmark import describe_machine\n"
         "from notso.system import processors\n"
         "print(json.dumps([processors.usable_cores(), processors.times(), describe_machine()]))"
     )
@@ -61,7 +61,7 @@ def test_processes_and_files(python: Path, tmp_path: Path) -> None:
     code = (
         "import fcntl, mmap, os, resource, socket\n"
         "from pathlib import Path\n"
-        "from notso.system import confinement, files, pages, processes\n"
+        "from notso.system import confinement, files, memory, processes\n"
         "processes.lower_thread_priority(), processes.keep_memory_private()\n"
         "descriptor = files.anonymous_file()\n"
         "os.write(descriptor, bytes(100)), files.sync(descriptor)\n"
@@ -72,7 +72,7 @@ def test_processes_and_files(python: Path, tmp_path: Path) -> None:
         "most = processes.descriptor_limit(100_000)\n"
         "confinement.confine(confinement.Rights.FILES_AND_NETWORK)\n"
         "confinement.confine(confinement.Rights.COMPUTE, confinement.Limits(5, 1 << 20, 10, 100))\n"
-        "print(json.dumps([pages.have_huge_pages(), mmap.PAGESIZE, str(files.cache_folder(Path('/home/me'))), most,\n"
+        "print(json.dumps([memory.have_huge_pages(), mmap.PAGESIZE, str(files.cache_folder(Path('/home/me'))), most,\n"
         "  [processes.is_stopped(each) for each in (4, 5)], resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 20]))"
     )
     huge, page, folder, most, stopped, limited = answer(python, code, tmp_path)

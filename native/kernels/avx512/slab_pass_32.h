@@ -5,7 +5,6 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
@@ -146,6 +145,7 @@ struct SlabPairs<BlockIQ4_XS> {
   using Batch = SlabBatchBlock;
   using Header = SlabHeaderIQ4;
   static constexpr int pairs = 8;
+  static constexpr bool scales_of_32 = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeaderIQ4& h) {
     const __m512i high = line(w, 0), low = line(w, 1);
@@ -240,7 +240,7 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
 }
 
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
-  requires std::is_same_v<Block, BlockIQ4_XS>
+  requires(SlabPairs<Block>::scales_of_32)
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   __m512i total[2][M];
 #pragma GCC unroll 8

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from notso.cli import engines, options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf
@@ -112,7 +112,6 @@ def _prompt(text: str) -> tuple[int, int]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Return the text report: machine, then Markdown rows."""
     machine, model = result["machine"], result["model"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "

@@ -9,9 +9,8 @@ from typing import Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.conversation import Conversation
-from notso.cli.field_options import params_from, takes_sampling
-from notso.cli.slash_commands import COMMANDS, Leave, Outcome, run_command
+from notso.cli.options import params_from, takes_sampling
+from notso.cli.slash_commands import COMMANDS, Conversation, Leave, Outcome, run_command
 
 EXAMPLES = """\
   notso chat
@@ -83,7 +82,6 @@ def chat(
 
 
 def converse(conversation: Conversation, read_line: ReadLine) -> None:
-    """Run the chat until the user quits."""
     interrupted = False
     while True:
         try:
@@ -99,7 +97,6 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
 
 
 def _handle(conversation: Conversation, text: str) -> bool:
-    """Handle a message or command; True: its answer was stopped by Ctrl-C."""
     from notso.qtensor import NotsoError
 
     outcome = Outcome(question=text)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from notso.cli import options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 from notso.extras import install_line
 
 EXAMPLES = """\
@@ -120,7 +120,6 @@ def cluster(
 
 
 def ray_control() -> ModuleType:
-    """Return the module that uses Ray."""
     from notso.cluster.plan import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():

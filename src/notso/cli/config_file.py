@@ -71,7 +71,6 @@ def _visible(group: Any) -> list[str]:
 
 
 def _wanted(parameter: Any, value: Any) -> str | None:
-    """Return the required type of an option if `value` has another, else None."""
     # typer would convert nearly anything: `true` would become port 1. Only strings are parsed like arguments.
     if parameter.multiple or parameter.nargs != 1:
         is_fit = isinstance(value, list) and all(_wanted_one(parameter, each) is None for each in value)
@@ -103,7 +102,6 @@ def _wrong(path: Path, problem: str) -> typer.BadParameter:
 
 
 def shown(context: typer.Context) -> list[str]:
-    """Return a table of options with value and source, passwords masked."""
     rows = [["option", "value", "source"]]
     sources: Mapping[str, str] = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
     for each in context.command.params:

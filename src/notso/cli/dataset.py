@@ -60,7 +60,7 @@ def dataset(
         if library is not None:
             raise typer.BadParameter("is for conversations, not for --documents", param_hint="--preferences")
         options.require_free_place(pairs, force, "--preferences")
-    from notso.web.chat.files.dataset import conversation, preferences
+    from notso.web.chat.files.export import conversation, preferences
     from notso.web.chat.files.quoting_rows import quoting_rows
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.store.sqlite.store import whole_chats, whole_documents

@@ -146,7 +146,7 @@ def _confinement() -> Iterator[Finding]:
 
 def _cpu() -> Iterator[Finding]:
     from notso.qtensor import kernel_choice
-    from notso.smollm3.diagnostics.machine import cpu_name
+    from notso.smollm3.diagnostics.benchmark import cpu_name
     from notso.system.processors import usable_processors
 
     features = ", ".join(kernel_choice.cpu_features()) or "no relevant features"
@@ -214,7 +214,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _pages() -> Iterator[Finding]:
-    from notso.system.pages import HUGE_PAGE_SETTING, huge_page_policy
+    from notso.system.memory import HUGE_PAGE_SETTING, huge_page_policy
 
     chosen = huge_page_policy() or "not offered"
     message = f"{os.sysconf('SC_PAGE_SIZE')} bytes; transparent huge pages: {chosen}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from notso.cli import exit_codes, options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.inspection import Entry, Inspection, RunInfo, TokenizerInfo

@@ -59,7 +59,7 @@ def keys(
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
-    from notso.web.sign_in.key_book import KeyBook
+    from notso.web.sign_in.given_keys import KeyBook
     from notso.web.store.opening import access_store_at
     from notso.web.store.sqlite.access import SQLiteAccessStore
     from notso.web.values.errors import SettingsError

@@ -1,6 +1,8 @@
 """Print an answer as it is generated: text to stdout, thinking to stderr, control characters escaped.
 
 Thinking is dimmed, and stands between two marks where there are no colors.
+
+As Markdown, only the block being generated is redrawn.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 from notso.cli import terminal
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from notso.smollm3.values.events import Event, FinishReason, Usage
     from notso.smollm3.values.messages import ToolCall
 
@@ -37,8 +41,6 @@ _THINKING, _THOUGHT = "[thinking]", "[end of thinking]"
 
 
 class MessagePrinter:
-    """Prints an answer incrementally."""
-
     def __init__(self, *, show_reasoning: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._show_reasoning = show_reasoning
         self._out = out or sys.stdout
@@ -74,7 +76,6 @@ class MessagePrinter:
         self._err.flush()
 
     def finish(self) -> None:
-        """End the answer's last line."""
         self.close_reasoning()
         self._out.write("\n")
         self._out.flush()
@@ -90,7 +91,6 @@ class MessagePrinter:
 def collect(
     events: Iterator[Event], printer: MessagePrinter | None, on_first: Callable[[], None] | None = None
 ) -> PrintedMessage:
-    """Print and collect `events`. `on_first` is called at the first one."""
     answer = PrintedMessage()
     asked = time.perf_counter()
     try:
@@ -140,3 +140,70 @@ def speed_line(answer: PrintedMessage) -> str:
         rate = usage.completion_tokens * 1000 / usage.completion_ms
         line += f", {usage.completion_tokens:,} tokens at {rate:.1f} per second"
     return line
+
+
+_FENCES = ("```", "~~~")
+
+
+class MarkdownPrinter(MessagePrinter):
+    """MessagePrinter for a terminal; only the last block is redrawn."""
+
+    def __init__(self, *, show_reasoning: bool) -> None:
+        super().__init__(show_reasoning=show_reasoning)
+        from rich.console import Console
+
+        self._console = Console(file=sys.stdout, highlight=False, no_color=not terminal.has_colour(sys.stdout))
+        self._growing = ""
+        self._live: Live | None = None
+
+    def text(self, piece: str) -> None:
+        self.close_reasoning()
+        finished, self._growing = split_finished(self._growing + terminal.harmless(piece))
+        if finished.strip():
+            self._erase_growing()
+            self._print(finished)
+        if self._growing.strip():
+            self._draw_growing()
+
+    def finish(self) -> None:
+        self.close_reasoning()
+        self._erase_growing()
+        if self._growing.strip():
+            self._print(self._growing)
+        self._growing = ""
+
+    def _print(self, text: str) -> None:
+        from rich.markdown import Markdown
+
+        self._console.print(Markdown(text.strip("\n"), hyperlinks=False), end="\n\n", soft_wrap=False)
+
+    def _draw_growing(self) -> None:
+        from rich.live import Live
+        from rich.markdown import Markdown
+
+        block = Markdown(self._growing, hyperlinks=False)
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, refresh_per_second=10)
+            self._live.start()
+        self._live.update(block)
+
+    def _erase_growing(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def split_finished(text: str) -> tuple[str, str]:
+    """Split at the last empty line outside fenced code."""
+    # No later text can change the part above such a line.
+    cut, position, fence = 0, 0, ""
+    for line in text.splitlines(keepends=True):
+        position += len(line)
+        mark = line.strip()[:3]
+        if fence:
+            fence = "" if mark == fence and not line.strip(" \n" + fence[0]) else fence
+        elif mark in _FENCES:
+            fence = mark
+        elif line == "\n":
+            cut = position
+    return text[:cut], text[cut:]

@@ -47,7 +47,6 @@ class _Objects(logging.Handler):
 
 
 def install_json() -> None:
-    """Log everything, including libraries, to stderr as JSON."""
     own, everything = logging.getLogger("notso"), logging.getLogger()
     for handler in list(own.handlers):
         if isinstance(handler, _Lines):
@@ -57,7 +56,6 @@ def install_json() -> None:
 
 
 def install_access_log() -> None:
-    """Log requests and generations to stderr in the format of the other records."""
     access = logging.getLogger("notso.access")
     if not access.handlers:
         is_json = any(isinstance(handler, _Objects) for handler in logging.getLogger().handlers)

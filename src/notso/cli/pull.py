@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from notso.cli import model_files, options, terminal
+from notso.cli import engines, options, terminal
 
 EXAMPLES = """\
   notso pull
@@ -40,7 +40,7 @@ def pull(
 
     file = repository.file_named(name, offline=offline or download.is_offline())
     is_official = file in registry.official_files()
-    pulled = model_files.download(file, offline=offline, force=force, silent=as_json)
+    pulled = engines.download(file, offline=offline, force=force, silent=as_json)
     if as_json:
         terminal.say_json(
             {

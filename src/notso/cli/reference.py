@@ -27,7 +27,6 @@ _EXIT_CODES = {
 
 
 def reference() -> str:
-    """Return the page in Markdown."""
     parts = ["# Commands", _INTRODUCTION, _fenced(_help())]
     for verb in VERBS:
         parts += [f"## notso {verb}", _fenced(_help(verb))]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.field_options import params_from, takes_sampling
 from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect, speed_line
+from notso.cli.options import params_from, takes_sampling
 from notso.cli.terminal import Interruption
 from notso.text_file import NotTextError, decode_text
 
@@ -198,7 +198,7 @@ def _valid(text: str, name: str) -> str:
 
 
 def _fingerprint(answer: PrintedMessage) -> str:
-    from notso.smollm3.diagnostics.fingerprint import answer_fingerprint
+    from notso.smollm3.diagnostics.verification import answer_fingerprint
 
     return answer_fingerprint(answer.reasoning, answer.text)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from notso.cli import config_file, engines, notices, options, terminal
-from notso.cli.field_options import settings_from, takes_settings
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
+from notso.cli.options import settings_from, takes_settings
 from notso.system.processes import keep_memory_private
 from notso.system.processors import has_display
 

@@ -63,13 +63,11 @@ def prepare_streams() -> None:
 
 
 def abandon_stdout() -> None:
-    """Discard buffered output after EPIPE."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether `stream` is an interactive terminal."""
     if os.environ.get("NOTSO_PLAIN") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
@@ -80,7 +78,6 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def styled(text: str, style: Style, stream: TextIO) -> str:
-    """Return colored text, if `stream` has colors."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
 
 
@@ -101,7 +98,6 @@ def complain(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one line of JSON to stdout."""
     text = json.dumps(value, ensure_ascii=False)
     # JSON allows DEL and C1 control characters unescaped, but terminals act on them.
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
@@ -131,7 +127,6 @@ def gigabytes(size_bytes: float) -> str:
 
 @contextlib.contextmanager
 def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progress]:
-    """Yield a progress callback: a bar, or JSON lines on stderr."""
     if as_json:
         yield _json_lines()
     elif is_terminal(sys.stderr):

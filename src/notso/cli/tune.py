@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notso.cli import engines, options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3 import Event
@@ -85,8 +85,8 @@ def tune(
     if merge is not None:
         options.require_free_place(merge, force, "--merge")
     from notso.smollm3.tuning import adapter_writer, base_model, trainer
-    from notso.smollm3.tuning import rows as row_files
-    from notso.smollm3.tuning.recipe import Recipe
+    from notso.smollm3.tuning import training_rows as row_files
+    from notso.smollm3.tuning.trainer import Recipe
 
     recipe = Recipe(
         rank=rank,
@@ -182,10 +182,10 @@ def _kept(
     threads: int | None,
     report: terminal.Progress,
 ) -> list[dict[str, Any]]:
-    from notso.smollm3.tuning import rehearsal
+    from notso.smollm3.tuning import training_rows
 
-    shipped = rehearsal.SHIPPED.read_text("utf-8")
-    conversations = [*rehearsal.read(shipped, rehearsal.SHIPPED.name), *rehearsal.read(own, "--rehearse")]
+    shipped = training_rows.SHIPPED.read_text("utf-8")
+    conversations = [*training_rows.read(shipped, training_rows.SHIPPED.name), *training_rows.read(own, "--rehearse")]
     # The untuned model's answers are stored for resumed runs.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
     try:
@@ -194,7 +194,7 @@ def _kept(
     except (OSError, ValueError):
         pass
     with engines.open_engine(base, None, threads, device="cpu", silent=True) as engine:
-        found = rehearsal.answered(engine, conversations, max_tokens, day, report)
+        found = training_rows.answered(engine, conversations, max_tokens, day, report)
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found), "utf-8")
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.model_files import model_file
+from notso.cli.engines import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.verification import TensorCheck, Verification

@@ -52,7 +52,6 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
 
 
 def where() -> str:
-    """Return the address of the connected Ray."""
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -86,7 +85,6 @@ class Status:
 
 
 def status() -> Status:
-    """Return the current status."""
     application = serve.status().applications.get(APPLICATION)
     if application is None:
         return Status()
@@ -97,7 +95,6 @@ def status() -> Status:
 
 
 def end() -> None:
-    """Drain and remove the application. Ray keeps running."""
     with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is deployed, or not anymore
         serve.delete(APPLICATION)
         serve.shutdown()

@@ -126,19 +126,15 @@ def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
 
 
 def browser(cookies: bytes) -> bytes | None:
-    """Return the value of the affinity cookie."""
     match = _COOKIE.search(cookies)
     return match[1] if match is not None else None
 
 
 def new_cookie() -> bytes:
-    """Return a `Set-Cookie` value, which only routes requests."""
     return f"{COOKIE}={secrets.token_hex(8)}; Path=/; HttpOnly; SameSite=Lax".encode()
 
 
 class Affinity:
-    """ASGI middleware for Serve's HTTP proxies."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -150,5 +146,4 @@ class Affinity:
 
 
 def proxy_layers() -> list[Middleware]:
-    """Return the middleware, for Serve's callback in plan.ENVIRONMENT."""
     return [Middleware(Affinity)]

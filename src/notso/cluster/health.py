@@ -12,8 +12,6 @@ METRIC = "requests"
 
 
 class Context(Protocol):
-    """The required part of Serve's AutoscalingContext."""
-
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
     target_num_replicas: int
 

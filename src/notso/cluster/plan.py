@@ -48,7 +48,6 @@ class ClusterPlan:
 
     @property
     def has_several(self) -> bool:
-        """Whether replicas need shared services."""
         return max(self.replicas, self.max_replicas) > 1
 
 
@@ -63,7 +62,6 @@ def check_settings(names: Iterable[str]) -> None:
 
 
 def serve_config(plan: ClusterPlan) -> dict[str, Any]:
-    """Return the file for `serve deploy` and serveConfigV2."""
     deployment: dict[str, Any] = {
         "name": DEPLOYMENT,
         "max_replicas_per_node": plan.per_machine,

@@ -49,7 +49,6 @@ class Replica:
             self._heartbeat.beat(stats, time.monotonic())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the engine's load."""
         stats = self._parts.shared.engine.stats()
         running = stats.running if stats is not None else 0
         return {METRIC: float(max(running, 0) + self._parts.shared.requests.waiting)}

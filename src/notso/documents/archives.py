@@ -21,7 +21,6 @@ _LOCAL_HEADER_BYTES = 30
 
 
 def has_zip_start(file: BinaryIO) -> bool:
-    """Whether the file begins as a ZIP archive."""
     file.seek(0)
     return file.read(4) == b"PK\x03\x04"
 

@@ -61,7 +61,6 @@ def quotable(text: str) -> str:
 
 
 def marks_in(answer: str) -> Iterator[Mark]:
-    """Yield the marked quotations of an answer in order."""
     at, close = 0, -1
     while (found := _MARK.search(answer, at)) is not None:
         at = found.end()

@@ -110,7 +110,6 @@ class _Text(HTMLParser):
         """Leave out what browsers ignore, such as `<![CDATA[`."""
 
     def text(self) -> str:
-        """Return the text after the last feed."""
         while self._tables:
             self._end_table()
         lines = [line.rstrip() for line in "".join(self._pieces).split("\n")]

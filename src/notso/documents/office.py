@@ -22,8 +22,6 @@ _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)
 
 @dataclass
 class _Page:
-    """Blocks of text, with tables that are still open."""
-
     blocks: list[str] = field(default_factory=list)
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""
@@ -56,7 +54,6 @@ class _Page:
         (self.tables[-1][-1][-1] if self._in_cell() else self.blocks).append(text)
 
     def text(self) -> str:
-        """Return the text so far and forget it; a table that is open goes on."""
         self.end_paragraph()
         text, self.blocks = "\n\n".join(self.blocks), []
         return text
@@ -166,7 +163,6 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
 
 
 def office_title(file: BinaryIO) -> str:
-    """Return the title that the file's properties have, or ''."""
     archive = Archive(file)
     for name in ("docProps/core.xml", "meta.xml"):
         if name in archive.names:

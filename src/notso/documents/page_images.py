@@ -50,7 +50,6 @@ class PageDrawer:
         return image
 
     def kill(self) -> None:
-        """End the child."""
         self._child.kill()
 
 

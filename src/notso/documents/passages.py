@@ -25,12 +25,10 @@ class Passage:
 
 
 def estimated_tokens(text: str) -> int:
-    """Estimate the number of tokens in a text without a tokenizer."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def page_at(pages: Sequence[int], place: int) -> int:
-    """Return the number of the page that contains a character, counted from 1."""
     return max(1, bisect_right(pages, place))
 
 

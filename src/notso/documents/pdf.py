@@ -64,7 +64,6 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
 
 
 def pdf_title(file: BinaryIO) -> str:
-    """Return the title that the document's properties have, or ''."""
     import pypdfium2
 
     file.seek(0)
@@ -75,7 +74,6 @@ def pdf_title(file: BinaryIO) -> str:
 
 
 def joined(text: str) -> str:
-    """Return text with words that a line end hyphenates joined again."""
     return clean(_HYPHEN.sub(r"\1\2", text))
 
 

@@ -1,4 +1,4 @@
-"""Reading a document from the server's side: one child for each file, whose frames are not trusted."""
+"""Reading a document from the server's side: one child for each file; its frames are not trusted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ class DocumentReader:
             self.kill()
 
     def kill(self) -> None:
-        """End the child."""
         self._child.kill()
 
 

@@ -43,7 +43,6 @@ class Child:
         }
 
     def serve(self) -> None:
-        """Answer calls until the server is gone."""
         unpacker = wire.Unpacker()
         while (packets := wire.receive(self._end, unpacker)) is not None:
             for packet in packets:
@@ -110,7 +109,6 @@ def offer_of(plugin: Plugin) -> dict[str, Any]:
 
 
 def main(name: str, end: socket.socket, memory: int) -> None:
-    """Load the plugin and serve."""
     try:
         plugin = loading.load(name)
         child = Child(plugin, end, memory)

@@ -14,8 +14,6 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 @dataclass(frozen=True, slots=True)
 class JsonLimits:
-    """Maximum nesting, objects, and entries of both."""
-
     depth: int
     objects: int
     values: int

@@ -13,15 +13,12 @@ GROUP = "notso.plugins"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An installed plugin and its distribution."""
-
     name: str
     distribution: str
     version: str
 
 
 def installed() -> list[Installed]:
-    """List the installed plugins, without running their code."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     return [
         Installed(name, point.dist.name if point.dist else "", point.dist.version if point.dist else "")

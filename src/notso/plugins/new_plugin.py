@@ -40,7 +40,7 @@ def _unusable(name: str, module: str) -> str | None:
         return "it is a Python keyword"
     if name in {each.name for each in installed()}:
         return "a plugin of that name is already installed"
-    # Compared as distributions are, whose names do not tell dashes from underscores.
+    # As in names of distributions, dashes and underscores are equal.
     if (
         module in sys.stdlib_module_names
         or module in _TAKEN

@@ -8,7 +8,7 @@ from typing import Any
 
 from notso.plugins.errors import PluginError
 from notso.plugins.loading import installed
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import START_SECONDS, PluginProcess
 
 RowFunction = Callable[[memoryview, memoryview], bytes]
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -32,9 +32,8 @@ class Plugins:
             process.start()
 
     def wait(self) -> None:
-        """Wait until each is on or off."""
         for process in self.processes:
-            process.wait()
+            process.ready.wait(START_SECONDS)
 
     def close(self) -> None:
         for process in self.processes:
@@ -54,7 +53,6 @@ class Plugins:
                     yield process, row
 
     def logits_processor(self, name: str) -> RowFunction | None:
-        """Return a function of tokens (int32) and logits (float32), as bytes."""
         for process, row in self.given("logits_processors"):
             if row["name"] == name:
                 return lambda tokens, logits: process.change_row(name, tokens, logits)

@@ -66,24 +66,23 @@ class PluginProcess:
         self._row_lock = threading.Lock()
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
-        self._ready = threading.Event()
+        self.ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._waited, self._counted = 0.0, time.monotonic()
 
     def start(self) -> None:
-        """Start or restart it, without waiting."""
         with self._lock:
             if self.state != "off":
                 return
             self.failure, self.offer, self.printed_lines = "", {}, 0
             self.left_out = []
-            self._ready.clear()
+            self.ready.clear()
             try:
                 self._launch()
             except (OSError, RuntimeError) as error:  # no descriptor, process or thread is left
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.state, self.failure = "off", f"it could not be started: {reason}"
-                self._ready.set()
+                self.ready.set()
 
     def _launch(self) -> None:
         # Raises OSError or RuntimeError, with everything opened so far closed again.
@@ -112,10 +111,6 @@ class PluginProcess:
                 target=self._listen, args=(process, end), name=f"notso-plugin-{self.name}", daemon=True
             ).start()
             on_failure.pop_all()
-
-    def wait(self, seconds: float = START_SECONDS) -> None:
-        """Wait until it is on or off."""
-        self._ready.wait(seconds)
 
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
         """Begin a call; the future raises PluginRefusalError or PluginError.
@@ -189,7 +184,7 @@ class PluginProcess:
             self.state, self.failure = "off", why
             calls, process, end = list(self._calls.values()), self._process, self._end
             self._calls.clear()
-            self._ready.set()  # under the lock: a later start clears it
+            self.ready.set()  # under the lock: a later start clears it
         if why != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, why)
         if process is not None:
@@ -287,7 +282,7 @@ class PluginProcess:
             with self._lock:
                 if self.state == "starting":
                     self.offer, self.left_out, self.state = offer, left_out, "on"
-                    self._ready.set()
+                    self.ready.set()
             return ""
         number = packet.get("id")
         if type(number) is not int or len(packet.keys() & {"result", "refused", "failed"}) != 1:
@@ -319,7 +314,6 @@ class _Printed:
         self._rest = b""
 
     def take(self, text: bytes) -> bool:
-        """Log new lines; False after too many bytes."""
         self._bytes += len(text)
         *lines, self._rest = (self._rest + text)[-4096:].split(b"\n")
         for line in lines:

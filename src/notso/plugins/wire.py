@@ -31,8 +31,6 @@ def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
 
 
 class Unpacker:
-    """Parses packets from a stream, within size and `limits`."""
-
     def __init__(self, most_bytes: int = MAX_CALL_BYTES, limits: JsonLimits | None = None) -> None:
         self._bytes = bytearray()
         self._most_bytes = most_bytes
@@ -67,7 +65,6 @@ def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
 
 
 def shared_file() -> int:
-    """Return a descriptor of anonymous zeroed memory."""
     descriptor = anonymous_file()
     try:
         os.ftruncate(descriptor, SHARED_BYTES)

@@ -24,8 +24,22 @@ from notso.qtensor.errors import (
     one_line,
     quoted,
 )
-from notso.qtensor.formats import BF16, F16, F32, FORMATS, FORMATS_BY_NAME, Q4_K, Q5_K, Q6_K, Q8_0, Format
-from notso.qtensor.kv_formats import KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
+from notso.qtensor.formats import (
+    BF16,
+    F16,
+    F32,
+    FORMATS,
+    FORMATS_BY_NAME,
+    KV_FORMATS,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TILE_POSITIONS,
+    Format,
+    KVFormat,
+    kv_block_bytes,
+)
 from notso.system.memory import (
     MIB,
     MemoryLimit,
@@ -40,8 +54,7 @@ from notso.system.memory import (
 if TYPE_CHECKING:
     from notso.qtensor.backends.cpu import ceilings, kernel_choice
     from notso.qtensor.backends.cpu.cpu_backend import CPU
-    from notso.qtensor.backends.cpu.huge_pages import HugePageArena, zeroed
-    from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
+    from notso.qtensor.backends.cpu.huge_pages import HugePageArena, reserved_blocks, zeroed
     from notso.qtensor.backends.cuda.cuda_backend import CUDA
     from notso.qtensor.backends.cuda.driver import architectures as cuda_architectures
     from notso.qtensor.backends.cuda.driver import has_driver as has_cuda_driver
@@ -103,7 +116,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(cpu, name)
     if name == "reserved_blocks":
-        from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
+        from notso.qtensor.backends.cpu.huge_pages import reserved_blocks
 
         return reserved_blocks
     if name in ("GGUFFile", "Metadata"):

@@ -32,12 +32,10 @@ class Cursor:
             self.fail(f"position {position} is past the end of the file", "file")
 
     def at(self, position: int) -> Cursor:
-        """Return a cursor at another position."""
         return Cursor(self._buffer, position)
 
     @property
     def left(self) -> int:
-        """Remaining bytes."""
         return self._end - self.position
 
     def fail(self, message: str, field: str, offset: int | None = None) -> NoReturn:
@@ -45,7 +43,6 @@ class Cursor:
         raise GGUFError(message, field=field, offset=self.position if offset is None else offset)
 
     def take(self, count: int, field: str) -> memoryview:
-        """Return the next `count` bytes without a copy."""
         if count > self.left:
             self.fail(f"needs {count} bytes, but the file ends after {self.left}", field)
         start = self.position

@@ -50,7 +50,7 @@ def name_file(error: BaseException | None, path: object) -> None:
     """Set an error's `path`, if the error is about a file and names none yet."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)
-        error.add_note(f"in {path}")  # shown by tracebacks; messages may reach users, who need not know paths
+        error.add_note(f"in {path}")  # shown by tracebacks; messages may reach users and contain no paths
 
 
 class QTensorError(NotsoError):

@@ -167,7 +167,6 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        """Free a tensor's pages, which are reread on access."""
         # Tensors outside this mapping are ignored.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data

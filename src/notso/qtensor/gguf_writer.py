@@ -118,7 +118,6 @@ class GGUFWriter:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all tensors, without padding."""
         return sum(size for _, _, size, _ in self._tensors.values())
 
     # File
@@ -136,7 +135,6 @@ class GGUFWriter:
         return header + bytes(_padding(len(header)))
 
     def write(self) -> None:
-        """Write a temporary file and rename it to `path`."""
         # Of this call alone: another thread may write the same file.
         temporary = self.path.with_name(f".{self.path.name[:200]}.{uuid.uuid4().hex}.part")
         try:

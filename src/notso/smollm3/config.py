@@ -138,7 +138,6 @@ class SmolLM3Config:
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest supported context."""
         if self.yarn_of_file is None:
             # Longer contexts than this have never been tried with YaRN.
             return int(YARN_FACTOR * self.max_position_embeddings)

@@ -28,16 +28,12 @@ _PIECE = 1 << 16
 
 
 class Rights(enum.Enum):
-    """What a child may still do."""
-
     COMPUTE = "compute on what it was given: no file, network, program, thread or signal"
     FILES_AND_NETWORK = "use files, programs and the network as its user, without the server's keys and processes"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a child that computes."""
-
     cpu_s: int  # CPU seconds after the child's imports
     memory_bytes: int  # address space
     wall_s: float  # deadline in seconds, then the child is killed

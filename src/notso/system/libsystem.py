@@ -53,7 +53,6 @@ class ProcessState(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return libSystem."""
     found = ctypes.CDLL(LIBRARY, use_errno=True)
     found.malloc_zone_pressure_relief.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     found.sysctlbyname.argtypes = (

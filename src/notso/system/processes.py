@@ -73,7 +73,6 @@ def end_with_parent() -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger."""
     if sys.platform == "darwin":
         from notso.system import libsystem
 

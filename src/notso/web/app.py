@@ -33,26 +33,21 @@ from notso.web.api.completions import fields as text_completions
 from notso.web.api.engine import routes as engine_routes
 from notso.web.api.llama_cpp import request as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
-from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
-from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import adapters, embeddings, models, openapi, reference, server_facts, tokens
+from notso.web.api.server import embeddings, models, openapi, server_facts, tokens
 from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.idempotency import KeptAnswers
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import views
-from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_shown_if_any
-from notso.web.chat.compaction import Compaction
+from notso.web.chat.context_gauge import Compaction
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.library import LibraryWork, forget_deleted
 from notso.web.chat.routes import (
-    archive,
-    attachments,
+    chats,
     documents,
-    memory,
     messages,
     operator,
     preview,
@@ -63,27 +58,23 @@ from notso.web.chat.routes import (
     tools,
     transfer,
 )
-from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
-from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.routes import tokens as answer_tokens
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.submit import take_up
 from notso.web.chat.suggestions import Suggestions
-from notso.web.chat.templates import Pages, is_fragment
+from notso.web.chat.templates import ListMarks, Pages, is_fragment
 from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_of
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.base_path import BasePath
-from notso.web.edge.errors import ApiEdge, is_api
+from notso.web.edge.errors import ApiEdge, ApiError, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
-from notso.web.edge.origins import CrossOriginAccess, OllamaGreeting
 from notso.web.edge.rate_limit import RateLimit
-from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
+from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import ModelRegistry
@@ -100,9 +91,8 @@ from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import ChatStore, Conversation, Orphan
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.tools.command_view import CommandView
-from notso.web.tools.plugin_tools import PluginTools
-from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
-from notso.web.turns.tab_feed import Feed
+from notso.web.tools.toolbox import PluginTools, Toolbox, ToolSource, mcp_servers
+from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import (
     NotsoError,
@@ -142,7 +132,6 @@ def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
 
 
 def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing if the OTEL_* variables configure it."""
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )
@@ -213,8 +202,6 @@ _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Components of one application."""
-
     shared: Shared
     chat: ChatServices
     api: ApiServices
@@ -299,23 +286,23 @@ def create_app(
     app.state.batches = parts.batches
     app.state.chat, app.state.api, app.state.forms = parts.chat, parts.api, parts.shared.forms
     app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
-    chats = (
-        routes,
-        messages,
-        answer_tokens,
-        archive,
-        chat_routes,
-        settings_routes,
-        prompts,
-        preview,
-        attachments,
-        documents,
-        projects,
-        memory,
-        tools,
-        transfer,
-        sharing,
-        plugin_routes,
+    chat_routers = (
+        routes.router,
+        messages.router,
+        answer_tokens.router,
+        chats.archive_router,
+        chats.router,
+        settings_routes.router,
+        prompts.router,
+        preview.router,
+        documents.attachments_router,
+        documents.router,
+        projects.router,
+        prompts.memory_router,
+        tools.router,
+        transfer.router,
+        sharing.router,
+        tools.plugins_router,
     )
     for router in (
         server_facts.health_router,
@@ -327,21 +314,21 @@ def create_app(
         embeddings.router,
         anthropic_messages.router,
         responses.router,
-        stored_responses.router,
+        responses.stored_router,
         batch_files.router,
         vector_stores.router,
         batch_routes.router,
         ollama.router,
-        ollama_models.router,
+        ollama.discovery_router,
         tokens.router,
-        adapters.router,
+        models.adapters_router,
         openapi.router,
-        reference.router,
+        openapi.reference_router,
         sign_in.router,
         sign_in.sessions,
         operator.router,
         model_pages.router,
-        *(part.router for part in chats),
+        *chat_routers,
     ):
         include_marked(app, router)
     if settings.engine_api:

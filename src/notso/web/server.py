@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import keep_few_heaps
 from notso.web.app import begin_stopping, create_app
-from notso.web.edge.client_connection import ClientConnection, Lane
-from notso.web.edge.door import Door, room_for_connections
+from notso.web.edge.connections import ClientConnection, Door, Lane, room_for_connections
 from notso.web.edge.limits import MAX_HEADER_BYTES
 from notso.web.edge.watchdog import Watchdog
 from notso.web.engine.models import ModelRegistry
@@ -260,7 +259,6 @@ class LogPace(logging.Filter):
 
 
 def pace_logs() -> None:
-    """Throttle these loggers and their children."""
     # A logger's filter does not apply to records of its children, so the handlers get it.
     for name in ("", *CAUSED_BY_CLIENTS):
         for handler in logging.getLogger(name).handlers:

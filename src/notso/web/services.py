@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from notso.plugins.plugin_set import Plugins
-from notso.web.edge.work_line import WorkLine
+from notso.web.edge.work_queue import WorkLine
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.running import RunningRequests
@@ -18,8 +18,6 @@ from notso.web.values.settings import Settings
 
 @dataclass(slots=True)
 class Shared:
-    """Shared services, created once per application."""
-
     settings: Settings
     store: ChatStore
     engine: EngineHost

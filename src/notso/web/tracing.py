@@ -30,8 +30,6 @@ REDACTED = "REDACTED"
 
 
 class Tracing:
-    """Creates spans for turns and generations in their contexts."""
-
     def __init__(self, provider: TracerProvider | None = None) -> None:
         # Tests pass a provider; otherwise the variables configure one.
         self._is_configured = provider is not None
@@ -40,14 +38,12 @@ class Tracing:
         self._tracer = self._provider.get_tracer(NAME)
 
     def watch(self, requests: RunningRequests, turns: Turns) -> None:
-        """Subscribe to requests and turns."""
         requests.at_end.append(self.generation_ended)
         turns.at_start.append(self.turn_begins)
         turns.at_end.append(self.turn_ended)
 
     @property
     def config(self) -> TelemetryConfig:
-        """FastAPI's telemetry configuration."""
         return {
             "tracer_provider": self._provider,
             "auto_configure": not self._is_configured,

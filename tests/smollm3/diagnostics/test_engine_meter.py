@@ -10,10 +10,9 @@ import pytest
 from long_tests import is_long
 
 from notso.smollm3 import Engine, SamplingParams
-from notso.smollm3.diagnostics.benchmark import BenchmarkPlan
-from notso.smollm3.diagnostics.engine_meter import NEW_TURN_TOKENS, EngineMeter
+from notso.smollm3.diagnostics.benchmark import NEW_TURN_TOKENS, BenchmarkPlan, EngineMeter
 from notso.smollm3.errors import EngineError
-from notso.smollm3.kv.formats import KV_FORMATS
+from notso.smollm3.kv.kv_cache import KV_FORMATS
 from notso.smollm3.output.generation import Generation
 
 DEPTH = 700

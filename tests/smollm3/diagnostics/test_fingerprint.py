@@ -8,7 +8,7 @@ from golden.dequantised import write_dequantised
 
 from notso import Engine
 from notso.qtensor.backends.cpu import kernel_choice
-from notso.smollm3.diagnostics.fingerprint import answer_fingerprint, model_fingerprint
+from notso.smollm3.diagnostics.verification import answer_fingerprint, model_fingerprint
 from notso.smollm3.hub.registry import demo_path
 
 

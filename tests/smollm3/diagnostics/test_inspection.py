@@ -16,7 +16,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.diagnostics import inspection
 from notso.smollm3.diagnostics.inspection import Inspection, inspect_file
 from notso.smollm3.diagnostics.synth import write_synthetic
-from notso.smollm3.kv.formats import KV_FORMATS
+from notso.smollm3.kv.kv_cache import KV_FORMATS
 from notso.system.memory import MemoryLimit
 
 SIZES = {"layers": 9, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 1, "vocab": 1300}

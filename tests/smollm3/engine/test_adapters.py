@@ -16,7 +16,7 @@ from smollm3.two_turns import until
 from notso.qtensor import F16, F32, MemoryLimit, NotsoError
 from notso.smollm3 import Engine, InvalidRequestError, Message, OutOfMemoryError, RequestOptions, SamplingParams
 from notso.smollm3.engine import adapters
-from notso.smollm3.model import adapter_file
+from notso.smollm3.model import lora
 from notso.smollm3.values.engine_config import AdapterSource
 
 SMALL = replace(RANDOM, layers=4, hidden=256, ffn=384, vocab=700)
@@ -228,7 +228,7 @@ def test_what_a_file_claims_is_refused_before_it_is_copied(
     def copied(tensor: object) -> None:
         pytest.fail("it was copied")
 
-    monkeypatch.setattr(adapter_file, "_copy", copied)
+    monkeypatch.setattr(lora, "_copy", copied)
     pairs = random_pairs(engine.config, 1)
     (outputs, _), (_, inputs) = pairs[0, "q_proj"][1].shape, pairs[0, "q_proj"][0].shape
     wide = np.zeros((600, inputs), np.float32), np.zeros((outputs, 600), np.float32)

@@ -21,8 +21,8 @@ import json
 from golden.prompts import CONVERSATIONS, DATE
 from notso import Engine, RequestOptions, SamplingParams
 from notso.qtensor.backends.cpu.kernel_choice import kernels
-from notso.qtensor.kv_formats import KV_FORMATS
-from notso.smollm3.diagnostics.fingerprint import answer_fingerprint, model_fingerprint
+from notso.qtensor.formats import KV_FORMATS
+from notso.smollm3.diagnostics.verification import answer_fingerprint, model_fingerprint
 
 models = {}
 for kv in KV_FORMATS:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 
 FEW = SamplingParams(max_tokens=4, temperature=0)

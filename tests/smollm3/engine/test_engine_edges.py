@@ -21,7 +21,7 @@ from notso.qtensor import CPU
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import Engine, EngineError, Event, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.engine import work_signal
+from notso.smollm3.engine import engine_core
 from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.output.generation import Generation
@@ -60,7 +60,7 @@ def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyP
                 time.sleep(0.2)
             return super().__enter__()
 
-    monkeypatch.setattr(work_signal, "threading", SimpleNamespace(Condition=Slow))
+    monkeypatch.setattr(engine_core, "threading", SimpleNamespace(**vars(threading) | {"Condition": Slow}))
     engine = load(small)
     monkeypatch.undo()
     assert reason(engine.submit([1, 2], GREEDY)) == "length"

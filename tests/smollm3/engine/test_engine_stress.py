@@ -28,7 +28,7 @@ from long_tests import is_long
 
 from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
 from notso.smollm3.engine import memory_plan
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.output.generation import Generation
 
 SMALL = RandomModel(seed=5, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400)

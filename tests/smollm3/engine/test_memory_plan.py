@@ -33,7 +33,7 @@ from notso.smollm3.engine.memory_plan import (
     scratch_bytes,
 )
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
 from notso.system.memory import MIB, MemoryLimit
 

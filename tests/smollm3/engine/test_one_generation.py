@@ -17,7 +17,7 @@ from long_tests import is_long
 
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.scheduling.block_pool import cache_salt
 

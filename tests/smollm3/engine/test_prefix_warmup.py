@@ -33,7 +33,7 @@ from smollm3.two_turns import (
 from notso.smollm3 import Engine, Grammar, Message, RequestOptions, SamplingParams
 from notso.smollm3.engine import prefix_warmup
 from notso.smollm3.engine.prefix_warmup import PrefixWarmup
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, block_hash
 
 DAY_LONG = 86_400.0

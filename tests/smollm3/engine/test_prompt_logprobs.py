@@ -13,7 +13,7 @@ from notso.smollm3 import Engine, Event, InvalidRequestError, RequestOptions, Sa
 from notso.smollm3.engine import input_processor, memory_plan
 from notso.smollm3.sampling.sampler import likeliest, log_probabilities
 from notso.smollm3.scheduling.scheduler import Scheduler
-from notso.smollm3.scheduling.step_plan import MAX_SAMPLED
+from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 
 IDS = [300 + i * i % 500 for i in range(300)]
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)

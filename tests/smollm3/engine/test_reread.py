@@ -25,7 +25,7 @@ from notso.smollm3 import (
 )
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.block_file import file_bytes
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 
 READING_DAY = date(2026, 11, 25)

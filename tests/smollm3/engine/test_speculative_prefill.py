@@ -13,7 +13,7 @@ from smollm3.two_turns import GREEDY, QUESTION, SAID, SHORT, TOOLS, counted, loa
 
 from notso.smollm3 import ContextLengthError, Engine, Event, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.engine import prefix_warmup
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.scheduling.block_pool import NO_SALT
 from notso.smollm3.values.request_options import RequestOptions
 

@@ -11,7 +11,7 @@ import pytest
 
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.hub import registry
-from notso.smollm3.hub.other_stores import is_smollm3, stored_models
+from notso.smollm3.hub.registry import is_smollm3, stored_models
 from notso.system.files import cache_folder
 
 

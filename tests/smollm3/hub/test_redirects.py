@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from notso.smollm3.errors import DownloadError
-from notso.smollm3.hub import download, redirects, registry
+from notso.smollm3.hub import download, registry
 
 HUB = "https://hub.example/file"
 ADDRESSES = {
@@ -48,7 +48,7 @@ def follow(chain: dict[str, str], start: str = HUB, **options: Any) -> tuple[str
     try:
         with (
             httpx2.Client(transport=httpx2.MockTransport(answer)) as session,
-            redirects.followed(
+            download.followed(
                 session, "GET", start, headers={"Authorization": "Bearer secret"}, timeout=1.0, **options
             ) as response,
         ):
@@ -119,7 +119,7 @@ def test_a_name_that_only_a_proxy_knows_is_left_to_it() -> None:
 
 def test_redirects_are_counted() -> None:
     chain = {f"https://hub.example/{i}": f"/{i + 1}" for i in range(100)}
-    start = f"https://hub.example/{100 - redirects.MAX_REDIRECTS}"
+    start = f"https://hub.example/{100 - download.MAX_REDIRECTS}"
     assert follow(chain, start)[0] == "https://hub.example/100"
     with pytest.raises(DownloadError, match="more than 5 times"):
         follow(chain | {"https://hub.example/100": "/101"}, start)
@@ -136,7 +136,7 @@ def test_a_hub_that_sends_a_download_round_in_circles(fake_hub: Any, official_fi
     fake_hub.redirect_to = fake_hub.url
     with pytest.raises(DownloadError, match="redirects more than"):
         download.pull(official_file, sleep=lambda _seconds: None)
-    assert len(fake_hub.requests) == redirects.MAX_REDIRECTS + 1
+    assert len(fake_hub.requests) == download.MAX_REDIRECTS + 1
 
 
 def test_a_hub_on_this_machine_may_not_lead_over_plain_http_elsewhere(

@@ -13,7 +13,7 @@ from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv import model_identity as module
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.kv.model_identity import cache_version, sampled_identity
 
 

@@ -11,7 +11,7 @@ from long_tests import is_long
 from smollm3.kv.block_folder import MODEL, SIZE, TOKENS, Open, content, key
 
 from notso.smollm3.kv.block_file import file_bytes
-from notso.smollm3.kv.conversation_log import MAGIC, MOST_WASTE, RECORD_BYTES
+from notso.smollm3.kv.block_folder import MAGIC, MOST_WASTE, RECORD_BYTES
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.scheduling.block_pool import reading_digest
 

@@ -13,8 +13,7 @@ from notso.qtensor import CPU
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
-from notso.smollm3.kv.kv_cache import AHEAD_BLOCKS, IDLE_BLOCKS, IDLE_LAYERS, MOST_LAYERS, KVCache
+from notso.smollm3.kv.kv_cache import AHEAD_BLOCKS, IDLE_BLOCKS, IDLE_LAYERS, KV_FORMATS, MOST_LAYERS, KVCache, KVFormat
 
 BLOCKS = 9
 

@@ -12,7 +12,7 @@ from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
 from notso.smollm3.engine import engine as engine_module
 from notso.smollm3.kv import kv_cache
 from notso.smollm3.kv.disk_store import DiskStore
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.kv.offload import LACKING_S
 
 SAMPLED = SamplingParams(max_tokens=20, temperature=1.5, top_p=1.0, seed=11)

@@ -14,7 +14,7 @@ from golden.store import Golden
 
 from notso.smollm3 import Engine
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.sampling.sampler import log_probabilities
 
 LEAST_TOP1 = 0.995

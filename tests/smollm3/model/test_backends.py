@@ -22,8 +22,7 @@ from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk
+from notso.smollm3.scheduling.sequence import BlockCopy, Chunk, Sequence
 
 BACKENDS: list[Callable[[], Backend]] = [CPU, NumpyBackend, emulated_gpu]
 BLOCKS = 6

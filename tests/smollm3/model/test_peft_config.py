@@ -12,15 +12,14 @@ from golden.peft_cases import BASE, COMPUTED, REFUSED, Case
 from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError
-from notso.smollm3.model import peft_config
-from notso.smollm3.model.adapter_file import read_adapter
-from notso.smollm3.model.peft_config import PeftConfig
+from notso.smollm3.model import lora
+from notso.smollm3.model.lora import PeftConfig, read_adapter
 
 FIELDS = {
-    **dict.fromkeys(peft_config.COMPUTED, "computed"),
-    **dict.fromkeys(peft_config.HARMLESS, "harmless"),
-    **dict.fromkeys(peft_config.REFUSED, "refused"),
-    **dict.fromkeys(peft_config.CHOICES, "by value"),
+    **dict.fromkeys(lora.COMPUTED, "computed"),
+    **dict.fromkeys(lora.HARMLESS, "harmless"),
+    **dict.fromkeys(lora.REFUSED, "refused"),
+    **dict.fromkeys(lora.CHOICES, "by value"),
 }
 
 FROZEN = {

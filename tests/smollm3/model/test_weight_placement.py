@@ -15,7 +15,7 @@ from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.system.pages import have_huge_pages
+from notso.system.memory import have_huge_pages
 
 IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
 

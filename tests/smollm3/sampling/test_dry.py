@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notso.smollm3 import Engine, SamplingParams
-from notso.smollm3.sampling.dry import MAX_PENALTY, Breakers, Repetitions, common_endings
-from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
+from notso.smollm3.sampling.sampler import MAX_PENALTY, Breakers, Repetitions, SequenceBreakers, common_endings
 
 
 def breakers_of(sequences: list[list[int]]) -> Breakers:

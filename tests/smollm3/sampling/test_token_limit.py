@@ -13,9 +13,9 @@ import pytest
 
 from notso.smollm3 import Engine
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.extent import grammar_extent
 from notso.smollm3.sampling.grammar import Grammars, answer_part
 from notso.smollm3.sampling.structured_output import StructuredOutput, structured_output_for
+from notso.smollm3.sampling.token_limit import grammar_extent
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import Grammar, RequestOptions, ToolName

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from notso.smollm3.sampling import sampler as sampling
-from notso.smollm3.sampling.sampler import Sampler
-from notso.smollm3.sampling.top_p import ranked, sample_among_many
+from notso.smollm3.sampling.sampler import Sampler, ranked, sample_among_many
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]

@@ -21,8 +21,9 @@ from notso.smollm3.scheduling.ngram_drafter import (
     MOST_DRAFTS,
     SHORTEST_MATCH,
     NgramDrafter,
+    StepLatency,
+    planned,
 )
-from notso.smollm3.scheduling.step_latency import StepLatency, planned
 
 ROOT = Path(__file__).parents[3]
 FRESH = 10_000  # ids from here on have not been seen

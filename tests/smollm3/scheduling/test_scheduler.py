@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
 from notso.smollm3.scheduling.block_pool import ANONYMOUS, BLOCK_TOKENS, BlockPool, CacheSalt, block_hash, cache_salt
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, MAX_STARVATION, Scheduler
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk, Plan
+from notso.smollm3.scheduling.sequence import BlockCopy, Chunk, Plan, Sequence
 
 SALT = cache_salt(b"model", "")
 MAX_ROWS = 1024

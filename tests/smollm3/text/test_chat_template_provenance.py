@@ -8,8 +8,7 @@ import pytest
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.text.chat_template import ChatTemplate
-from notso.smollm3.text.special_tokens import Run
-from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.tokenizer import Run, Tokenizer
 from notso.smollm3.values.messages import Message
 
 DAY = date(2025, 7, 8)

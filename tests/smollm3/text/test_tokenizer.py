@@ -19,8 +19,7 @@ from tokenizers import pre_tokenizers
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.text import tokenizer as tokenizer_module
-from notso.smollm3.text.special_tokens import Run, SpecialTexts
-from notso.smollm3.text.tokenizer import EncodedTexts, Tokenizer
+from notso.smollm3.text.tokenizer import EncodedTexts, Run, SpecialTexts, Tokenizer, TokenStream
 from notso.smollm3.text.vocabulary import BYTE_CHARACTERS, END_TEXTS, Vocabulary
 
 SPECIAL_PIECES = st.sampled_from(
@@ -104,7 +103,7 @@ def test_a_stream_gives_the_text_that_decode_gives(small_tokenizer: Tokenizer, d
     """Any ids, broken UTF-8 included, as the library's lossy decoding has it."""
     ids = data.draw(st.lists(st.integers(0, small_tokenizer.vocab_size - 1), max_size=40))
     skip = data.draw(st.booleans())
-    stream = small_tokenizer.stream(skip_control=skip)
+    stream = TokenStream(small_tokenizer, skip)
     joined = "".join([*(stream.push(token) for token in ids), stream.finish()])
     assert joined == small_tokenizer.decode(ids, skip_control=skip)
 
@@ -120,7 +119,7 @@ def test_decode_is_the_library_s(
 @settings(max_examples=200)
 @given(text=st.text(max_size=30))
 def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, text: str) -> None:
-    stream = small_tokenizer.stream()
+    stream = TokenStream(small_tokenizer)
     shown = ""
     for byte in text.encode():
         token = small_tokenizer.id_of(chr(byte)) if byte < 0x80 else None
@@ -133,7 +132,7 @@ def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, te
 
 
 def test_a_character_cut_off_shows_at_the_end_only(small_tokenizer: Tokenizer) -> None:
-    stream = small_tokenizer.stream()
+    stream = TokenStream(small_tokenizer)
     first, second, *_ = (small_tokenizer._vocabulary.ordinary[BYTE_CHARACTERS[byte]] for byte in "👩".encode())
     assert stream.push(first) == "" == stream.push(second)
     assert stream.finish() == "\ufffd"
@@ -248,7 +247,7 @@ def test_an_id_outside_the_vocabulary_is_refused(small_tokenizer: Tokenizer, tok
     with pytest.raises(InvalidRequestError, match=r"outside 0\.\.1199"):
         small_tokenizer.decode([1, token])
     with pytest.raises(InvalidRequestError, match=r"outside 0\.\.1199"):
-        small_tokenizer.stream().push(token)
+        TokenStream(small_tokenizer).push(token)
 
 
 def test_id_of_knows_whole_tokens_only(small_tokenizer: Tokenizer) -> None:

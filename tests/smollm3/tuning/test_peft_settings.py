@@ -15,7 +15,7 @@ from golden.peft_cases import BASE, COMPUTED, Case
 from smollm3.conversion.hf_folder_of import write_folder
 
 from notso.smollm3 import Engine
-from notso.smollm3.model import peft_config
+from notso.smollm3.model import lora
 from notso.smollm3.values.engine_config import AdapterSource
 
 peft = pytest.importorskip("peft", reason="make test-tune has it")
@@ -53,7 +53,7 @@ def logits(model: Any) -> np.ndarray:
 
 def test_every_field_of_the_installed_configuration_has_a_verdict() -> None:
     fields = {field.name for field in dataclasses.fields(peft.LoraConfig) if not field.name.startswith("_")}
-    known = peft_config.COMPUTED | peft_config.HARMLESS | set(peft_config.REFUSED) | set(peft_config.CHOICES)
+    known = lora.COMPUTED | lora.HARMLESS | set(lora.REFUSED) | set(lora.CHOICES)
     assert fields == known
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notso.smollm3 import InvalidRequestError
-from notso.smollm3.tuning.recipe import Recipe
+from notso.smollm3.tuning.trainer import Recipe
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from notso import Engine
 from notso.smollm3 import InvalidRequestError
-from notso.smollm3.tuning import rehearsal
+from notso.smollm3.tuning import training_rows
 from training import backends, score
 
 DAY = date(2027, 5, 17)
@@ -42,18 +42,18 @@ def row(*words: str, thinking: bool | None = False, **more: object) -> str:
 
 def test_a_line_is_a_question_or_a_conversation_asked_in_the_ways_it_allows() -> None:
     text = f"# a note\n\nHow are you?\n{row('>hi')}\n{row('>hi', thinking=None)}\n"
-    found = rehearsal.read(text, "mine.txt")
+    found = training_rows.read(text, "mine.txt")
     assert [(each.messages[-1]["content"], each.thinking) for each in found] == [
         *(("How are you?", False), ("How are you?", True), ("hi", False), ("hi", False), ("hi", True))
     ]
     for line in ('{"messages": []}', '{"messages": [{"role": "poet", "content": "x"}]}', "{", "[1]\n{1}"):
         with pytest.raises(InvalidRequestError, match=r"mine\.txt, line"):
-            rehearsal.read(line, "mine.txt")
+            training_rows.read(line, "mine.txt")
 
 
 def test_the_model_answers_where_nobody_has(engine: Engine) -> None:
     text = f"{row('>My name is Ruth.', '>What is my name?')}\n{row('>hi', '<Ho!', '>What is 12 + 13?', '<30')}\n"
-    rows = rehearsal.answered(engine, rehearsal.read(text, "x"), 200, DAY)
+    rows = training_rows.answered(engine, training_rows.read(text, "x"), 200, DAY)
     told, asked = (each for each in rows if each["prompt"][0]["content"].startswith("My"))
     assert told["completion"][0]["content"] == "Nice to meet you, Ruth!"
     assert [each["role"] for each in asked["prompt"]] == ["user", "assistant", "user"]
@@ -65,18 +65,18 @@ def test_the_model_answers_where_nobody_has(engine: Engine) -> None:
 
 def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
     text = row(">Set a timer for 10 minutes.", "=ok", thinking=True, tools=[TIMER])
-    call, answer = rehearsal.answered(engine, rehearsal.read(text, "x"), 200, DAY)
+    call, answer = training_rows.answered(engine, training_rows.read(text, "x"), 200, DAY)
     assert json.loads(call["completion"][0]["tool_calls"][0]["function"]["arguments"]) == {"minutes": 10}
     assert call["completion"][0]["content"].startswith("<think>\n")
     assert answer["prompt"][1]["tool_calls"] and "<think>" not in answer["prompt"][1]["content"]
     assert answer["completion"][0]["content"].endswith("The timer is set to 10 minutes.")
-    (greeted,) = rehearsal.answered(engine, rehearsal.read(row(">hello", "=ok", tools=[TIMER]), "x"), 200, DAY)
+    (greeted,) = training_rows.answered(engine, training_rows.read(row(">hello", "=ok", tools=[TIMER]), "x"), 200, DAY)
     assert not greeted["completion"][0].get("tool_calls")  # no call was made, so its result is not given
 
 
 def test_what_did_not_end_is_not_learnt(engine: Engine) -> None:
-    conversation = rehearsal.read(row(">What is 12 + 13?", ">Thanks!"), "x")
-    assert rehearsal.answered(engine, conversation, 2, DAY) == []
+    conversation = training_rows.read(row(">What is 12 + 13?", ">Thanks!"), "x")
+    assert training_rows.answered(engine, conversation, 2, DAY) == []
 
 
 def test_nothing_that_is_shipped_is_scored() -> None:
@@ -87,7 +87,7 @@ def test_nothing_that_is_shipped_is_scored() -> None:
         return backends.Reply("", "", None)
 
     score.Scorer(note, verbose=False).run(1.0)
-    shipped = rehearsal.read(rehearsal.SHIPPED.read_text("utf-8"), "shipped")
+    shipped = training_rows.read(training_rows.SHIPPED.read_text("utf-8"), "shipped")
     alone = [each.messages[-1] for each in shipped if sum(m["role"] == "user" for m in each.messages) == 1]
     assert len(scored) > 700 and len(alone) > 300
     assert not {bare(message["content"]) for message in alone if message["role"] == "user"} & scored

@@ -13,7 +13,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.tuning.rows import NOT_LEARNT, RowWriter, TrainingRow, split
+from notso.smollm3.tuning.training_rows import NOT_LEARNT, RowWriter, TrainingRow, split
 
 DAY = date(2027, 5, 17)
 

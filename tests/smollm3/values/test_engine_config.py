@@ -10,7 +10,7 @@ import pytest
 
 from notso.qtensor import KV_FORMATS
 from notso.smollm3 import Engine, EngineConfig, InvalidRequestError
-from notso.smollm3.scheduling.step_plan import MAX_SAMPLED
+from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 from notso.smollm3.values.engine_config import KV_CHOICES, MAX_NUM_SEQS
 
 

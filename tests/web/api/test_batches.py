@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message
 from notso.web.api.batches import files
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"

@@ -20,8 +20,8 @@ from notso.smollm3 import (
     ToolName,
 )
 from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields, ChatRequest, parse_chat_request
-from notso.web.api.request_fields.strict_json import MAX_DEPTH, parse_object
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.api.request_fields.fields import MAX_DEPTH, parse_object
+from notso.web.edge.errors import ApiError, api_error_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

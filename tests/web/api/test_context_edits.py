@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Message
-from notso.web.api.messages.context_edits import CLEARED
+from notso.web.api.messages.fields import CLEARED
 
 Start = Callable[..., Any]
 URL = "/v1/messages"

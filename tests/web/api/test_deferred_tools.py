@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notso.web.api.messages.request import FOUND_TOOL, parse_message_request
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.api.engine import sessions
+from notso.web.api.engine import routes
 from notso.web.app import create_app
 from notso.web.edge.access import front_ends_only
 from notso.web.engine.port import Event
@@ -31,7 +31,7 @@ def engine(start: Start) -> Any:
     return start(ScriptedEngine(), engine_api=True, engine_key=KEY).ready()
 
 
-def routes(settings: Settings) -> dict[str, list[Any]]:
+def dependencies(settings: Settings) -> dict[str, list[Any]]:
     app = create_app(ScriptedEngine, settings)
     found = {}
     for context in iter_route_contexts(app.routes):
@@ -42,8 +42,8 @@ def routes(settings: Settings) -> dict[str, list[Any]]:
 
 
 def test_they_are_there_only_where_the_operator_says_so(tmp_path: Any) -> None:
-    plain = routes(Settings(data_dir=tmp_path))
-    serving = routes(Settings(data_dir=tmp_path, engine_api=True, engine_key=KEY))
+    plain = dependencies(Settings(data_dir=tmp_path))
+    serving = dependencies(Settings(data_dir=tmp_path, engine_api=True, engine_key=KEY))
     assert serving.keys() - plain.keys() == ROUTES
     assert all(front_ends_only in serving[each] for each in ROUTES)
 
@@ -114,7 +114,7 @@ def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: St
 
 def test_a_session_that_is_never_read_ends(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its front end left before the first line was asked of it."""
-    monkeypatch.setattr(sessions, "SESSION_SECONDS", 0.01)
+    monkeypatch.setattr(routes, "SESSION_SECONDS", 0.01)
     ends = engine.app.state.front_ends
 
     async def begin() -> None:
@@ -129,8 +129,8 @@ def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.
         while True:
             yield from say("word ")
 
-    monkeypatch.setattr(sessions, "MOST_OPEN", 2)
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 1)
+    monkeypatch.setattr(routes, "MOST_OPEN", 2)
+    monkeypatch.setattr(routes, "MOST_SESSIONS", 1)
     engine.shared.engine.engine.script = endless
     engine.shared.engine.engine.pace_seconds = 0.01
     empty = {"read": {}, "pending": [], "up_to": 0}

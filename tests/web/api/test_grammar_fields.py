@@ -16,7 +16,7 @@ from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.responses.request import parse_response_request
 from notso.web.api.shared.api_request import IGNORED, MAX_NAMES, ApiRequest, ignored_headers
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]

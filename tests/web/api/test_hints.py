@@ -17,7 +17,7 @@ from notso.web.api.messages.request import parse_message_request
 from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
 from notso.web.api.request_fields.fields import MAX_HINTS, refuse_hints
 from notso.web.api.responses.request import parse_response_request
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]

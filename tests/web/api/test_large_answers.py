@@ -15,7 +15,7 @@ from notso.web.api.chat_completions.routes import ChatSerializer
 from notso.web.api.completions.fields import TextSerializer
 from notso.web.api.llama_cpp.request import NativeSerializer
 from notso.web.api.messages.routes import MessageSerializer
-from notso.web.api.ollama.stream import OllamaSerializer
+from notso.web.api.ollama.routes import OllamaSerializer
 from notso.web.api.responses import stream
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.values import json_steps

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ModelInfo, ToolCall
-from notso.web.api.ollama.models import plain_name
+from notso.web.api.ollama.routes import plain_name
 
 Start = Callable[..., Any]
 CHAT, GENERATE = "/api/chat", "/api/generate"

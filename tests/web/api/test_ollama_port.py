@@ -13,8 +13,8 @@ from scripted_engine import ScriptedEngine, say
 from notso.smollm3 import Message
 from notso.web.api.ollama.fields import context_of, messages_in
 from notso.web.app import create_app
-from notso.web.edge.api_error import ApiError
-from notso.web.edge.origins import DEFAULT_ORIGINS
+from notso.web.edge.errors import ApiError
+from notso.web.edge.security import DEFAULT_ORIGINS
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.values.settings import Settings
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from notso.smollm3 import Engine
-from notso.web.api.server.answers import COMPONENTS, OTHER_TYPES, REFUSED, STREAMED
+from notso.web.api.server.openapi import COMPONENTS, OTHER_TYPES, REFUSED, STREAMED
 
 HELLO = [{"role": "user", "content": "What is 27 + 48?"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}

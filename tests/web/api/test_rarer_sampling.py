@@ -10,7 +10,7 @@ from notso.smollm3 import SamplingParams
 from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.ollama.fields import OptionFields, sampling_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TAKEN: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -84,11 +84,11 @@ def test_names_of_no_item_are_refused(start: Start) -> None:
 
 def test_what_may_be_named_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(ScriptedEngine()).ready()
-    monkeypatch.setattr("notso.web.api.responses.items.MAX_REFERENCED_RESPONSES", 1)
+    monkeypatch.setattr("notso.web.api.responses.request.MAX_REFERENCED_RESPONSES", 1)
     ids = [server.client.post(URL, json={"input": "x"}).json()["output"][0]["id"] for _ in range(2)]
     names = [{"type": "item_reference", "id": id} for id in ids]
     assert server.client.post(URL, json={"input": names}).status_code == 400
-    monkeypatch.setattr("notso.web.api.responses.items.MAX_REFERENCED_CHARACTERS", 5)
+    monkeypatch.setattr("notso.web.api.responses.request.MAX_REFERENCED_CHARACTERS", 5)
     assert server.client.post(URL, json={"input": names[:1]}).status_code == 400
 
 

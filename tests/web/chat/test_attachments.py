@@ -8,7 +8,7 @@ from typing import Any
 from documents.made import docx, paragraph, text_pdf
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.turns.attachments import attachments_from
+from notso.web.turns.documents import attachments_from
 
 REFUSED = [
     (b"\x89PNG\r\n", "png", "is an image, which cannot be read."),

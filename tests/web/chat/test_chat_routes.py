@@ -18,8 +18,8 @@ from scripted_engine import ScriptedEngine, say
 from notso.smollm3 import Event, Message
 from notso.web import app
 from notso.web.chat import views
-from notso.web.chat.chat_list import by_day
 from notso.web.chat.suggestions import REQUEST, questions_in
+from notso.web.chat.templates import by_day
 from notso.web.store.protocol import Chat
 from notso.web.values.ids import new_id
 

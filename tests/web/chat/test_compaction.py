@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
-from notso.web.chat import compaction, suggestions
+from notso.web.chat import context_gauge, suggestions
 from notso.web.turns.prompt import SUMMARY_REQUEST
 
 Start = Callable[..., Any]
@@ -19,9 +19,9 @@ Start = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chat is nearly full, and a short silence is idleness."""
-    monkeypatch.setattr(compaction, "AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(context_gauge, "AFTER_SECONDS", 0.05)
     monkeypatch.setattr(suggestions, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(compaction, "WARN_PERCENT", 0)
+    monkeypatch.setattr(context_gauge, "WARN_PERCENT", 0)
 
 
 def script(messages: Any, thinking: bool) -> Iterator[Event]:

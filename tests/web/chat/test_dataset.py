@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.cli.app import run_command_line
-from notso.web.chat.files.dataset import NO_THOUGHTS, conversation, preferences
+from notso.web.chat.files.export import NO_THOUGHTS, conversation, preferences
 from notso.web.store.protocol import Attachment, Chat, ChatBase, StoredMessage, ToolUse, WholeChat
 from notso.web.values.ids import new_id
 

@@ -204,8 +204,8 @@ def test_files_name_each_other_by_content(tmp_path: Path) -> None:
     (tmp_path / "b.webmanifest").write_text('{"icons": [{"src": "fonts/a.woff2"}]}')
     assets = Assets(tmp_path)
     font = assets.url("fonts/a.woff2")
-    style = assets.find(assets.url("a.css").removeprefix("/static/"))
-    manifest = assets.find(assets.url("b.webmanifest").removeprefix("/static/"))
+    style = assets.by_path.get(assets.url("a.css").removeprefix("/static/"))
+    manifest = assets.by_path.get(assets.url("b.webmanifest").removeprefix("/static/"))
     assert style is not None and manifest is not None
     beside = "../" + font.removeprefix("/static/")
     assert style.body == f"a {{ src: url({beside}), url(fonts/a.ttf) }}".encode()
@@ -217,7 +217,7 @@ def test_assets_are_named_by_content(tmp_path: Path) -> None:
     first = Assets(tmp_path).url("a.css")
     (tmp_path / "a.css").write_text("b {}")
     assert Assets(tmp_path).url("a.css") != first
-    assert Assets(tmp_path).find(first.removeprefix("/static/")) is None
+    assert first.removeprefix("/static/") not in Assets(tmp_path).by_path
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)

@@ -107,7 +107,7 @@ def test_a_page_of_a_plugin_has_our_policy(serving: Callable[..., Any]) -> None:
 def test_a_page_that_hangs_is_told_and_ends_its_plugin(
     serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notso.web.chat.routes.plugins.PAGE_SECONDS", 0.3)
+    monkeypatch.setattr("notso.web.chat.routes.tools.PAGE_SECONDS", 0.3)
     server = serving("hangs")
     page = server.client.get("/plugins/hangs/pages/")
     assert page.status_code == 502 and "page / took longer than 0.3 s" in page.text

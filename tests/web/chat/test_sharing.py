@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.web.chat.files.dataset import conversation, preferences
+from notso.web.chat.files.export import conversation, preferences
 from notso.web.store.protocol import WholeChat
 from notso.web.store.sqlite.store import whole_chats
 from notso.web.values.ids import new_id

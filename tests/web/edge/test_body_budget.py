@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from notso.web.edge import body_budget
-from notso.web.edge.body_budget import FREE_BYTES, Arrival, BodyBudget, BodyGaveWayError, RequestTooSlowError
-from notso.web.edge.limits import RequestLimits
+from notso.web.edge import limits
+from notso.web.edge.limits import FREE_BYTES, Arrival, BodyBudget, BodyGaveWayError, RequestLimits, RequestTooSlowError
 
 KIB = 1024
 MOST = 100 * KIB
@@ -83,7 +82,7 @@ def test_who_finds_no_room_waits_until_others_are_done_with() -> None:
 
 
 def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def run() -> None:
         budget = BodyBudget(MOST)
@@ -103,7 +102,7 @@ def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPat
 
 
 def test_of_addresses_the_one_that_holds_most_gives_way_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def run() -> None:
         budget = BodyBudget(MOST)
@@ -123,7 +122,7 @@ def test_of_addresses_the_one_that_holds_most_gives_way_first(monkeypatch: pytes
 
 
 def test_where_only_whole_bodies_hold_room_the_new_one_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def run() -> None:
         budget = BodyBudget(MOST)
@@ -149,7 +148,7 @@ def test_what_does_not_come_in_time_is_told_from_what_gave_way() -> None:
 
 
 def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -192,17 +191,17 @@ def test_who_holds_little_finds_room_beside_one_who_took_all() -> None:
 
 def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a byte costs until it is answered is counted, and what was taken since the last look as well."""
-    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
     looks = []
 
     def available() -> int:
         looks.append(1)
-        return body_budget.COST * 90 * KIB
+        return limits.COST * 90 * KIB
 
     async def run() -> None:
         budget = BodyBudget(1 << 30, available)
         assert budget.most_of_one() == FREE_BYTES + 90 * KIB
-        monkeypatch.setattr(body_budget, "LOOK_SECONDS", 3600.0)
+        monkeypatch.setattr(limits, "LOOK_SECONDS", 3600.0)
         first, task = begun(budget, FREE_BYTES + 60 * KIB)
         await settled(lambda: first.held == 60 * KIB)
         with pytest.raises(BodyGaveWayError):  # the one that holds more gives way: it is of the same host, and older
@@ -218,8 +217,8 @@ def test_a_body_beyond_the_memory_there_is_is_refused_by_its_size() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def status(path: str, *pieces: bytes, chunked: bool = False) -> tuple[int, bytes]:
-        limits = RequestLimits(app)
-        limits._budget = BodyBudget(available=lambda: body_budget.COST * 100 * KIB)
+        layer = RequestLimits(app)
+        layer._budget = BodyBudget(available=lambda: limits.COST * 100 * KIB)
         length = (b"transfer-encoding", b"chunked") if chunked else (b"content-length", b"%d" % sum(map(len, pieces)))
         scope = {"type": "http", "method": "POST", "path": path, "headers": [length], "state": {}}
         sent: list[Any] = []
@@ -227,7 +226,7 @@ def test_a_body_beyond_the_memory_there_is_is_refused_by_its_size() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await limits(scope, sender(*pieces), send)
+        await layer(scope, sender(*pieces), send)
         return sent[0]["status"], sent[-1].get("body", b"")
 
     async def run() -> None:

@@ -17,8 +17,7 @@ from notso.web.api.shared.services import MAX_REREAD_STREAMS
 from notso.web.chat.routes import transfer
 from notso.web.chat.services import MAX_PAGE_STREAMS
 from notso.web.edge import limits
-from notso.web.edge.client_connection import connection_of
-from notso.web.edge.door import Door, network_of, room_for_connections
+from notso.web.edge.connections import Door, connection_of, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
 from notso.web.server import MOST_PER_WINDOW, WINDOW_SECONDS, LogPace, pace_logs
 

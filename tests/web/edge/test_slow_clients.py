@@ -11,14 +11,14 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
-from notso.web.edge import client_connection, limits
+from notso.web.edge import connections, limits
 
 Start = Callable[..., Any]
 
 
 @pytest.fixture
 def server(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(client_connection, "HEADER_SECONDS", 0.7)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.7)
     monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.7,))
     return start(ScriptedEngine()).ready()
 

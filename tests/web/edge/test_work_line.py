@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from notso.web.edge.work_line import LARGE_BYTES, WorkLine
+from notso.web.edge.work_queue import LARGE_BYTES, WorkLine
 from notso.web.values.errors import Problem
 
 

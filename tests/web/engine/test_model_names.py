@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.web.engine.adapter_files import adapter_files, name_of, within
 from notso.web.engine.host import EngineHost
 from notso.web.engine.model_names import ModelChoice, choose, names_of
-from notso.web.engine.models import ModelRegistry
+from notso.web.engine.models import ModelRegistry, adapter_files, name_of, within
 from notso.web.engine.port import AdapterSource
 from notso.web.values.durations import duration_s
 

@@ -11,8 +11,7 @@ from browser.hostile_texts import BATCHES, hostile
 from fastapi.sse import format_sse_event
 
 from notso.web.rendering.budget import Budget
-from notso.web.rendering.markdown import render_markdown
-from notso.web.rendering.sanitiser import sanitise
+from notso.web.rendering.markdown import render_markdown, sanitise
 from notso.web.rendering.streaming import StreamingMarkdown
 from notso.web.turns.sse import update_html
 from notso.web.turns.turn_log import TurnLog

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from notso.web.rendering.code import LANGUAGES, TOKEN_CLASSES
 from notso.web.rendering.extensions import ALERTS
-from notso.web.rendering.markdown import MAX_MARKDOWN_CHARACTERS, MAX_PARAGRAPH_CHARACTERS, render_markdown
-from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
+from notso.web.rendering.markdown import (
+    MAX_MARKDOWN_CHARACTERS,
+    MAX_PARAGRAPH_CHARACTERS,
+    UnsafeHTMLError,
+    render_markdown,
+    sanitise,
+)
 from notso.web.rendering.streaming import StreamingMarkdown
 
 DOCUMENT = """# Title

@@ -10,8 +10,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from valkey_server import ValkeyServer
 
-from notso.web.sign_in.given_keys import owner_of_key
-from notso.web.sign_in.key_book import KeyBook
+from notso.web.sign_in.given_keys import KeyBook, owner_of_key
 from notso.web.store.opening import access_store_at
 from notso.web.values.sign_in import SignInSettings
 

@@ -18,8 +18,7 @@ from web.store.some_chats import a_chat, a_turn
 from notso.smollm3 import InvalidRequestError, Usage
 from notso.web.edge.rate_limit import OwnCounters
 from notso.web.sign_in import accounts as accounts_module
-from notso.web.sign_in.given_keys import owner_of_key
-from notso.web.sign_in.key_book import KeyBook
+from notso.web.sign_in.given_keys import KeyBook, owner_of_key
 from notso.web.store.access import ApiKey, UsageRow
 from notso.web.store.opening import access_store_at
 from notso.web.values.ids import new_id

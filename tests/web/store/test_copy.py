@@ -179,7 +179,7 @@ def test_what_was_written_otherwise_than_read_is_not_kept(
 ) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
-    from notso.web.store.postgres.database import PostgresDatabase
+    from notso.web.store.postgres.connection import PostgresDatabase
 
     def change(db: PostgresDatabase, owner: str, chat_id: str, title: str) -> None:
         db.execute("UPDATE chats SET title = title || '.' WHERE id = ?", (chat_id,))

@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.cli.app import run_command_line
-from notso.web.store.sqlite.damage import damage_of
+from notso.web.store.sqlite.connection import damage_of
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id

@@ -16,8 +16,7 @@ from web.store.test_sqlite_store import run
 
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store
-from notso.web.store.sqlite.connection import fold
-from notso.web.store.sqlite.damage import commits_acknowledged, damage_of
+from notso.web.store.sqlite.connection import commits_acknowledged, damage_of, fold
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -233,11 +232,11 @@ def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
 
 
 def test_an_old_schema_that_lost_something_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from notso.web.store.sqlite import damage
+    from notso.web.store.sqlite import connection
 
     data = tmp_path / "data"
     killed(data)
     (data / "notso.db-wal").unlink()
-    monkeypatch.setattr(damage, "SCHEMA_VERSION", 99)
+    monkeypatch.setattr(connection, "SCHEMA_VERSION", 99)
     with pytest.raises(StorageDamagedError, match="lacks the latest commits"):
         shows(data, [])

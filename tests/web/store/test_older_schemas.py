@@ -108,7 +108,7 @@ def test_a_background_response_of_that_release_begins_again_with_its_seed(kept: 
             7,
             "/v1/responses",
             "",
-            "[]",
+            "{}",
         )
         await store.records.note_progress("resp_1", "another", "{}", is_further=True)
         await store.records.note_progress("resp_1", "me", '{"ids":[1]}', is_further=True)

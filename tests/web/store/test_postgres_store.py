@@ -36,9 +36,8 @@ from notso.web.values.ids import new_generation_id, new_id
 psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from notso.web.store.postgres import connection as connection_module  # noqa: E402
-from notso.web.store.postgres import database as database_module  # noqa: E402
 from notso.web.store.postgres import store as store_module  # noqa: E402
-from notso.web.store.postgres.database import PostgresDatabase  # noqa: E402
+from notso.web.store.postgres.connection import PostgresDatabase  # noqa: E402
 from notso.web.store.postgres.store import PostgresStore  # noqa: E402
 
 
@@ -479,7 +478,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
 def test_a_restart_of_the_database_interrupts_nobody(
     monkeypatch: pytest.MonkeyPatch, restarted: PostgresServer
 ) -> None:
-    monkeypatch.setattr(database_module, "LEASE_SECONDS", 3600.0)
+    monkeypatch.setattr(connection_module, "LEASE_SECONDS", 3600.0)
 
     async def work() -> None:
         async with stores(restarted.new_database(), 2) as (one, other):

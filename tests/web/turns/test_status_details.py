@@ -11,7 +11,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError, Event
 from notso.web.chat.routes.settings import look_at
-from notso.web.turns.turn_stats import TurnStats
+from notso.web.turns.status_line import TurnStats
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}

@@ -21,8 +21,8 @@ from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns import tool_calls
+from notso.web.turns.prompt import NO_RESULT, answer_messages, parts_of
 from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS
-from notso.web.turns.tool_rounds import NO_RESULT, answer_messages, parts_of
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notso.web.values.origin_rules import OriginRules
+from notso.web.values.settings import OriginRules
 
 MEANT = [
     ("app://obsidian.md", "app://obsidian.md"),

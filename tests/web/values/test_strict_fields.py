@@ -13,7 +13,7 @@ from notso.web.api.request_fields.fields import MAX_HINTS
 from notso.web.api.shared.api_request import MAX_NAMES, ignored_headers
 from notso.web.chat.files import import_process
 from notso.web.chat.files.imports import incoming
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.values.errors import Problem
 from notso.web.values.strict_fields import StrictFields, at_most
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from notso.qtensor.backends.protocol import Array, Backend, Host, RMSNorm
-from notso.qtensor.formats import Format
-from notso.qtensor.kv_formats import TILE_POSITIONS, KVFormat
+from notso.qtensor.formats import TILE_POSITIONS, Format, KVFormat
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from notso.qtensor.kv_formats import KVFormat
+from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
@@ -56,8 +56,7 @@ class KeyValuePool(Protocol):
     def nbytes(self) -> int: ...
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes per block."""
+    def block_bytes(self) -> int: ...
 
     def read_block(self, block: int) -> bytes:
         """Copy a block out. Raises OperandError."""
@@ -70,16 +69,14 @@ class KeyValuePool(Protocol):
 
     def copy_block(self, source: int, target: int) -> None: ...
 
-    def touch_block(self, block: int) -> None:
-        """Commit memory of a block ahead of its use."""
+    def touch_block(self, block: int) -> None: ...
 
 
 class WeightArena(Protocol):
     """Memory with faster reads than where `weight` places weights."""
 
     @property
-    def layout(self) -> str:
-        """Display name of how weights lie here."""
+    def layout(self) -> str: ...
 
     def copy(self, *weights: Weight) -> tuple[Weight, ...]:
         """Copy weights that are read together. Raises QTensorError when full."""
@@ -93,8 +90,7 @@ class Backend(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """Display name: cpu, or cuda:0 and its model."""
+    def name(self) -> str: ...
 
     @property
     def kernels(self) -> str:
@@ -112,14 +108,12 @@ class Backend(Protocol):
     def weight_bytes(self, tensor: QTensor) -> int:
         """Size of `weight`. Raises DeviceError if unsupported."""
 
-    def empty(self, rows: int, columns: int) -> Array:
-        """Return an uninitialized float32 array."""
+    def empty(self, rows: int, columns: int) -> Array: ...
 
     def upload(self, values: Host) -> Array:
         """Return contiguous `values` as an array; the caller gives up ownership."""
 
-    def write(self, array: Array, values: Numbers) -> None:
-        """Fill an array from the host."""
+    def write(self, array: Array, values: Numbers) -> None: ...
 
     def download(self, array: Array) -> Host:
         """Return an array's values, valid until it is written."""
@@ -131,8 +125,7 @@ class Backend(Protocol):
         """Room for `count` weights, None if useless. Raises QTensorError."""
 
     @property
-    def has_weight_arena(self) -> bool:
-        """Whether weight_arena is available."""
+    def has_weight_arena(self) -> bool: ...
 
     def key_value_pools(
         self,
@@ -160,8 +153,9 @@ class Backend(Protocol):
     def matmul(self, x: Array, weight: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
         """out = x @ weight.T, x normalized if `norm`. x (L, K), out (L, N) float32."""
 
-    def matmul_many(self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None) -> None:
-        """`matmul` of x with several weights."""
+    def matmul_many(
+        self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None
+    ) -> None: ...
 
     def matmul_add(self, x: Array, weight: Weight, out: Array) -> None:
         """out += x @ weight.T."""

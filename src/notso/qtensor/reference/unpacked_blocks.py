@@ -2,10 +2,17 @@
 
 Numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes) uint8. Layouts:
 ggml's `ggml-common.h` and `ggml-quants.c`.
+
+Grids of the IQ formats, packed as in `native/kernels/portable/grid_codes.h`; a test compares both.
+
+A row's values are indices into the format's levels, lowest value first: eight of two bits (IQ1, IQ2), or four of four
+bits (IQ3). Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,7 +38,112 @@ from notso.qtensor.formats import (
     TQ2_0,
     Format,
 )
-from notso.qtensor.reference.grids import grid
+
+_LEVELS: dict[str, tuple[int, ...]] = {
+    "IQ2_XXS": (8, 25, 43),
+    "IQ2_XS": (8, 25, 43),
+    "IQ2_S": (8, 25, 43),
+    "IQ1_S": (-1, 0, 1),
+    "IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62),
+    "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
+}
+_ROWS = {"IQ2_XXS": 256, "IQ2_XS": 512, "IQ2_S": 1024, "IQ1_S": 2048, "IQ3_XXS": 256, "IQ3_S": 512}
+
+
+def grid_codes() -> dict[str, npt.NDArray[np.uint16]]:
+    """Return every packed grid: name -> (rows,) uint16."""
+    every = np.frombuffer(zlib.decompress(base64.b85decode("".join(_CODES.split()))), "<u2")
+    ends = np.cumsum(list(_ROWS.values()))
+    return dict(zip(_ROWS, np.split(every, ends[:-1]), strict=True))
+
+
+def grid(name: str) -> npt.NDArray[np.int32]:
+    """Return a grid, int32: (rows, 8), or (rows, 4) for IQ3."""
+    bits, width = (4, 4) if name.startswith("IQ3") else (2, 8)
+    numbers = grid_codes()[name][:, None].astype(np.int32) >> bits * np.arange(width) & (1 << bits) - 1
+    rows: npt.NDArray[np.int32] = np.array(_LEVELS[name], np.int32)[numbers]
+    return rows
+
+
+_CODES = """
+c-obkPj{MpyS9OVQAa?4YDQqhs-ygA+9_DDk`Yj#;z+!~J7$#rd-haa;!;QI5|?JAE_E3{<-Y3f+jrm3`%K;s&~_!B*KwTZ&msth5J((JA{4?PJd#23N
+D+|{1<{cz;vqiLM!Lud*&ry2qa@0r652x-D1u>F2J2!dj^iXQ;8|S4OLzsZ;~l(*kMS*z5Ev0Bc%n?Sh&C}H5-~C+#d@)A42cu*c$|sn<8oYy>v1zah~
+o(<fhCzFO5!9*3Zz8V$sRc-BNCzF6i?|?jcQX_TBQ*t&hU)LXiS?)u?-gCI1WwWDKaIcIw>Sgq*rO<65%mE$t%3axA`t#5Gn$a!7^wT&yraw>tqp87JY
+G?i|6_LEUy$%371GIB?(eilB9~{NOh?r^`x<c$h_>yZ8?<D5?QL0oYG?nQQ``(w3Veot63E(qZPbDR-}qrLA0voX<bcy7(XC-T&MK3&g*S`pyNi#*cua
+aY)!4CjXIWtRH<sZ>Q^N<Uc>8TU8+CU5zqEgjd}y|37-t;pcj-Lkv7&&w&ixWjdxNVsY7+q9^NB+Y)|Uddq`LgXJMi*_3M3XfDfq=J|@T6u{2(fxk-DX
+PLWw=rp%0}v*4H5N?(Pm#2VS8w)z2oMgH;mb4dD>0TEL0D+6UjgB+NM{lBshA_HWC%#bCrI%Oh;CLk9yBqN1hq5_(Qgp^Pft)K>Kp>^~T?LcD2r^FCg9
+HTG><1raiFdeh8Ha0qCD268>M>NjjsXu8_Ax{Qw;m)5_{mK*psiFu5k|h%gp%WgY3ytBBt{mj61PMdp*ePMjI0Y%=<Kpj}RpagWDt?Tk2|PhU-a3h40!
+i}8d~%*#ost(L6OcZdWXTj{FbgRxkt$gs4bp-<K9QYMCJ_pw2uLMGF_27|QXrjeYDUc|l*Z{8P0|uwhn!*z0a>LO2J$L13M5u%d`K<I;w;HZkX(k-erK
+14^jfL@DZfp~@9QbS1RsYKQ#`}-ybNj9A<Ziu6>xzRB*=6Csm^5DnZxg77a-fel5L7h5zSrZ_BkXU&nF?{c7BlG<R1&;LcGWqyTw6qbjo~8N<i*uiT#u
+PlB7cZA0$Jv;0A&}SAfZc9G5AXfqRf;Mb=L@v4N|=;V$S>p(MdwU<v`ZK`D%qh6|AuMbY6-W(um}DhanDsV{IZ$+A+`|JT)6l?Gf6r74=OwKN<q2h)ku
+^)PTfd0o~OU56_|4cs6N){x+q5K}RaCTigpX$h8O)vb=Twh%jRx9x!~IFHU6E{v(lRlT~bUb>Q7a>E*0|DQ{<>WzB8{tEY&Z9FulaBm#kn-r+QHb5Vr9
+>rGd$$Dx${klD(9dA=@rp>pDaD_@+Z@1wV5A9<c?ckkQhlHCnI&KH)^4)f~+g)`Jzb};jeWOFTQYGAlss2+R8N>(Tpf+d^x`V?YHq4CLqrqrCI*icqug
+jIj&bT*5CYgypai&AKUIMOHpH*jtXdF!=d2THB3vJ21)L)Plwu-NkD}Gg6tyad`UGL$tu}yqa+_X2VjkJxn!G5t%9{5A%kUy*r2e|p(YyUNWEFLGv<MI
+FR{+mea9}HL_JLLHPP~hJg;GiyWAoxRqDH@?`bo*~aD4v*5#<bsD2!RYUZ1W%Kki!dq2=VZn5iU@ofd?m2^zk9kBElE=`nQRGQ6qWc21lfU9U_rG@uN&
+=zz~zLi7Jr92bOe+kQjikX2j~mm00YTxmaL}8mq*Nm=&wXIzXB6AI|)u3>QzINK-tqrX1H!UbBHYUfc)ngz?!Q^3Vx3kxB?aAT?1*7zry;2NsQiMHCn?
+13W4w_2lwD5-Il&COM=FTxyU3`FLVe|76SsxhA)ND3v^MilfrNsthGk`4h3qlm^r?DVwTN9_0hSx>QIFs0ncF7sV1lF_sqSEU-+a4cekRbdMhYgK8X;K
+AAXwqFedIH<PiMD&w6v*JVOxz)YAKvpO*^#wLJ!G|RFnR$#M0z!Iyn71m%aw$66g9y<mm5?q|4fQ&pRa|)+(ZSHttWGs~cPO_;~N&r@tQfjJ_GJu(Nuz
+nA?i2*s|X)4X6`Lvu?(t5g;-lXwM@>05V{?POnOF2FbJQexkZ>E~O&HF&s5kKRPzv)T~tRMhmOM)sGf+f_2j?fdvz}qAcH=ikHl#HGkWJbT)8_Onuzic
+*@6|z~Na4D;1D_J9JW$W2awwE0PmkBX0QX(VrKxjqO#irN>O5-^)C*@oqHIb+COkU0_c|AYMAM<DdFOY?(kSu13{(mI)<%!w3f1|b|xj^p5A9hF5LRw4
+Pe=wYr)4=hJES^|imNnqHDcf=tx{eQI?*iKg@<g7=t3QNiOQ}*8D6c{bGD=pdUh0&3f0&;<QJ*_;Kck3B{zU(>qJaTS#a60{r}*H4t`aH(WdcrEovaX3
+6JQ2fW!01_oD5M?RkflTs-@P|C$*#Y)G;^%D--2-nJP17zAT^o(Jt>!4oQGT=n7j&RfI|wd{P3VR4N8orC#Y(#$XmqBeXd9h0%CTK3S%%%{BA^e;^;Ef
+7pgQ^|g#H{<cn8*T6icZtGRu(|vGIR}Z1hP4wBxMlmA+Mxwz<DMK)_Co`!=#V`!Zs2d%lXN<vAgc&y}lQDTy25aeN%WR*_6|)jxFWO?Q6gVsk7Ask*Rj
+~}qI{B<;jlpP`O@P%Xo3VLYwiR0k!=VoDkWS8#z;RfWsK%j7GF2XIr-1Kj)piwiahC+^A+>ZZtQ}6~i-G&-I$KZGg?bh&sMafW16)|I_v&MCA?6WY+@n
+0k<2~6^Jl$)1OAl|54XNQY)~8k)_bH$8d0+MwU-#QS8sNb%b3O!*!8AacvnKk8Ka!8Z<Khu%6<ejJ^*=0{29JurJ!-b?cD3z+Ps8@4Jv;d{0Y0TWEHqu
+AlLfPuI%=l^eziKCPOmfWyn<(mZn8^tnXcSby86krv0mc0Z&N)1oLlOty-LsMSzzBzuh$!cfw7PX;~^C?As@=%V?At#qY&-meX?JG{)`NW0X1L-@<18r
+gUtXP;zMZ|fT63S+Ne9)oD7`+N7G|=oH}*v(pVi=#>Uth*T)_3_881fOsEMnktfPTpVTJk6rYk)X}SlKW8m`mjG8esekPx+-k!~8XoN>(Bt?s89U=4b+
+@GThd_gX93u*DXK$hClT#mu@1el&#Wx)0FN`W4~Ssho>I#^?y<R-JpgY&za!Dh5MY|t&fCAZRcxZQ4%U3zCg1IQmX2Mf#}KPHd-F>}lx2mj`O_Rs!P5d
+*Oh2MJELAHe>L!1WvC0Jg_b0;Ny}<<K<reG!$>GOD2_YNIvOLwyuJel$cU=nS2syOZPNSQ2Bw@EI%*mRB(Yb1@%lf#bW_04zVjA`FHJxc-10F$!mJ4i|
+A5*KixJ;XXKhf-mtM{KGhSJVvlYint^SghZ&s1K8UjEbzBOxI~?35CQQ>JP{o*ctk9S7h+9pi5;;gUI`|aj>$14rpL^f9jk)Jy;w8WiiNRBY!+LdeEw@
+Suwe2GtkYs#jT><%9)Q2Quu(_x2=>D!egKmb2`a%P(ur(BOvnixEN&;fgr8_7CW%>Mo>(S!;Bzb)PbQNrY>fZ0x|%eSZqiEz$#$}v43mT8C>g=_*d!0h
+W0E8(k|EPzd6AS!h15x#tdbrH#guH36LLn*!R$K{rEn@nB`A`jDV9o60+po-luA8-(G76A1y*+`m#R|%)uX0VM6IbUMbQk+(IWV~Ol!1B+jNz#(LUXzL
+wZ8b=sCTkQ6|PD!0arO0=ElH4$Q8C*(=NgV=xxD-C<m&!34}B(_@Cr7~CE)3uei@Fl%PZ?3h;uV+l6NQY-_W=h!sMvl&)o^K6loSp|Gw2H%@te4BMxm#
+wiL>$3sdWLs>T?Lr3#*#SF(CNN=VY{br4D7x&5-LN|r<#1>RF^+}BpW-e#fy;3cSAv$Haux1@GdP=bxGLvz9_Mob_sF%lC$7(pxG5KLTke&kQd~+*$tf
+jOPH8DUWv8mC8Z-zm<)@mdRw_(QQnS=9MW*RAo4!m7X)#@bE}^C?X(Mf=?X;72)3tOx9i*Sq!}KIQO-JcPdY#^<U(<<8?lOCsyHqaAm)fO%X<piw)l2W
+PdD*%QFDIAt%a>CR`L*d-XdoHrAbDsZDsS*E@A1LutzrN@B!ZQ<;dlH2`UoLV0wbga5xR&XXo4+Ng___AKCHi{5JD%J3rk@qpqV&y6Dq@I_}>jh%@`Rc
+<7R?P=hRdtnJBZ$Y@o3mGenlja@llN%qq}S%2_RIX6<Y>Tgx`HVRn+8WtZ7?b_elhML{fxlBkLm(GV@s7G1F+2I8YQ6vyIBjKqcbBCf@)xEEhV0@@6nO
+XtL#oYQi4uAcL9tz0kH&y900&~dQS9%W&XX7c%bF|X#0yp<2~?R*y&>L|a0m3n~glPFLHrjRa(g>peFm<7Aw75qZ8&?<zmVdsTqVO!W0kRn!$7n87PGs
+S$dSX7Hf(J8vcpxFMsaiij@xG5fr$08w75+{k0CYh2gRi&EbNxsySX3`Sc(H`0nD&ulYPRO*(LO)8$m$D$|<btfq75PCnWDEL{BfD}<4&+DqN$$u!xi6
+39sT@H|TEiA5N>qs{aV4=Nm&}q~s+Igwt28XlO1l!Ou+WVPimFtU2gOh<=tK^5qJ|PEkIIwMQTobI87osIf@ZW<UZEXfDxoG-N@buOacWxSRZ%UfvZ_E
+sDyy2RpIVZwI%-vQRZsQRKy9imwF{joR0rxrovD#JSC_E5cj`esswlLm1av62oGM?Ig>trBC`;v1SuIzfQ5j{kY?qy~TW*wt@?*JE4$GtRtQ?is<!yOi
+CMp#4tjmfB9ZRd|6}wWccoo0Wth6d&Wm1_{=9Oh-S3#j~#k8bGLgQk!lqP6dEvHGEsy%3iW@?sZYmVk>b*-TVT2p({`r1&NY7w-ug|^nV+FpCrxCiB-{
+GdJ957md-ga6Qam_6(sP#uT17Sj_tt+V>2F6ddkpi8={S9C+Sps6{!s|Wg{-q(kEq%ZW9zSj5pD~KWvZ7pd~1_OPKgT|INctbRDM&2kIvY|k8D;t`jLw
+hr!zuAUkR1Mdt8J^)AfzdQtM%M_9i7_)GV{R;sm9aC925QDk+GNd3Q!uk;$yCh;(=aX5HXYM78)jgJ=GdH?k-0Qq%&m!Aghg2lv_1}cUmBX9XyvV<C0h
+!#zp|xS50-xFfVSmWRm-(%mS;6A-wLdz)w0^wz#3T-Yi32(+*(>|YisSSqlH3K#Gxz3?1W81U!<WivNmU@?Mqv*v$kmG?1C*phb%#hRPC}|u{CIuhHcu
+GZQG7rwOzYr*KN=C?Z9r@k9Ny`vO9Lq4(*{mvd8wsp4pK-w-@%(UfWxHXYcJ-8*xwvgGL&2;!eV$9L8atl#_ONM{qJu))Aqp=AD8gJE~K5DvstnIJ#pv
+reis_<2Y5vb!v|1_)g%ooURi(eP`edoslzfBIm`~I6G(W9Gq7Nhpro|CaPqWt){9%wOCcFmFh#)s9IIK>Qt*$w_2|@s(v-7cB{kcxH_#y)kSq(eT7Dhx
+rCc^DVK3smvhsu=*q6*s&3iUT-`NX)3sdNb=<1!x;58xeK&BMZp-bsp*wUZ?#zwcxw~+e?#{()@fusZtnoFmma7$NYOPY!YDUejIkjrdtu<;v?XmV$>(
+oZIX)UVFYm3@TZCxYkOr5Kz>tbE0>vg;C)T{Mc-K+ccX1!JK)aUhG9rbW8<|RDZV?DvkcsZ}&sh;K;p6xlF>jhrZd-8hT$eVhRxAyklt4B4sMjCp$+$c
+9}XzSHRy%9Dhjd^3&pnTeAea^r11wZE(e915Qs$cORe8abV+jo4|ulaSq;Rk-t5B;G(_NV^LkNmm6@L&A3zx7{zB8UgcfC|`v3(|oSs6jc<0zEJSE3gA
+6a04&!gCJ-It)L$agHbREqF^2@gO^|v?1Fu82(V_N$u{|Bu9<HZno?73R+<k@qiHqmrqir8Yt4EyXg)UE&2BSnj$lp9n~UbMxoU2k`{uF9J*FSUNBPlw
+v>$7a-ec=Ae4N12*gv8zyhXOyme9(!a;-v3YRN6NRc=*UM$2m1EvMzS>aC#l)atf+tx+p#ty|mHuJziYp17yfll-JSX;1o-{ZxIbJ^4?;Q|qb!G<#Y+y
+*%wt3nt!9!gk5D^X+0=h4o^zt+vy4+rjBQaL^vLqxP!3IlT-L9je20xK6qwcI1xI(K>p^?ARTrQ|-7NztilrI$>wnnRVu!WoHMQ2J6OQ)v#T@o9X7e#j
+eq{x^6c(y(kX4qi)n)bvNBZ_t<56>7LwEVBOfgTF>kGy;g75TlUZ}5z-+WUWU1_5K6Fd)UXm7p%vPp6S`q748msk7(Ruauow2jVK@$_VH7UHeMt4We!4
+IA<-XF_`VW1*Z};7Pt?%`l{ilA|pY&h)TUbcgAU;SA*a1Jt4Dy2_Y$bJI46K1W2nMawo919J8bpH??5D%vI3R|xAvI)%+)y0KLuFVVYD0Z!4((xW=neg
+0IGhic!`%=WVWapcIbuirC^O2BiX(MojI5C}YQypxj7Fnqw1Ne87#&B%m>P4iztUrIERV}$ZETOL<J!12ej114$#^!NkC)@!7@gpg*d#F_C+s9Oxts`-
+>?AiSOr(hl%gmTq6MN!J+(}~+OnQ_4WIBl^i^+Pjo$M#C6JknDnQ3||PL*kSs!jE&Ikl(NX>;0|hSS+}K7E~{Gkg}Cku!Fdn&oEF>|tiiteHJ?X4RQHt
+IxbyV;0PMv;J&4o6VxxVz!>W&X9<R;!zSd9~ChX8*x!O5+X4wM8!yslt_)rkrwHZ5t)${*^v`fBR8r=UgSqX)QnnDCkmrMG>N9sEQ+Few2WS&RkVqA(I
+GlU=p3Jub9SDd^Yh%iFjwc5xi&ZE=G>k;b9WxhALre9Z$6xl=F|CX9?iG&{rq)KEVxB_Aui-ad7&@Ng}rbVwS~V37U5#Dm@k%#-2z|6mWd^~q?hb6wY*
+&NOJSK^=9bd3v{aXs<-^igT1$KBEZt>e87!O2r)6i^TaK60Wwd-*u9y2I@xs1{FUm{#MSIa-?3e0`_Y%HLUS==R%lyxqHoM|s>*itYsw-n<t(=v+YOlJ
+h!D_UMRx4P)2iU*FI<cnK%$i%L*O%+^T3Z`ydtF`E*52A*hwJfrx}L9>>tAo;$ql(l|6a=K#@IL;cN1*dzgKg#S#373osXOJR@};4Wvg$kt-Y;oYg=y{
+Y@6H1ZEG8DW4pwT+|fIBm)hlag<WZ<?u?zavv<zU-37a+U1!(Zg}eT4xSQ^x-2%oZwdeMidtoo`m3?{tus8Si-q~08^?hUC-;ejve!gGs*Zb{$zef((A
+%6HjFZRWQaj*`~!9BDO-NWE8Iz)#REcwIXcpzSx*YvCKD!$6E`m6m~d-YzMudUbd>--ftV#oix^ovL1XdRtn``CrmKRQOo)p2t?{NDdKZ2t@7&1wDLAS
+L8G@)JSPv(tON01N*by@i!;q0gr^k7Lwn%imyk*az71U$CDTdUk$Bp3!IG+4I>2{sC9;FZg%-CoJ}J;+8Op`<Ndi&zW=X{NuTIj*@4mH*JBuBCp9?@*V
+jJw(hU@YU=bxjnZc{Nz=4IU(?@c<N~|kFK#Z%7tITlAsC(E*(|KcuPni3-binLEh>t?IPIw%f5Vq}R5%le(;KcJTnm2*e+$p2Z-1%Go6|P>kdZQW2E8J
+$n5*ZjA6NI;&)GBattg8>MD*?1Tkfs;7QH5~>1*No>RP`JuD@L)H`on-b91BIlyA`6vs?03yftsX-BNdVch~Pez5DhKxsTmv?(KW#{rmTSy}$cV|A0$x
+q<iUu^jZ2M{gC<6hmusPmzt&XkLpJp7J#pa>PPiiB|ed#=ug+5XkFHyb;O84Bef02yfwd>*yqomN$bjbYkjjY`v%Hw_DktY7P><j8iU|@-kXNsxc=+?U
+kdoy4DOm|e+z$~JrmF8&*by%v-zC+Dt)EDso%_R$anVp-S_%;;fMSK`HB6^{=EJdf}p1tpmPL10E9k$2gD-+A|iK)1X)m#Pl$nhM(Rid`HK8N{tNy9ie
+jh#3qYYP%A;54Tl5CKM-|jV1N0mGbtpz)=NO4yU>qi3B6f|v!%CQneS)-n#-6e7*x4C%#-8zKnX{X-yR-La%9(y<p8b9H_3Y;vf?wcoPT%s};u8K5H}G
+d1BXEKzGDMEJBV+=8VMLSoPQ+qV>>_p(Gh<(4$T@b7pY!LL^W6E}xqfcJ4}_A~>3<VY<ORu+Z%CfZkT;OF_or`8Jn|d-$S8G2#VC?uD1o}B?kM^6t;jR
+=FZgB9G)upsc{)qq(h~iVw&^<L5xu}K&M(M|iwoi6?Zx%Qy9@cEaq)a{2HB(;hPh$xm=aTloLUUZlI#U5u-EJ@Yp^_*<=%1%SLV<+XK%<i^c&&L{TumB
+<IOXq80F7+f<Na;o<4m?A@EoHTmG8A<z@aOub#fA_?v&`zw<xg1HvHR7s4AMBZ$I{@J=WRhJa@9%y~x0TxG5y<8tP6=1b;l=0^s(!mfxb>MC=Uy}G%&y
+DDAjSIsLld!FU9SJ~U_eOAtX%l^#bA|+<T53uz=i_apG!*b_20XDpsBi>SPb8oNTetfIH#jdIAi);4!&2{Gb=KAjX{<?InTz|SYuK&9JdX3(k-4Hj-jc
+{{yBi+<*zTN!m2Dzng`P<vucena2dPm+dcf#G(-P^nCJNfS8-KRVI?)%-@JL(<xF7xi@o%yc*&VPsAllSz!cz=7Z+&lN*@45H#d-TKE2mV9m!~F+D!X;
+YbrL6Q;x|L)}m!2g|K9?!^Le9w7^1b{K_PQ;jrLz)QVoO5l4sP#DsZn|^;UB4w7a#eLnU6Og??3+f_9Cl%P$cE6La67epf=Qt^1E`qOnzeFCO>{MK4Ch
+kGkOL#rlNn+O}(lA&{5;eAPm|Nj9cTIftZweWnP=_&ChVL=by>XZ$B%ajnBd7@1K9Y^Yhj%>^d6umtlXlOAhu0|C0Ga)i3I7{ic3buh$We_uhKGM>pOz
+O3>dMjpqjP7xS0!m-LtDe}ra^1ZTm!pdJv=nyJ4p{zjg0xN-hD^Zfo<dbXY$&)8S$Yxe8Muj*Iy8~%;_#(fjMU4JvaVc&1R-+%x79sNQ4xcI^U(0^opm
+VRRYy7?FKU;hoy-KH!
+"""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]

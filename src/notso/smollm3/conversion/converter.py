@@ -1,21 +1,78 @@
-"""Convert a Hugging Face folder to one GGUF file that this engine and llama.cpp read."""
+"""Convert a Hugging Face folder to one GGUF file that this engine and llama.cpp read.
+
+Rows are quantized in several threads, in order. Conversions for commands are made once and kept in the user's cache
+folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import platformdirs
 
-from notso.qtensor import Format, NotsoError, name_file
-from notso.smollm3.config import ARCHITECTURE
+from notso.qtensor import Format, GGUFFile, GGUFWriter, NotsoError, QTensor, name_file
+from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.conversion.hf_config import CONFIG, Entries, config_entries, end_tokens, read_object
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
 from notso.smollm3.conversion.hf_tokenizer import folder_tokenizer
-from notso.smollm3.conversion.packing import new_model_file, packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
+from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
+
+Floats = npt.NDArray[np.float32]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def require_whole_blocks(columns: int, format: Format) -> None:
+    """Raise InvalidRequestError unless rows consist of whole blocks."""
+    if columns % format.block_values:
+        raise InvalidRequestError(
+            f"rows of {columns} values are not a multiple of {format}'s block size; F16, BF16 and F32 accept any",
+            param="type",
+        )
+
+
+def packed(
+    rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
+) -> Iterator[Bytes]:
+    """Yield the packed bytes of each chunk, few at a time. Raises OperandError as `QTensor`."""
+    count = threads or os.cpu_count() or 1
+    waiting: deque[Future[Bytes]] = deque()
+    with ThreadPoolExecutor(count, "notso-packing") as pool:
+        try:
+            for piece in rows:
+                waiting.append(pool.submit(lambda part: QTensor.quantise(part, format, name, importance).data, piece))
+                if len(waiting) > count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def new_model_file(out: Path) -> Iterator[GGUFWriter]:
+    """Yield a writer, then validate and publish the file. Raises ModelFileError or OSError."""
+    unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
+    writer = GGUFWriter(unchecked)
+    try:
+        yield writer
+        writer.write()
+        with GGUFFile.open(unchecked) as made:  # validates as any reader does
+            SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
+        unchecked.replace(out)
+    finally:
+        unchecked.unlink(missing_ok=True)
+
 
 # Supported output types. Q4_K_M is the mix of the official files.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
@@ -79,3 +136,41 @@ def _general(folder: Path, mix: str) -> Entries:
         "general.quantization_version": (2, "uint32"),
         "general.file_type": (FILE_TYPES[mix], "uint32"),
     }
+
+
+MIX = "Q4_K_M"  # type that folders are converted to
+
+# Receives folder and file before a conversion, and returns what gives its progress.
+Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
+
+
+def _quietly(folder: Path, target: Path) -> AbstractContextManager[Progress]:
+    return nullcontext(lambda done, total: None)
+
+
+def kept_conversion(folder: Path, announce: Announce = _quietly) -> Path:
+    """Return the GGUF file of a folder, converted if it is new or changed. Raises as `convert`."""
+    target = _target(folder.resolve())
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with announce(folder, target) as report:
+            convert(folder, target, MIX, report)
+        _forget_earlier(target)
+    return target
+
+
+def _target(folder: Path) -> Path:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
+    # A changed file or converter gives another name, so the folder is converted again.
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    known = (str(folder), (VERSION, states))
+    where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in known)
+    return platformdirs.user_cache_path("notso") / "converted" / f"{folder.name}-{where}-{what}-{MIX}.gguf"
+
+
+def _forget_earlier(target: Path) -> None:
+    # Conversions of earlier states of the folder.
+    kept_for = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
+    for older in target.parent.glob("*.gguf"):
+        if older != target and older.name.startswith(f"{kept_for}-"):
+            older.unlink(missing_ok=True)

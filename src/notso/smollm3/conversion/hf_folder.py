@@ -53,7 +53,6 @@ class FolderTensor:
     head_rows: int = 0
 
     def chunks(self) -> Iterator[Floats]:
-        """Yield all values as (n, columns) float32."""
         columns = self.source.cols
         step = max(1, CHUNK_VALUES // columns)
         if self.head_rows:

@@ -16,7 +16,7 @@ import tokenizers
 from notso.smollm3.conversion.hf_config import Entries, read_object
 from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.text.tokenizer_json import MAX_JSON_BYTES, tokenizer_entries
+from notso.smollm3.text.tokenizer_pipeline import MAX_JSON_BYTES, tokenizer_entries
 from notso.smollm3.text.vocabulary import CONTROL, END_IDS_KEY, UNUSED
 from notso.text_file import read_regular
 

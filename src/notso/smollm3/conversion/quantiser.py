@@ -11,13 +11,11 @@ import numpy.typing as npt
 
 from notso.qtensor import FORMATS_BY_NAME, Format, GGUFFile, GGUFWriter, QTensor
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.conversion.converter import convert
+from notso.smollm3.conversion.converter import convert, new_model_file, packed, require_whole_blocks
 from notso.smollm3.conversion.hf_folder import CHUNK_VALUES, HFFolder
 from notso.smollm3.conversion.importance import Importance, importance
-from notso.smollm3.conversion.packing import new_model_file, packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
-from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
-from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
 
 # Types made here from floats; `convert` makes more.
 MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")

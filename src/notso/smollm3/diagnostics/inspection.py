@@ -17,7 +17,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token, largest_context
 from notso.smollm3.errors import ModelFileError
 from notso.smollm3.hub import registry
-from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.kv.kv_cache import KV_FORMATS, KVFormat
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.text.vocabulary import CONTROL, USER_DEFINED

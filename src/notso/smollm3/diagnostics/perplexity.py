@@ -58,12 +58,12 @@ class Divergence:
 
     base: Perplexity
     model: Perplexity
-    kl: Estimate
+    kl: Estimate  # of the model from the base, in nats
     largest_kl: float
     kl_99: float
     median_kl: float
-    same_top: Estimate
-    rms_change: float
+    same_top: Estimate  # share of positions with the same likeliest token
+    rms_change: float  # root mean square change in the probability of the text's tokens
 
 
 def perplexity(

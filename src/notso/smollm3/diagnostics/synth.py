@@ -15,9 +15,8 @@ import numpy as np
 
 from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GGUFWriter, random_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
-from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, has_more_bits
-from notso.smollm3.text.tokenizer_json import tokenizer_entries
-from notso.smollm3.text.tokenizer_pipeline import PIPELINE_KEY
+from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, has_more_bits
+from notso.smollm3.text.tokenizer_pipeline import PIPELINE_KEY, tokenizer_entries
 from notso.smollm3.text.vocabulary import CONTROL, gguf_list
 
 CHUNK_BYTES = 8 << 20

@@ -1,13 +1,17 @@
 """Verification of a model file's integrity and of this machine's kernels.
 
 Four checks: the SHA-256 against the published files; the structure (shapes, roles, finite scales); tokenizer and chat
-template, constructed as for an engine; and for every tensor a product by the native kernels against two references:
-the same product in float64 on dequantized weights, and, for quantized formats, the bit-exact numpy reference. A row's
-error is relative to |x| |w|, the largest its product could be, so that a sum near zero does not count as an error.
+template, constructed as for an engine; and for every tensor a product by the native kernels against two references: the
+same product in float64 on dequantized weights, and, for quantized formats, the bit-exact numpy reference. A row's error
+is relative to |x| |w|, the largest its product could be, so that a sum near zero does not count as an error.
+
+The fingerprint is a short hash of what a model computes, equal on every machine, kernel family and device. Kernels are
+bit-exact everywhere: different hashes mean different files, cache formats or releases, or a fault.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,12 +23,38 @@ import numpy.typing as npt
 
 from notso.qtensor import CPU, GGUFFile, QTensor, matmul_q8k, scales_of
 from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import ModelFileError, TemplateError
 from notso.smollm3.hub import registry
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.sampling_params import SamplingParams
+
+# Prompt tokens, which depend only on the vocabulary size, and tokens generated after them.
+IDS, WRITTEN = 48, 16
+
+HEX_DIGITS = 16
+
+
+def model_fingerprint(engine: Engine) -> str:
+    """Hash the logits of a fixed prompt and a greedy answer."""
+    vocab = engine.config.vocab_size
+    ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
+    said = "".join(event.text for event in engine.generate(ids, greedy))
+    return _hash(engine.logits(ids).astype("<f4", copy=False).tobytes() + said.encode())
+
+
+def answer_fingerprint(*texts: str) -> str:
+    """Hash the parts of an answer."""
+    return _hash("\0".join(texts).encode("utf-8", "surrogatepass"))
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:HEX_DIGITS]
+
 
 SAMPLED_ROWS = 128  # of each matrix, evenly spaced, including the first and the last
 INPUTS = 2
@@ -75,13 +105,11 @@ class Verification:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line each."""
         found = (self.structure_problem, self.prompt_problem)
         return (*filter(None, found), *(f"{check.name}: {check.problem}" for check in self.tensors if check.problem))
 
     @property
     def ok(self) -> bool:
-        """Whether the file is sound, published or not."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from notso.qtensor import Backend, available_memory
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.model.adapter_file import read_adapter
-from notso.smollm3.model.lora import Adapter
+from notso.smollm3.model.lora import Adapter, read_adapter
 from notso.smollm3.values.engine_config import AdapterInfo, AdapterSource
 
 MAX_ADAPTERS = 64

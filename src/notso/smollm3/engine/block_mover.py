@@ -7,8 +7,7 @@ from itertools import groupby
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.scheduling.scheduler import Scheduler
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import BlockCopy, BlockLoad, Plan
+from notso.smollm3.scheduling.sequence import BlockCopy, BlockLoad, Plan, Sequence
 
 
 class BlockMover:

@@ -19,15 +19,13 @@ from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, give_b
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
-from notso.smollm3.engine.engine_core import EngineCore
+from notso.smollm3.engine.engine_core import ContextLogits, EngineCore, WorkSignal
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
-from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, opened, options_of, receipt_of
 from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
-from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
@@ -40,19 +38,17 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.generation import AnswerStream, Generation, events_until
 from notso.smollm3.sampling.logits_processor import FindProcessor
 from notso.smollm3.scheduling.block_pool import BlockPool, CacheSalt, cache_salt, conversation_digest, reading_digest
+from notso.smollm3.scheduling.ngram_drafter import StepLatency
 from notso.smollm3.scheduling.scheduler import Scheduler
-from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.values.answer_settings import AnswerSettings, settings_of
 from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
-from notso.smollm3.values.completion import Completion
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings
-from notso.smollm3.values.events import Event
+from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
-from notso.smollm3.values.request_options import PromptInput, RequestOptions
+from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, settings_of
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, read_text
 
@@ -71,11 +67,11 @@ def model_path(model: str | None) -> Path:
         raise ModelFileError("the name of the model is empty")
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
-        from notso.smollm3.conversion.kept_conversion import kept_conversion  # loaded for folders only
+        from notso.smollm3.conversion.converter import kept_conversion  # loaded for folders only
 
         return kept_conversion(path)
     if path.exists() or path.is_absolute() or path.suffix == ".gguf":
-        return path  # a path rather than a name: opening it tells what is wrong
+        return path  # a path rather than a name: opening it raises the exact error
     return resolve_model(model) or demo_path()
 
 
@@ -237,7 +233,7 @@ class Engine:
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
         """Wait until weights stay in place, for measurements."""
-        self._placement.wait(timeout_s)
+        self._placement.finished.wait(timeout_s)
 
     def stats(self) -> EngineStats:
         return self._core.stats(self._placement.state)
@@ -268,7 +264,7 @@ class Engine:
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
-        return StoredReading(*self._offload.reading(reading_digest(owner, scope, name)))
+        return StoredReading(*self._offload.readings.stored(reading_digest(owner, scope, name)))
 
     def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
         """Remove a pinned reading from memory and disk, except blocks that another reading contains.
@@ -311,7 +307,6 @@ class Engine:
         return self.tokenizer.decode(self._checked(ids), skip_control=False)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return each token's text."""
         return [self.tokenizer.decode([id], skip_control=False) for id in self._checked(ids)]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
@@ -324,12 +319,10 @@ class Engine:
         return self._prompts.template.render(turns, thinking=asked.thinking, tools=asked.tools, date=asked.date)
 
     def encode_chat(self, messages: ChatInput, options: RequestOptions | None = None) -> list[int]:
-        """Return the prompt's token ids."""
         # Control tokens come from the template only, never from the text of a message.
         return self._prompts.write(_turns(messages), options or RequestOptions()).ids
 
     def count_tokens(self, messages: ChatInput, options: RequestOptions | None = None) -> int:
-        """Return the number of the prompt's tokens."""
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
@@ -632,7 +625,8 @@ def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
 
 
 def _template_of(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
-    """Return the chat template in the file at `path`, or else that of the model. Raises TemplateError."""
+    """Return the chat template in the file at `path`, or else that of the model."""
+    # Raises TemplateError.
     if path is None:
         return ChatTemplate.from_gguf(file.metadata, tokenizer)
     try:

@@ -1,4 +1,8 @@
-"""The engine thread: accept requests, run steps, emit events, keep statistics, and use idle time."""
+"""The engine thread: accept requests, run steps, emit events, keep statistics, and use idle time.
+
+For measurements it also computes the logits after every token of a context: a long context is computed in pieces
+between engine steps, small ones while answers are running, so that none of them stalls.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TypeVar
@@ -20,20 +25,37 @@ from notso.qtensor import DeviceLostError
 from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.prefix_warmup import QUIET_S, PrefixWarmup
 from notso.smollm3.engine.request import Request
-from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import EngineError, EngineLostError, ModelError, NotsoError
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process
-from notso.smollm3.scheduling.block_pool import CacheSalt
-from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt, OutOfBlocksError
+from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS, StepLatency
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, TILE_ROWS, PrefillBudget, Scheduler
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_latency import StepLatency
-from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk, Plan
+from notso.smollm3.scheduling.sequence import MAX_SAMPLED, Chunk, Plan, Sequence
 from notso.smollm3.values.events import Event, FinishReason, Progress
 from notso.smollm3.values.model_info import EngineStats
+
+
+class WorkSignal:
+    """Wake-up signal. `wake` is thread-safe."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._woken = False
+
+    def wake(self) -> None:
+        with self._condition:
+            self._woken = True
+            self._condition.notify()
+
+    def wait(self, timeout_s: float) -> None:
+        with self._condition:
+            if not self._woken and timeout_s > 0:
+                self._condition.wait(timeout_s)
+            self._woken = False
+
 
 # Requests further back in the queue are notified of their place once, and again within this distance; otherwise every
 # step would notify all of them.
@@ -142,7 +164,6 @@ class EngineCore:
 
     @property
     def prompt_s_per_token(self) -> float:
-        """Recent seconds per prompt token, or 0."""
         return self._prompt_s_per_token
 
     def submit(self, request: Request) -> None:
@@ -496,7 +517,6 @@ class BackgroundWork:
         self._has_memory = False
 
     def nap_s(self, is_idle: bool) -> float:
-        """Return the seconds until there is idle work."""
         nap = LONGEST_NAP_S
         if (is_idle and not self._has_memory) or (self._offload is not None and self._offload.has_work):
             nap = TICK_S
@@ -519,3 +539,54 @@ class BackgroundWork:
     @property
     def _quiet_s(self) -> float:
         return time.monotonic() - self._quiet_since
+
+
+class ContextLogits:
+    """Computes one context at a time from an empty cache. `batch_index`: a spare table row."""
+
+    def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
+        self._core = core
+        self._batch_index = batch_index
+        self._vocab_size = vocab_size
+        self._turn = threading.Lock()
+
+    def compute(self, tokens: list[int], adapter: Adapter | None = None) -> Floats:
+        """Return logits (L, vocab) float32. Raises EngineError without room or at the engine's end."""
+        self._core.refuse_own_thread()
+        out = np.empty((len(tokens), self._vocab_size), np.float32)
+        sequence = Sequence(tokens, adapter=adapter)
+        with self._turn:
+            sequence.batch_index = self._batch_index
+            try:
+                self._core.call(lambda: self._take_blocks(sequence))
+                at = 0
+                while at < len(tokens):
+                    at = self._core.call(lambda start=at: self._compute_piece(sequence, start, out))  # type: ignore[misc]
+            finally:
+                with suppress(EngineError):  # after the engine's end there is nothing to free
+                    self._core.call(lambda: self._give_back(sequence))
+        return out
+
+    # On the engine's thread
+
+    def _take_blocks(self, sequence: Sequence) -> None:
+        pool = self._core.scheduler.pool
+        try:
+            for _ in range(0, len(sequence.tokens), BLOCK_TOKENS):
+                sequence.blocks.append(pool.allocate())
+        except OutOfBlocksError:
+            raise EngineError("other requests are using the whole cache; try again when they are done") from None
+
+    def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
+        rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
+        pool, count = self._core.scheduler.pool, 1 + len(rest)
+        pool.open_windows(sequence.blocks, start, count)
+        rows = self._core.runner.run([Chunk(sequence, start, 1, rest, samples=True)], lambda _: True)
+        pool.close_windows(sequence.blocks, start, count)
+        end = start + count
+        out[start:end] = rows[0] if rows else np.nan
+        return end
+
+    def _give_back(self, sequence: Sequence) -> None:
+        for block in sequence.blocks:
+            self._core.scheduler.pool.free(block)

@@ -9,27 +9,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from notso.smollm3.engine.engine_core import WorkSignal
 from notso.smollm3.engine.receipts import Redraw, params_of, replay_of
 from notso.smollm3.engine.request import MeanPooling, Request, ids_digest
-from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.output.logprobs import PromptScores, token_logprob
-from notso.smollm3.output.output_processor import OutputProcessor
-from notso.smollm3.sampling.dry import NO_BREAKERS
+from notso.smollm3.output.output_processor import OutputProcessor, PromptScores, token_logprob
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
 from notso.smollm3.sampling.quoted_fields import quoted_fields
 from notso.smollm3.sampling.quotes import Quotes
-from notso.smollm3.sampling.sampler import Sampler
-from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
+from notso.smollm3.sampling.sampler import NO_BREAKERS, Sampler, SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
-from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
+from notso.smollm3.scheduling.ngram_drafter import NgramDrafter, StepLatency
 from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
-from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.prompt import GENERATION_TOKENS, Prompt, PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event
@@ -197,7 +193,6 @@ class InputProcessor:
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the capacity for a prompt and its answer."""
         return self._document_tokens if options.prefix is not None else self._context_tokens
 
     def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:

@@ -14,9 +14,9 @@ from pathlib import Path
 from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import OutOfMemoryError
-from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat, has_fine_weights, keep_format, kept_format
+from notso.smollm3.kv.kv_cache import KV_FORMATS, WINDOW_FORMAT, KVFormat, has_fine_weights, keep_format, kept_format
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
-from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED
+from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
@@ -59,16 +59,16 @@ class EnginePlan:
     """
 
     context_tokens: int
-    document_tokens: int
+    document_tokens: int  # context of prompts with a fixed prefix
     kv_format: KVFormat
     max_num_seqs: int
-    kv_blocks: int
-    window_blocks: int
+    kv_blocks: int  # tiles, shared by all sequences and cached prefixes
+    window_blocks: int  # tiles of k8v8, besides low-bit formats
     weights_bytes: int
     kv_bytes: int
     scratch_bytes: int
     limit: MemoryLimit
-    reduced: bool
+    reduced: bool  # the default context did not fit
 
     @property
     def needed_bytes(self) -> int:
@@ -201,7 +201,6 @@ class _Planner:
         return self._with_blocks(plan, min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS))
 
     def with_documents(self, plan: EnginePlan, most_tokens: int) -> EnginePlan:
-        """Reserve a longer context for prompts with a fixed prefix."""
         least = self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, reduced=plan.reduced)
         larger = self._with_blocks(least, max(plan.kv_blocks, most_tokens // BLOCK_TOKENS))
         tokens = min(most_tokens, larger.kv_blocks * BLOCK_TOKENS) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS

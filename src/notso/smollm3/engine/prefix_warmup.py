@@ -78,7 +78,6 @@ class PrefixWarmup:
         self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def note(self, request: Request) -> None:
-        """Schedule the turn after a finished answer."""
         sequence = request.sequence
         if request.next_ids is None or request.output.finish_reason not in ("stop", "tool_calls"):
             return
@@ -92,7 +91,9 @@ class PrefixWarmup:
         )
         if len(self._notes) == MOST_NOTES:
             count = Counter(each.salt.owner for each in self._notes)
-            self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))  # the oldest of who has most
+            self._notes.remove(
+                max(self._notes, key=lambda each: count[each.salt.owner])
+            )  # the oldest of the owner with the most
         self._notes.append(note)
 
     def draft(
@@ -112,13 +113,11 @@ class PrefixWarmup:
             self._drafts.pop(owner, None)
 
     def sent(self, sequence: Sequence) -> None:
-        """Keep a sent draft's blocks."""
         if sequence.priority < PRIORITIES["background"]:
             self._typed.pop(sequence.salt.owner, None)
             self._drafts.pop(sequence.salt.owner, None)
 
     def clear(self, conversation: bytes | None = None) -> None:
-        """Cancel pending work."""
         for note in list(self._notes):
             if conversation in (None, note.conversation):
                 self._notes.remove(note)
@@ -129,14 +128,12 @@ class PrefixWarmup:
             self._typed.clear()
 
     def due_s(self, quiet_s: float) -> float:
-        """Seconds until work is due, or infinity."""
         # A draft arrives when typing pauses, so there is no reason to wait longer.
         if self._drafts:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
 
     def read(self, go_on: Callable[[], bool]) -> None:
-        """Run one step, abandoned when `go_on` returns False. Requires an idle scheduler."""
         note = self._next()
         is_over = True  # failures are not retried
         try:
@@ -150,7 +147,7 @@ class PrefixWarmup:
                 self._notes.remove(note)
 
     def _next(self) -> _Note:
-        # The owner whose last step is longest ago comes first, with the newest of what is pending.
+        # The least recently served owner comes first, with the newest of what is pending.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
         note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1

@@ -1,4 +1,4 @@
-"""Receipts: what an answer was drawn from, so that anybody with the model file can check that it was.
+"""Receipts: what an answer was drawn from, which can be checked with the model file.
 
 A receipt names the model's content, the prompt, the parameters with the seed, and the answer's tokens. As an answer's
 bits depend on nothing else, checking it means to read prompt and answer in one prefill and to draw every token again.
@@ -90,7 +90,7 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
 
 
 def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an open receipt without what it tells of the conversation."""
+    """Return an open receipt without the content of the conversation."""
     told = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
         told[part] = {name: value for name, value in told[part].items() if name not in _SEALED}
@@ -102,8 +102,8 @@ class ReceiptCheck:
     """Result of a check. `problem` is "" if every token is what the model draws; else `place` is the first token of the
     answer that is not, counted from 0 (None: something else differs)."""
 
-    problem: str
-    place: int | None = None
+    problem: str  # "" if every token is what the model draws
+    place: int | None = None  # first token of the answer that is not, from 0 (None: something else differs)
     tokens: int = 0
 
 
@@ -177,14 +177,12 @@ class Redraw:
         self.found: ReceiptCheck | None = None
 
     def take(self, start: int, logits: Floats) -> tuple[()]:
-        """Check the tokens behind the positions from `start`, given their logits (rows, V)."""
         for position, row in enumerate(logits, start):
             if self.found is None and position - self._first == self._request.output.tokens:
                 self._check(row)
         return ()
 
     def end(self) -> ReceiptCheck:
-        """Return the result, once all logits were taken."""
         request, tokens = self._request, len(self._answer.ids)
         if self.found is None:
             reason = request.output.finish_reason or (
@@ -230,7 +228,7 @@ class Redraw:
 
 
 def _checked(receipt: Any, name: str) -> dict[str, Any]:
-    """Return a receipt of the right form, whose digest is that of its content."""
+    """Return a receipt of the right form and with the digest of its content."""
     wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
     if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
         raise InvalidRequestError(f"the {name} is no receipt of version {VERSION}", param=name)

@@ -117,12 +117,10 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Tokens that may still come."""
         return self.most - self.output.tokens
 
     @property
     def reasoning_is_over(self) -> bool:
-        """Whether reasoning must end: its budget is spent, or the answer was requested."""
         if not self.output.in_reasoning:
             return False
         if self.structured_output is not None and self.structured_output.must_answer(self.left, len(self.closing)):
@@ -137,7 +135,6 @@ class Request:
         return token, self.take(token, None if self.describe is None else self.describe(logits, token))
 
     def draw(self, logits: Floats) -> int:
-        """Return the next token from logits (V,)."""
         sequence, structured_output = self.sequence, self.structured_output
         in_reasoning = self.output.in_reasoning
         restricted = logits if self.processors is None else self.processors.change(logits, sequence.tokens)
@@ -170,7 +167,7 @@ class Request:
         """
         if replay.origin not in ("", self.origin):
             raise InvalidRequestError("replay: the prompt, the model or the arithmetic is another one", param="replay")
-        reports_ids, self.reports_ids = self.reports_ids, False  # whoever replays them has them
+        reports_ids, self.reports_ids = self.reports_ids, False  # a replaying client has them
         while (at := self.output.tokens) < len(replay.ids):
             if self.is_over:
                 raise InvalidRequestError(f"replay: the answer ends after {at} tokens", param="replay")
@@ -191,7 +188,6 @@ class Request:
             self.replayed_events += self.close_reasoning()
 
     def first_events(self) -> list[Event]:
-        """Return the events at the start of the work, once."""
         replayed, self.replayed_events = self.replayed_events, []
         if not self.reports_ids:
             return replayed
@@ -205,7 +201,6 @@ class Request:
         return [Event("tokens", tokens=self.output.tokens, token_ids=ids, is_forced=is_forced)]
 
     def close_reasoning(self) -> list[Event]:
-        """Append the end of the reasoning, as room permits."""
         events: list[Event] = []
         start = len(self.sequence.tokens)
         self.closed_at.append(self.output.tokens)
@@ -218,7 +213,6 @@ class Request:
         return [*events, *self.token_event(start, is_forced=True)]
 
     def accept(self, drafted: int, right: int) -> None:
-        """Record accepted drafts."""
         self.drafted += drafted
         self.accepted += right
         if self.drafter is not None:

@@ -2,6 +2,9 @@
 
 huggingface_hub locates the file and provides the session. The transfer is implemented here because that library (2.4)
 discards a partial file when its process ends, and publishes a file before it is hashed.
+
+Each redirect is validated before it is followed. By default the HTTP library follows twenty redirects to anywhere,
+including from https to http and to hosts of the local network.
 """
 
 from __future__ import annotations
@@ -9,21 +12,111 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import ipaddress
 import os
 import shutil
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
 
 from notso.smollm3.errors import DownloadError, NoSpaceError, quoted
-from notso.smollm3.hub import redirects, registry
+from notso.smollm3.hub import registry
 from notso.smollm3.hub.registry import KnownFile, Progress
 from notso.system.files import lock, sync
 
 if TYPE_CHECKING:
     import httpx2
+
+MAX_REDIRECTS = 5  # one is usual: from the Hub to its content network
+
+
+@contextlib.contextmanager
+def followed(
+    session: httpx2.Client,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    timeout: float,
+    leave_origin: bool = True,
+) -> Iterator[httpx2.Response]:
+    """Yield the final, unread response of `url` after validated redirects.
+
+    leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for refused
+    redirects, and httpx2.HTTPError.
+    """
+    # All addresses must be https, except on this machine if the first one is http there. Redirects reach the local
+    # network only from within it. The Authorization header never leaves the first origin.
+    first = require_safe(url)
+    at_home = _is_local(first)
+    sent = dict(headers)
+    for _ in range(MAX_REDIRECTS + 1):
+        with session.stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
+            following = response.next_request
+            if following is None:
+                yield response
+                return
+            url = str(following.url)
+            if _origin(_split(url)) != _origin(first):
+                if not leave_origin:
+                    yield response
+                    return
+                sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
+            _require_safe_hop(url, first, at_home)
+    raise DownloadError(f"{first.hostname} redirects more than {MAX_REDIRECTS} times")
+
+
+def require_safe(url: str) -> SplitResult:
+    """Parse a permitted first address. Raises DownloadError."""
+    parts = _split(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts)):
+        raise DownloadError(f"models are downloaded over https only, not from {parts.scheme}://{parts.hostname}")
+    return parts
+
+
+def _require_safe_hop(url: str, first: SplitResult, at_home: bool) -> None:
+    parts = _split(url)
+    if parts.scheme != "https" and not (parts.scheme == first.scheme == "http" and _is_loopback(parts)):
+        raise DownloadError(
+            f"models are downloaded over https only; {first.hostname} redirects to {parts.scheme}://{parts.hostname}"
+        )
+    if not at_home and _is_local(parts):
+        raise DownloadError(f"{first.hostname} redirects to {parts.hostname}, which is on the local network")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises if it is none
+    except ValueError:
+        raise DownloadError(f"{quoted(url)} is not a URL") from None
+    if not parts.hostname:
+        raise DownloadError(f"{quoted(url)} has no host")
+    return parts
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _is_loopback(parts: SplitResult) -> bool:
+    return parts.hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def _is_local(parts: SplitResult) -> bool:
+    # True if any address of the host is not globally routable. A name that does not resolve is left to the proxy; a
+    # name that changes its address later has no certificate there.
+    try:
+        found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    return any(not (getattr(each, "ipv4_mapped", None) or each).is_global or each.is_multicast for each in addresses)
+
 
 RETRIES = 5  # in a row, without progress
 TIMEOUT_S = 20.0
@@ -128,7 +221,7 @@ def pull(
 
 
 class _Interrupted(Exception):
-    """A transient failure."""
+    pass
 
 
 class _Part:
@@ -166,7 +259,6 @@ class _Part:
 
     @property
     def sha256(self) -> str:
-        """Hash of the contents, after an fsync."""
         self._handle.flush()
         sync(self._handle.fileno())
         return self._digest.hexdigest()
@@ -227,14 +319,12 @@ def _locate(file: KnownFile) -> str:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    redirects.require_safe(endpoint)
+    require_safe(endpoint)
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
         # A redirect to another host already carries the file's metadata; the token must not be sent there.
-        with redirects.followed(
-            get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
-        ) as response:
+        with followed(get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False) as response:
             if response.status_code >= 400:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
             size, etag = _offered(response)
@@ -290,7 +380,7 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
     if part.size:
         headers["Range"] = f"bytes={part.size}-"
     # Every request starts at the Hub: the signed URLs that it redirects to expire.
-    with redirects.followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+    with followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))
         if response.status_code == 416:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
-from notso.smollm3.hub import redirects
+from notso.smollm3.hub import download
 from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantisation_in
 from notso.smollm3.strict_json import DECODER
 
@@ -70,7 +70,7 @@ def _listing(repository: str) -> Mapping[str, Any]:
     url = f"{endpoint}/api/models/{quote(repository)}/revision/main?blobs=true"
     received = b""
     try:
-        with redirects.followed(get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S) as response:
+        with download.followed(get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S) as response:
             if response.status_code in (401, 403, 404):
                 raise DownloadError(
                     f"{endpoint} has no repository {repository}, or it is private: log in with `hf auth login`"

@@ -86,7 +86,6 @@ class BlockName:
 
     @staticmethod
     def model_of(cache_version: bytes) -> bytes:
-        """Return the `model` of this cache version's names."""
         return _digest(cache_version)[:8]
 
     def has_tag(self, tag: bytes) -> bool:

@@ -115,7 +115,6 @@ class DiskStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether blocks are accepted."""
         return self._writer is not None and self._problem is None and not self._closing
 
     @property
@@ -128,36 +127,30 @@ class DiskStore:
             return sum(len(queued.content) for queued in self._queue.values())
 
     def use(self, conversation: bytes) -> None:
-        """Make a conversation the most recently used one."""
         with self._wake:
             if self.is_writing:
                 self._folder.log.use(conversation)
                 self._wake.notify_all()
 
     def by_use(self) -> list[bytes]:
-        """Return the conversations that have files, least recently used first."""
         with self._wake:
             return self._folder.log.by_use()
 
     def sizes(self, conversation: bytes) -> list[int]:
-        """Return the sizes of a conversation's files, of any model."""
         with self._wake:
             files = self._folder.files
             return [files[str(name)] for name in self._folder.log.files(conversation) if str(name) in files]
 
     @property
     def blocks(self) -> int:
-        """Number of usable blocks, partial ones included."""
         return len(self._folder.known)
 
     def has(self, hash: bytes) -> bool:
-        """Whether a full block exists, judging by file names."""
         self._look_again()
         with self._wake:
             return (hash, False) in self._folder.known or (hash, False) in self._queue
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        """Tokens of the partial block after `parent_hash`."""
         self._look_again()
         with self._wake:
             if queued := self._queue.get((parent_hash, True)):
@@ -211,7 +204,6 @@ class DiskStore:
         return True
 
     def belongs_to(self, hash: bytes, conversation: bytes) -> None:
-        """Add a stored block to a conversation."""
         with self._wake:
             queued, name = self._queue.get((hash, False)), self._folder.known.get((hash, False))
             if queued is not None:
@@ -221,7 +213,6 @@ class DiskStore:
                 self._wake.notify_all()
 
     def evict(self, conversation: bytes) -> None:
-        """Remove blocks, of any model, that only this conversation or reading keeps."""
         self._folder.see_others()
         with self._wake:
             names = self._folder.log.evict(conversation)
@@ -284,7 +275,6 @@ class DiskStore:
                 announce(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:
-        """Remove blocks with this tag, including other processes'."""
         self._folder.see_others()
         with self._wake:
             for queued in self._queued():
@@ -305,7 +295,6 @@ class DiskStore:
             )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write queued blocks and release the folder."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()

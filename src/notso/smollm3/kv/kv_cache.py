@@ -2,19 +2,82 @@
 
 Formats under 8 bits read a sequence's first tile (attention sinks) and the current tile from a second, finer cache, the
 windows. The block pool decides which blocks have one.
+
+Formats under 8 bits are read through a Hadamard rotation and a codebook. Beside a low-bit format, the first tile of a
+sequence (attention sinks) and the tiles being written are kept in k8v8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from notso.qtensor import TILE_POSITIONS, Array, Backend, KeyValuePool
+from notso.qtensor import KV_FORMATS as KV_FORMATS
+from notso.qtensor import TILE_POSITIONS, Array, Backend, GGUFFile, KeyValuePool, QTensor
+from notso.qtensor import KVFormat as KVFormat
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
-from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk
+from notso.smollm3.scheduling.sequence import BlockCopy, Chunk
+from notso.text_file import read_regular
+
+WINDOW_FORMAT: KVFormat = "k8v8"
+
+
+FILE = "formats.json"
+MAX_BYTES = 1 << 16
+MAX_KEPT = 64
+FINE_FORMATS = ("F32", "F16", "BF16", "Q8_0")
+
+_log = logging.getLogger(__name__)
+
+
+def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
+    """Return whether most weights are floats or 8-bit."""
+    # An 8-bit cache then costs more accuracy than the weights' own format (docs/kernels/attention.md).
+    values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
+    return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
+
+
+def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
+    """Return the stored format, or None."""
+    found = _read(folder).get(_key(file, context_tokens))
+    return next((each for each in KV_FORMATS if each == found), None)
+
+
+def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
+    """Store a choice, dropping the oldest."""
+    kept, key = _read(folder), _key(file, context_tokens)
+    if kept.get(key) == kv_format:
+        return
+    kept.pop(key, None)
+    newest = dict([*kept.items(), (key, kv_format)][-MAX_KEPT:])
+    draft = folder / f".{FILE}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft.write_text(json.dumps(newest, indent=1), "utf-8")
+        draft.replace(folder / FILE)
+    except OSError as error:
+        # Not fatal: the rule yields the same choice again.
+        _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
+        draft.unlink(missing_ok=True)
+
+
+def _read(folder: Path) -> dict[str, str]:
+    try:
+        content = json.loads(read_regular(folder / FILE, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {key: value for key, value in content.items() if isinstance(value, str)} if isinstance(content, dict) else {}
+
+
+def _key(file: GGUFFile, context_tokens: int | None) -> str:
+    return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"
+
 
 AHEAD_BLOCKS = 4
 # Memory is touched this many blocks ahead, in at most this many layers between two steps: a large page takes
@@ -80,11 +143,9 @@ class KVCache:
         return sum(pool.block_bytes for pool in self.pools)
 
     def windows(self, layer: int) -> tuple[Array, KeyValuePool] | None:
-        """Return a layer's window table and pool, if any."""
         return (self._window_table, self._window_pools[layer]) if self._is_low_bit else None
 
     def place(self, chunk: Chunk, batch_index: int) -> None:
-        """Write a sequence's blocks to row `batch_index`."""
         blocks = chunk.sequence.blocks
         self.backend.write(self.block_table[batch_index][: len(blocks)], blocks)
         if not self._is_low_bit:
@@ -95,7 +156,6 @@ class KVCache:
         self.backend.write(row[first : last + 1], [self._windows[block] for block in blocks[first : last + 1]])
 
     def touch_ahead(self, block: int, rows: int) -> None:
-        """Touch memory at the rate that steps of `rows` consume it."""
         self._used = max(self._used, block)
         self._touched = max(self._touched, block)
         layers = -(-rows * len(self.pools) // TILE_POSITIONS)
@@ -124,7 +184,6 @@ class KVCache:
                 pool.copy_block(copy.source_window, copy.target_window)
 
     def read_block(self, block: int) -> bytes:
-        """Return a block, layer by layer."""
         return b"".join(pool.read_block(block) for pool in self.pools)
 
     def load_block(self, block: int, read_into: Callable[[list[memoryview]], bool]) -> bool:
@@ -140,7 +199,6 @@ class KVCache:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of a window, or 0."""
         return sum(pool.block_bytes for pool in self._window_pools)
 
     def read_window(self, block: int) -> bytes | None:
@@ -148,7 +206,6 @@ class KVCache:
         return None if window is None else b"".join(pool.read_block(window) for pool in self._window_pools)
 
     def write_window(self, block: int, content: bytearray | memoryview | bytes) -> None:
-        """Write an existing window."""
         self._write(self._window_pools, self._windows[block], memoryview(content))
 
     @staticmethod

@@ -23,7 +23,7 @@ import numpy as np
 from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.disk_store import lower_priority
-from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.kv.kv_cache import KVFormat
 from notso.text_file import open_regular, read_regular
 
 FILE = "models.json"
@@ -174,15 +174,11 @@ def file_marks(status: os.stat_result) -> tuple[int, ...]:
 def sampled_identity(file: GGUFFile) -> bytes:
     """Return 32 bytes that identify an unchanged model file by its `file_marks` and samples of each tensor."""
     # Hashing two gigabytes would delay the first answer; see model_identity.py for the digest of the whole content.
-    return _of_samples(file, repr(file_marks(file.status)).encode())
+    return content_identity(file, repr(file_marks(file.status)).encode())
 
 
-def content_identity(file: GGUFFile) -> bytes:
-    """Return 32 bytes that are equal for copies of a model file, by samples of each tensor."""
-    return _of_samples(file, b"")
-
-
-def _of_samples(file: GGUFFile, marks: bytes) -> bytes:
+def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:
+    """Return 32 bytes that are equal for copies of a model file with these marks, by samples of each tensor."""
     digest = hashlib.blake2b(marks, digest_size=DIGEST_BYTES)
     for name, tensor in sorted(file.tensors.items()):
         digest.update(repr((name, tensor.format.name, tensor.shape)).encode())

@@ -14,8 +14,7 @@ from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash, is_reading
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import BlockLoad
+from notso.smollm3.scheduling.sequence import BlockLoad, Sequence
 from notso.system.processors import usable_processors
 
 TAG = b"chats"  # on all files of this program, which alone are removed
@@ -74,13 +73,13 @@ class KVOffload:
         self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
         if cache.window_bytes:
             self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= for_windows
-        self._readings = Readings(
+        self.readings = Readings(
             folder / "readings", cache_version, cache.block_bytes, cache.window_bytes, library_bytes
         )
         chats = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._chats = chats
         self._of_chats = self._files, self._windows
-        self._stores = [*chats, *self._readings.stores]
+        self._stores = [*chats, *self.readings.stores]
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
         # (key, is_partial) -> end of the time in which a failed block is ignored
         self._lacking: dict[tuple[bytes, bool], float] = {}
@@ -93,11 +92,9 @@ class KVOffload:
             files.adopt(cache_version, versions)
 
     def has(self, hash: bytes) -> bool:
-        """Whether a full block is loadable."""
-        return not self._is_lacking(hash) and (self._files.has(hash) or self._readings.has(hash))
+        return not self._is_lacking(hash) and (self._files.has(hash) or self.readings.files.has(hash))
 
     def partial(self, parent_hash: bytes) -> list[int]:
-        """Tokens of the partial block after `parent_hash`."""
         return [] if self._is_lacking(parent_hash, is_partial=True) else self._files.partial(parent_hash)
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
@@ -111,7 +108,6 @@ class KVOffload:
         return until is not None
 
     def expect(self, loads: list[BlockLoad]) -> None:
-        """Read these blocks, and following ones, ahead."""
         for load in loads:
             self._expect(load.hash, is_partial=load.is_partial)
         if not loads or loads[-1].is_partial:
@@ -126,16 +122,15 @@ class KVOffload:
             self._expect(hash)
 
     def _expect(self, hash: bytes, *, is_partial: bool = False) -> None:
-        if not is_partial and self._readings.has(hash):
-            self._readings.files.expect(hash)
+        if not is_partial and self.readings.files.has(hash):
+            self.readings.files.expect(hash)
         else:
             self._files.expect(hash, is_partial=is_partial)
 
     @property
     def ready_blocks(self) -> int:
-        """Blocks to touch before loads."""
         # Faulting in fresh memory can take longer than reading the disk.
-        return min(self._files.blocks + self._readings.files.blocks, READY_BLOCKS)
+        return min(self._files.blocks + self.readings.files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; False for each unavailable one."""
@@ -174,12 +169,12 @@ class KVOffload:
         found = self._cache.load_block(
             load.block,
             lambda memory: (
-                (not load.is_partial and self._readings.files.read_into(memory, load.hash, tokens))
+                (not load.is_partial and self.readings.files.read_into(memory, load.hash, tokens))
                 or self._files.read_into(memory, load.hash, tokens, is_partial=load.is_partial)
             ),
         )
         if found and self._windows is not None and self._has_window(load):
-            window = None if load.is_partial else self._readings.window(load.hash, tokens)
+            window = None if load.is_partial else self.readings.window(load.hash, tokens)
             window = window or self._windows.get(load.hash, tokens, is_partial=load.is_partial)
             found = window is not None
             if window is not None:
@@ -187,7 +182,6 @@ class KVOffload:
         return found
 
     def offer(self, sequence: Sequence) -> None:
-        """Schedule a finished sequence, before its blocks are freed."""
         if not self._is_writing:
             self._offers.clear()
             return
@@ -199,10 +193,10 @@ class KVOffload:
             parent_hash = sequence.parent_hash(index)
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
             if index < pinned:
-                if not self._readings.has(hash):
+                if not self.readings.files.has(hash):
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0, is_pinned=True)
                 elif sequence.reading is not None:
-                    self._readings.belongs_to(hash, sequence.reading)
+                    self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
                 if self._has_room and (offered is None or offered.hash != hash):  # it may be pinned
@@ -220,21 +214,17 @@ class KVOffload:
 
     def _pinned(self, sequence: Sequence) -> int:
         # The number of blocks to pin, for which there is room then.
-        if sequence.reading is None or not self._readings.is_writing:
+        if sequence.reading is None or not self.readings.is_writing:
             return 0
         hashes = sequence.hashes[: sequence.salt.shared_blocks]
         offered = {offer.hash for offer in self._offers.values() if offer.is_pinned}
-        lacking = [hash for hash in hashes if hash not in offered and not self._readings.has(hash)]
-        has_room = self._readings.make_room(sequence.reading, len(hashes), len(offered) + len(lacking))
+        lacking = [hash for hash in hashes if hash not in offered and not self.readings.files.has(hash)]
+        has_room = self.readings.make_room(sequence.reading, len(hashes), len(offered) + len(lacking))
         return len(hashes) if has_room else 0
-
-    def reading(self, reading: bytes) -> tuple[int, int]:
-        """Return the number of a pinned reading's blocks on disk, and their size in bytes. Thread-safe."""
-        return self._readings.stored(reading)
 
     @property
     def _is_writing(self) -> bool:
-        return (self._has_room and self._files.is_writing) or self._readings.is_writing
+        return (self._has_room and self._files.is_writing) or self.readings.is_writing
 
     @property
     def has_work(self) -> bool:
@@ -253,7 +243,7 @@ class KVOffload:
         return True
 
     def _put(self, offer: _Offer) -> bool:
-        files, windows = (self._readings.files, self._readings.windows) if offer.is_pinned else self._of_chats
+        files, windows = (self.readings.files, self.readings.windows) if offer.is_pinned else self._of_chats
         if not files.is_writing:
             return True
         if offer.needs_window and windows is not None:
@@ -277,7 +267,6 @@ class KVOffload:
         )
 
     def evict(self, conversation: bytes | None) -> None:
-        """Remove blocks of this conversation only, or everything."""
         if conversation is None:
             self._offers.clear()
         for files in self._stores:
@@ -291,7 +280,6 @@ class KVOffload:
         self._offers.clear()
 
     def close(self) -> None:
-        """Write pending blocks for a few seconds, and release the folder."""
         deadline = time.monotonic() + LAST_WORDS_S
         while self.has_work and time.monotonic() < deadline:
             if not self.work():
@@ -322,16 +310,11 @@ class Readings:
     def is_writing(self) -> bool:
         return all(files.is_writing for files in self.stores)
 
-    def has(self, hash: bytes) -> bool:
-        """Whether a block exists, judging by file names."""
-        return self.files.has(hash)
-
     def window(self, hash: bytes, tokens: list[int]) -> bytes | None:
         """Return the window of a first block, or None."""
         return None if self.windows is None else self.windows.get(hash, tokens)
 
     def belongs_to(self, hash: bytes, reading: bytes) -> None:
-        """Add a stored block to a reading."""
         for files in self.stores:
             files.belongs_to(hash, reading)
 

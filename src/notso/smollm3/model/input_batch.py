@@ -48,7 +48,6 @@ class InputBatch:
         self.up: Array | None = None  # needed beside `gated`
 
     def open_for_adapters(self) -> None:
-        """Allocate adapter intermediates once."""
         if self.up is None:
             rows = self.x.shape[0]
             self.inner = self.backend.empty(1, rows * MOST_INNER * MAX_RANK).reshape(rows * MOST_INNER * MAX_RANK)
@@ -69,7 +68,6 @@ class InputBatch:
         return self.cosine, self.sine
 
     def part(self, rows: int, sampled: int) -> InputBatch:
-        """Return a smaller step in the same memory."""
         part = InputBatch.__new__(InputBatch)
         for name, value in vars(self).items():
             is_array = name not in SHARED and value is not None

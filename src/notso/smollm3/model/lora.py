@@ -1,14 +1,37 @@
 """Low-rank adapters: y = W x + B (A x), with W unchanged.
 
 Adapters are not merged, so that the base stays quantized and steps can mix adapters.
+
+Adapters are read from llama.cpp's GGUF files and PEFT folders. Settings that would change the results are refused by
+name. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
+
+The settings in PEFT's `adapter_config.json` are read by allow-list: each is computed as PEFT does at load time, has no
+effect on inference at the allowed values, or is refused by name. Source: PEFT 0.21.2, LoraConfig,
+tuners_utils.check_target_module_exists and LoraLayer.update_layer; `tests/smollm3/tuning/test_peft_settings.py`
+compares the table with the installed PEFT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
 
-from notso.qtensor import Backend, Weight
+import numpy as np
+import numpy.typing as npt
+from pydantic import StringConstraints, TypeAdapter
+
+from notso.qtensor import F32, Backend, GGUFFile, QTensor, QTensorError, SafetensorsFile, Weight
+from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
+from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
+from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
+from notso.text_file import read_regular
 
 MAX_RANK = 512  # bounds the preallocated memory of a step
 
@@ -33,7 +56,6 @@ class Adapter:
     layers: tuple[Mapping[str, LowRank], ...]  # per layer, by name in `LayerWeights`
 
     def on(self, backend: Backend) -> Adapter:
-        """Copy to a backend."""
         layers = tuple(
             {role: replace(pair, a=backend.weight(pair.a), b=backend.weight(pair.b)) for role, pair in layer.items()}
             for layer in self.layers
@@ -53,3 +75,415 @@ class AdaptedRows:
 
     def sampled(self) -> AdaptedRows:
         return AdaptedRows(self.adapter, self.first, self.last, self.first, self.last)
+
+
+MAX_SETTING = 1e12  # limit of a rank or alpha; JSON has integers that no float holds
+
+# Limits of `rank_pattern` and `alpha_pattern`: as many entries as a model of 256 layers has matrices.
+MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
+
+COMPUTED = frozenset(
+    {
+        *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    }
+)
+
+# Settings without effect on inference.
+HARMLESS = frozenset(
+    {
+        # provenance
+        *("auto_mapping", "base_model_name_or_path", "peft_version", "revision"),
+        # training only, and parameters of initialization methods
+        *("inference_mode", "lora_dropout", "velora_config", "monteclora_config"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+        # layer and model kinds that SmolLM3 lacks, and settings of refused methods
+        *("fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
+    }
+)
+
+# Unsupported unless null, false or empty.
+REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases in an adapter",
+    "modules_to_save": "whole modules in an adapter",
+    "trainable_token_indices": "trained tokens",
+    "target_parameters": "adapters of parameters",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "Arrow",
+    "kasa_config": "KaSA",
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "replicated layers",
+    "megatron_config": "adapters of Megatron",
+}
+
+# Values that add a plain product of A and B. PiSSA, OLoRA, CorDA and LoftQ change the base model.
+CHOICES: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": (None, "CAUSAL_LM"),
+    "bias": (None, "none"),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva", "mica", "lora_ga"),
+}
+
+# Values of init_lora_weights that initialize missing tensors at random.
+_RANDOM = (None, False)
+
+_OFF: tuple[object, ...] = (None, False, [], {}, "")
+_LAYER_NAMES = ("layers", "model.layers")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """Parsed adapter_config.json."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool
+    draws_missing: bool  # modules without tensors are initialized at random
+    adapts: Callable[[str, int], bool]  # whether a layer's module, such as `model.layers.0.mlp.up_proj`, has an adapter
+    _ranks: Sequence[tuple[Callable[[str], bool], Any]]
+    _alphas: Sequence[tuple[Callable[[str], bool], Any]]
+
+    @classmethod
+    def parse(cls, raw: bytes) -> PeftConfig:
+        """Parse the settings. Raises ModelFileError naming the setting."""
+        try:
+            settings = json.loads(raw)
+        except (ValueError, RecursionError):
+            settings = None
+        if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
+            raise ModelFileError("adapter_config.json must be JSON of a LoRA adapter (peft_type LORA)")
+        _refuse_unknown(settings)
+        for key in ("lora_alpha", "r"):
+            if not _is_number(settings.get(key)):
+                raise ModelFileError("lora_alpha and r must be numbers, r at least 1")
+        return cls(
+            r=_rank("r", settings["r"]),
+            lora_alpha=float(settings["lora_alpha"]),
+            use_rslora=bool(settings.get("use_rslora")),
+            draws_missing=settings.get("init_lora_weights", True) in _RANDOM,
+            adapts=_targets(settings),
+            _ranks=[(matches, _rank("rank_pattern", value)) for matches, value in _patterns(settings, "rank_pattern")],
+            _alphas=_patterns(settings, "alpha_pattern"),
+        )
+
+    def rank(self, module: str) -> int:
+        return int(_first(self._ranks, module, self.r))
+
+    def scale(self, module: str) -> float:
+        alpha, rank = float(_first(self._alphas, module, self.lora_alpha)), self.rank(module)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def _refuse_unknown(settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
+        if key in CHOICES:
+            known = value.lower() if key == "init_lora_weights" and isinstance(value, str) else value
+            if not any(known is choice or (isinstance(choice, str) and known == choice) for choice in CHOICES[key]):
+                raise ModelFileError(f"{key}: {quoted(value)} is not supported{_advice(key)}")
+        elif key in REFUSED:
+            if value not in _OFF:
+                raise ModelFileError(f"{key}: {REFUSED[key]} is not supported")
+        elif key not in COMPUTED and key not in HARMLESS and value not in _OFF:
+            raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
+
+
+def _advice(key: str) -> str:
+    if key != "init_lora_weights":
+        return ""
+    return ": it changes the base model; save it with path_initial_model_for_weight_conversion, as plain LoRA"
+
+
+def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
+    wanted, layers = settings.get("target_modules"), settings.get("layers_to_transform")
+    pattern = settings.get("layers_pattern")
+    if isinstance(wanted, str) and (layers is not None or pattern):
+        raise ModelFileError("layers_to_transform and layers_pattern require a list of target_modules")
+    if pattern and layers is None:
+        raise ModelFileError("layers_pattern requires layers_to_transform")
+    if isinstance(layers, int) and not isinstance(layers, bool):
+        layers = [layers]
+    if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
+        raise ModelFileError(f"layers_to_transform must be a list of layers, not {quoted(layers)}")
+    if pattern and not _names_layers(pattern):
+        layers = [-1]  # no module list has that name, so PEFT adapts nothing
+    excluded = _names("exclude_modules", settings.get("exclude_modules"), none=False)
+    if isinstance(wanted, str) and wanted.lower() == "all-linear":
+        wanted = None  # every matrix of a layer; the head is excluded
+    targeted = _names("target_modules", wanted, none=True)
+    whole = frozenset(wanted) if isinstance(wanted, list) else frozenset()
+
+    def adapted(module: str, layer: int) -> bool:
+        if excluded(module) or not targeted(module):
+            return False
+        return not layers or module in whole or layer in layers
+
+    return adapted
+
+
+def _names_layers(pattern: Any) -> bool:
+    names = [pattern] if isinstance(pattern, str) else pattern
+    plain = re.compile(r"[\w.]+", re.ASCII)
+    if not isinstance(names, list) or not all(isinstance(name, str) and plain.fullmatch(name) for name in names):
+        raise ModelFileError(f"layers_pattern must be the name of a list of layers, not {quoted(pattern)}")
+    return any(name in _LAYER_NAMES for name in names)
+
+
+def _names(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
+    # Names or suffixes in a list, or an expression for whole names. `none`: the answer if nothing is specified.
+    if value is None or (key == "exclude_modules" and value in _OFF):
+        return lambda module: none
+    if isinstance(value, str):
+        return _expression(key, value)
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ModelFileError(f"{key} must be a list of modules, not {quoted(value)}")
+    exact, ends = frozenset(value), tuple(f".{name}" for name in value)
+    return lambda module: module in exact or module.endswith(ends)
+
+
+def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str], bool], Any]]:
+    given = settings.get(key) or {}
+    if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
+        raise ModelFileError(f"{key} must be an object of at most {MAX_PATTERNS:,} entries")
+    if not all(map(_is_number, given.values())):
+        raise ModelFileError(f"{key} must have numbers as values")
+    return [(_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in given.items()]
+
+
+def _expression(key: str, pattern: str) -> Callable[[str], bool]:
+    # Nested sets exist in Rust only.
+    if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
+        raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
+    # pydantic's Rust engine runs in linear time, which untrusted files require.
+    try:
+        fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]).validator
+    except Exception:  # pydantic_core, which defines SchemaError, is no declared dependency
+        raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported") from None
+    return fits.isinstance_python
+
+
+def _first(patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, default: Any) -> Any:
+    return next((value for matches, value in patterns if matches(module)), default)
+
+
+def _rank(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ModelFileError(f"{key}: a rank must be an integer, and r at least 1, not {quoted(value)}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -MAX_SETTING <= value <= MAX_SETTING
+
+
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+DIGEST_BYTES = 16
+# Ranks are zero-padded to a multiple of the vector width: the ragged end of short rows costs more.
+RANK_STEP = 16
+
+_GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
+_PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
+_TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
+_ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
+# Supported `adapter.*` keys. llama.cpp shows the last two and applies neither.
+_GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
+
+Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
+Floats = npt.NDArray[np.float32]
+# Scale of a matrix's product, from layer, name in LayerWeights and rank.
+Factor = Callable[[int, str, int], float]
+
+_log = logging.getLogger(__name__)
+
+
+def read_adapter(
+    name: str, path: Path, config: SmolLM3Config, scale: float = 1.0, available_bytes: int | None = None
+) -> Adapter:
+    """Read a GGUF file or PEFT folder completely; `scale` multiplies its own.
+
+    Raises ModelFileError naming the file, OutOfMemoryError above `available_bytes`.
+    """
+    tensors = _Tensors(name, config, {}, available_bytes)
+    try:
+        if not path.exists():
+            raise ModelFileError("no such file")
+        factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
+        return _adapter(name, config, tensors.found, factor)
+    except (ModelFileError, QTensorError) as error:
+        raise _at_fault(path, f"{path.name}: {error}") from None
+    except OSError as error:
+        within = Path(str(error.filename or path)).name  # a file within a folder
+        place = path.name if within == path.name else f"{path.name}: {within}"
+        raise _at_fault(path, f"{place} cannot be read: {error.strerror}") from None
+
+
+def _at_fault(path: Path, message: str) -> AdapterFileError:
+    error = AdapterFileError(message)
+    error.path = str(path)
+    return error
+
+
+@dataclass(slots=True)
+class _Tensors:
+    # Tensors are checked before they are copied: a sparse file can claim more than the available memory.
+    name: str
+    config: SmolLM3Config
+    found: dict[Place, QTensor]
+    available_bytes: int | None
+    nbytes: int = 0
+
+    def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
+        # `head_dim` is set if the rows of heads are reordered.
+        layer, role, part = place
+        if layer >= self.config.num_hidden_layers:
+            raise ModelFileError(f"it changes layer {layer}; this model has {self.config.num_hidden_layers}")
+        outputs, inputs = matrix_shapes(self.config)[role]
+        shape = tensor.shape if part == "a" else tensor.shape[::-1]
+        side = inputs if part == "a" else outputs
+        if len(shape) != 2 or shape[1] != side or not 1 <= shape[0] <= MAX_RANK:
+            raise ModelFileError(
+                f"layer {layer}, {role}: {part.upper()} is {tensor.shape}; for this model A is (r, {inputs}) and B "
+                f"({outputs}, r), r from 1 to {MAX_RANK}"
+            )
+        self.nbytes += tensor.nbytes
+        if self.available_bytes is not None and self.nbytes > self.available_bytes:
+            raise OutOfMemoryError(
+                f"adapter {self.name} needs more than the {self.available_bytes:,} bytes available",
+                needed_bytes=self.nbytes,
+                available_bytes=self.available_bytes,
+            )
+        self.found[place] = _in_pairs(tensor, head_dim) if head_dim else _copy(tensor)
+
+
+def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> Factor:
+    with GGUFFile.open(path) as file:
+        found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
+        if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
+            raise ModelFileError("it is not a LoRA adapter: general.type must be 'adapter' and adapter.type 'lora'")
+        if found["general.architecture"] != ARCHITECTURE:
+            raise ModelFileError(f"it is for {quoted(found['general.architecture'])}, not for {ARCHITECTURE}")
+        if "adapter.alora.invocation_tokens" in file.metadata:
+            raise ModelFileError("activated LoRA is not supported")
+        for key in file.metadata:
+            if key.startswith("adapter.") and key.removeprefix("adapter.") not in _GGUF_KEYS:
+                raise ModelFileError(f"{quoted(key)}: unknown setting, which could change the results")
+        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+        if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise ModelFileError("adapter.lora.alpha must be a number")
+        for tensor in file.tensors.values():
+            place = _GGUF_NAME.fullmatch(tensor.name)
+            if place is None or place[2] not in _ROLES:
+                raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
+            tensors.take((int(place[1]), _ROLES[place[2]], place[3]), tensor)
+    return lambda layer, role, rank: scale * alpha / rank if alpha else scale
+
+
+def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
+    peft = PeftConfig.parse(read_regular(folder / PEFT_CONFIG, MAX_CONFIG_BYTES))
+    left_out = 0
+    with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
+        for tensor in file.tensors.values():
+            if any(part in tensor.name for part in _TRAINING_ONLY):
+                continue
+            named = _PEFT_NAME.fullmatch(tensor.name)
+            if named is None or named[3] not in MATRICES or named[1] != _module(int(named[2]), named[3]):
+                raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
+            module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
+            if not peft.adapts(module, layer):
+                left_out += 1
+                # PEFT ignores tensors of excluded modules, too.
+                continue
+            rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
+            if rank != peft.rank(module):
+                raise ModelFileError(
+                    f"{quoted(tensor.name)} is of rank {rank}, {PEFT_CONFIG} (r, rank_pattern) says {peft.rank(module)}"
+                )
+            turned = part == "b" and role in ("q_proj", "k_proj")
+            tensors.take((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
+    if left_out:
+        _log.warning(
+            "adapter %s: %d tensors belong to modules excluded by its %s and are not used, as in PEFT",
+            tensors.name,
+            left_out,
+            PEFT_CONFIG,
+        )
+    if peft.draws_missing:
+        for layer in range(tensors.config.num_hidden_layers):
+            for role in MATRICES:
+                if peft.adapts(_module(layer, role), layer) and (layer, role, "a") not in tensors.found:
+                    raise ModelFileError(
+                        f"layer {layer}, {role}: its tensors are missing, and init_lora_weights is random"
+                    )
+    return lambda layer, role, rank: scale * peft.scale(_module(layer, role))
+
+
+def _module(layer: int, role: str) -> str:
+    block = "mlp" if role in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+    return f"model.layers.{layer}.{block}.{role}"
+
+
+def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
+    # GGUF row order: rotated pairs are adjacent.
+    if len(tensor.shape) != 2 or tensor.rows % head_dim:
+        raise ModelFileError(f"{quoted(tensor.name)} does not consist of heads of {head_dim} rows")
+    heads = tensor.data.reshape(-1, 2, head_dim // 2, tensor.row_bytes).swapaxes(1, 2)
+    return QTensor(tensor.name, tensor.format, tensor.shape, np.ascontiguousarray(heads).reshape(-1))
+
+
+def _copy(tensor: QTensor) -> QTensor:
+    return QTensor(tensor.name, tensor.format, tensor.shape, tensor.data.copy())
+
+
+def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: Factor) -> Adapter:
+    layers: list[dict[str, LowRank]] = [{} for _ in range(config.num_hidden_layers)]
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    nbytes = most = 0
+    for layer, role, a, b in _pairs(tensors):
+        rank = a.shape[0]
+        if b.shape[1] != rank:
+            raise ModelFileError(f"layer {layer}, {role}: A is {a.shape} and B {b.shape}, which have different ranks")
+        padding = -rank % RANK_STEP
+        a, b = _widened(a, padding, 0), _widened(b, 0, padding)
+        pair = LowRank(_times(a, factor(layer, role, rank)), _times(b, 1.0), rank + padding)
+        layers[layer][role] = pair
+        for part in (pair.a, pair.b):
+            digest.update(f"{layer} {role} {part.format} {part.shape}".encode())
+            digest.update(part.data)
+            nbytes += part.nbytes
+        most = max(most, rank)
+    if not most:
+        raise ModelFileError("it has no tensors")
+    return Adapter(name, digest.digest(), nbytes, most, tuple(layers))
+
+
+def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, QTensor]]:
+    for layer, role in sorted({place[:2] for place in tensors}):
+        a, b = tensors.get((layer, role, "a")), tensors.get((layer, role, "b"))
+        if a is None or b is None:
+            raise ModelFileError(f"layer {layer}, {role}: A or B is missing")
+        yield layer, role, a, b
+
+
+def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
+    # Zero padding changes no bit of a product.
+    if not rows and not columns:
+        return tensor
+    height, width = tensor.shape
+    value_bytes = tensor.row_bytes // width
+    padded = np.pad(tensor.data.reshape(height, -1), ((0, rows), (0, columns * value_bytes)))
+    return QTensor(tensor.name, tensor.format, (height + rows, width + columns), padded.reshape(-1))
+
+
+def _times(tensor: QTensor, factor: float) -> QTensor:
+    with np.errstate(over="ignore", invalid="ignore"):
+        values: Floats = tensor.dequantise() * np.float32(factor)
+        if not np.isfinite(values).all():
+            raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
+        # Half precision is kept where it holds the scaled values exactly.
+        if tensor.format.block_values == 1 and tensor.format != F32:
+            halves = QTensor.quantise(values, tensor.format, tensor.name)
+            if np.array_equal(halves.dequantise(), values):
+                return halves
+    return QTensor.quantise(values, F32, tensor.name)

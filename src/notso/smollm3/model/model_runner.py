@@ -17,7 +17,7 @@ from notso.smollm3.model.lora import AdaptedRows, Adapter
 from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED, Chunk
+from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,7 +62,6 @@ class ModelRunner:
         self.has_captured_steps = False
 
     def adopt_migrated(self) -> None:
-        """Swap in migrated weights between steps."""
         migrated = self.placement.adopt(self.weights) if self.placement is not None else None
         if migrated is not None:
             self.weights = migrated
@@ -120,7 +119,6 @@ class ModelRunner:
         return states.astype(np.float32)
 
     def capture_ahead(self) -> None:
-        """Capture a likely step while idle."""
         # Not while weights are migrating, which would invalidate the captures.
         # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or
         # cannot be.
@@ -142,7 +140,6 @@ class ModelRunner:
         self._adapters.add(adapter)
 
     def remove_adapter(self, adapter: Adapter) -> None:
-        """Refuse new sequences with an adapter."""
         self._adapters.discard(adapter)
         for shape in [shape for shape in self._captured if shape[2] is adapter]:
             del self._captured[shape]

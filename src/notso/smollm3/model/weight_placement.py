@@ -58,18 +58,17 @@ class WeightPlacement:
         self._taken = threading.Event()
         self._total = len(weights.layers) + 1
         self._adopted = 0
-        self._finished = threading.Event()
+        self.finished = threading.Event()
         self._thread: threading.Thread | None = None
         size = sum(tensor.nbytes for tensor in file.tensors.values())
         if wanted == "mmap" or (wanted == "auto" and not _pays(size, backend)):
-            self._finished.set()
+            self.finished.set()
             return
         self._thread = threading.Thread(
             target=self._copy_all, args=(weights, size, len(file.tensors)), name="notso-weights", daemon=True
         )
 
     def start(self) -> None:
-        """Start any copying."""
         if self._thread is not None:
             self._thread.start()
 
@@ -78,24 +77,20 @@ class WeightPlacement:
         """ "mmap", "packed", "hugepages" (copied as in the file), or "promoting 40 %"."""
         if self._adopted == self._total:
             return self._layout
-        if self._finished.is_set() or self._thread is None:
+        if self.finished.is_set() or self._thread is None:
             return "mmap"
         return f"promoting {100 * self._adopted // self._total} %"
 
     @property
     def is_finished(self) -> bool:
-        return self._finished.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of migration."""
-        self._finished.wait(timeout_s)
+        return self.finished.is_set()
 
     def stop(self) -> None:
         """Stop; adopted layers stay."""
         self._stopping.set()
         if self._thread is not None and self._thread.ident is not None:  # it was started
             self._thread.join()
-        self._finished.set()
+        self.finished.set()
 
     def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
         """Return `weights` with finished layers, or None. Call between steps."""
@@ -116,14 +111,14 @@ class WeightPlacement:
             self._adopted += 1
         self._taken.set()
         if self._adopted == self._total:
-            self._finished.set()
+            self.finished.set()
         return replace(weights, layers=tuple(layers))
 
     def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
         try:
             arena = self._backend.weight_arena(size, count)
             if arena is None:
-                self._finished.set()
+                self.finished.set()
                 return
             for index, layer in enumerate(weights.layers):
                 if self._stopping.is_set():
@@ -134,7 +129,7 @@ class WeightPlacement:
             self._offer(_HEAD, embed_tokens)
         except (QTensorError, MemoryError) as error:
             _log.warning("weights stay in the mapped file: %s", error)
-            self._finished.set()
+            self.finished.set()
 
     def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
         # Only one copy may exist at a time: more is not in the memory plan.

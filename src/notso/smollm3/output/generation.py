@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from uuid import uuid4
 
 from notso.smollm3.errors import EngineError
-from notso.smollm3.values.completion import Completion
-from notso.smollm3.values.events import Event
+from notso.smollm3.values.events import Completion, Event
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +57,6 @@ class Generation:
         return self._finished
 
     def read(self, after: int = 0) -> list[Event]:
-        """Return available events from index `after`."""
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
@@ -99,7 +97,6 @@ class Generation:
             self._engine_changed()
 
     def answer_now(self) -> None:
-        """End the reasoning."""
         self.answer_requested = True
         self._engine_changed()
 

@@ -29,7 +29,6 @@ class Lookahead:
         self.text += text
 
     def give(self, length: int) -> Span:
-        """Release the first characters."""
         given = Span(self.text[:length], self.start)
         self.drop(length)
         return given
@@ -65,7 +64,6 @@ class StopStrings:
         self.matched: str | None = None  # the stop string that was found
 
     def push(self, text: str) -> tuple[Span, bool]:
-        """Return text to show, and whether the answer ends."""
         if self.matched is not None:
             return self._lookahead.give(0), True
         self._lookahead.add(text)
@@ -89,7 +87,6 @@ class StopStrings:
         return 0
 
     def skip(self, text: str) -> Span:
-        """Pass `text` unchecked."""
         self._lookahead.add(text)
         return self._lookahead.give(len(self._lookahead.text))
 

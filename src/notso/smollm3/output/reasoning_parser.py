@@ -53,7 +53,6 @@ class ReasoningParser:
         return self._state is _State.REASONING
 
     def feed(self, token: int, text: str) -> list[Piece]:
-        """Return the pieces that a token makes certain."""
         if token == self._open_id:
             pieces = self._before_tag(text, OPEN)
             self._open()
@@ -66,7 +65,6 @@ class ReasoningParser:
         return pieces
 
     def begin_answer(self) -> None:
-        """Treat what follows as the answer."""
         self._lookahead.drop(len(self._lookahead.text))
         self._state = _State.ANSWER
 

@@ -52,7 +52,6 @@ class ToolCallParser:
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | CallPart]:
-        """Return text and calls that are certain."""
         self._lookahead.add(text)
         pieces: list[Span | ToolCall | CallPart] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:

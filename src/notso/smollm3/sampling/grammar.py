@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.extent import grammar_extent
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
 from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
@@ -24,7 +23,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
 )
 from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, looks_around
 from notso.smollm3.sampling.shortest_end import ShortestEnd
-from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, number_digits
+from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, grammar_extent, number_digits
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -147,12 +146,10 @@ class Matcher:
 
     @property
     def least_estimate(self) -> float:
-        """Estimated tokens of a short answer, rather too many."""
         limit = self._token_limit()
         return 0.0 if limit is None else limit.least_estimate
 
     def permits(self, token: int, left: int) -> bool:
-        """Whether the answer can end within `left` tokens after an allowed token."""
         limit = self._token_limit()
         if limit is None or (token in self._ends and self.may_end):
             return True
@@ -256,7 +253,6 @@ class Grammars:
             return self._known_pieces
 
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
-        """Return the tokens that complete a tag, by the prefix already written."""
         with self._lock:
             if tag not in self._spellings:
                 self._spellings[tag] = _spelling(self._tokenizer, tag.encode())

@@ -2,27 +2,254 @@
 
 Order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k, typical_p, top_p, min_p, XTC,
 then the draw. This is the order of Hugging Face's generation, which SmolLM3's recommended settings (temperature 0.6,
-top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (`left_by_all`) without cost
-to other requests.
+top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (`left_by_all`) without cost to
+other requests.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
+
+Top-p samples from tens of thousands of candidates without a full sort. Sorting dominates the cost for flat
+distributions, but only two ranks matter: the end of the nucleus, and the draw. Candidates are put in buckets of nearly
+equal weight; bucket sums locate both ranks, and only those buckets are sorted.
+
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, by its length. Rules: llama.cpp's
+`llama_sampler_dry_apply` (src/llama-sampling.cpp), after p-e-w's proposal (github.com/oobabooga/text-generation-webui,
+pull request 5677). If the end of the text also occurs earlier, over at least `dry_allowed_length` tokens, the token
+that followed there is penalized. Repetitions end at sequence breakers, and a token that is a breaker itself is never
+penalized.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
-from notso.smollm3.sampling.dry import NO_BREAKERS, Breakers, Repetitions
-from notso.smollm3.sampling.top_p import Indices, ranked, sample_among_many
+from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Tokens = Sequence[int] | NDArray[np.integer]
+
+MAX_PENALTY = 1e30  # finite, so that some token remains eligible
+
+
+@dataclass(frozen=True, slots=True)
+class Breakers:
+    """Tokens, and sequences by last token, that contain a breaker."""
+
+    single: frozenset[int] = frozenset()
+    sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+
+NO_BREAKERS = Breakers()
+
+
+class Repetitions:
+    """Repetitions of a growing history's end."""
+
+    def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
+        self._params = params
+        self._breakers = breakers
+        self._history: Tokens = ()
+        self._clear()
+
+    def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
+        """Return ascending token ids, and amounts to subtract."""
+        # Match lengths are updated with one comparison per position and token; searching anew would reread the text.
+        # A list passed before may only have grown since.
+        if history is not self._history or len(history) < self._count:
+            self._history = history
+            self._clear()
+        self._take(history)
+        return self._penalties()
+
+    def _clear(self) -> None:
+        self._count = 0
+        self._behind_break = 0  # tokens since the last breaker
+        self._tokens = np.empty(0, np.int64)
+        self._lengths = np.empty(0, np.int64)  # [i]: length of the match that ends at i
+
+    def _take(self, history: Tokens) -> None:
+        before, self._count = self._count, len(history)
+        if self._count > len(self._tokens):
+            room = 2 * self._count
+            self._tokens, self._lengths = (np.resize(array, room) for array in (self._tokens, self._lengths))
+        self._tokens[before : self._count] = history[before:]
+        if before == 0:
+            self._lengths[: self._count] = common_endings(history)
+            self._behind_break = next(
+                (back for back in range(self._count) if self._breaks(history, self._count - back)), self._count
+            )
+            return
+        for end in range(before, self._count):
+            token = self._tokens[end]
+            self._behind_break = 0 if self._breaks(history, end + 1) else self._behind_break + 1
+            lengths = self._lengths
+            # Matches move one place on; the end itself starts at 0.
+            lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
+            lengths[0] = int(self._tokens[0] == token)
+            lengths[end] = 0
+
+    def _breaks(self, history: Tokens, end: int) -> bool:
+        token = int(history[end - 1])
+        if token in self._breakers.single:
+            return True
+        return any(
+            end >= len(tokens) and list(history[end - len(tokens) : end]) == list(tokens)
+            for tokens in self._breakers.sequences.get(token, ())
+        )
+
+    def _penalties(self) -> tuple[Indices, Floats]:
+        params, allowed = self._params, self._params.dry_allowed_length
+        window = self._count if params.dry_penalty_last_n < 0 else min(params.dry_penalty_last_n, self._count)
+        longest = min(self._behind_break, window)
+        if window <= allowed or longest < allowed:
+            return np.empty(0, np.intp), np.empty(0, np.float32)
+        start = self._count - window
+        within = np.minimum(self._lengths[start : self._count - 1], np.arange(1, window))
+        ends = np.flatnonzero(within >= allowed)
+        tokens, places = np.unique(self._tokens[start + 1 + ends], return_inverse=True)
+        lengths = np.zeros(len(tokens), np.int64)
+        np.maximum.at(lengths, places, np.minimum(within[ends], longest))
+        listed = np.array([int(token) not in self._breakers.single for token in tokens], bool)
+        with np.errstate(over="ignore"):
+            fall = params.dry_multiplier * np.float64(params.dry_base) ** (lengths[listed] - allowed)
+        return tokens[listed].astype(np.intp), np.minimum(fall, MAX_PENALTY).astype(np.float32)
+
+
+def common_endings(history: Tokens) -> NDArray[np.int64]:
+    """Return each position's match length with the end."""
+    # The Z algorithm from the end backwards, in linear time.
+    tokens = list(history)[::-1]
+    lengths = np.zeros(len(tokens), np.int64)
+    found = [0] * len(tokens)
+    left = right = 0  # [left, right) is known to repeat the beginning
+    for at in range(1, len(tokens)):
+        length = min(found[at - left], right - at) if at < right else 0
+        while at + length < len(tokens) and tokens[length] == tokens[at + length]:
+            length += 1
+        found[at] = length
+        if at + length > right:
+            left, right = at, at + length
+    lengths[:] = found[::-1]
+    return lengths
+
+
+# Cached sets of breakers: a lookup takes some milliseconds.
+
+
+KEPT = 64
+MAX_TAIL_TOKENS = 20
+
+
+class SequenceBreakers:
+    """Breakers in one vocabulary. Thread-safe."""
+
+    # As in llama.cpp (`get_overlapping_token_sequences`): a token that contains the text breaks, and so does one that
+    # ends with its beginning, followed by the usual tokens of the rest.
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[str, ...], Breakers] = OrderedDict()
+        self._spelt: list[bytes] = []
+        self._backwards: list[tuple[bytes, int]] = []
+
+    def of(self, texts: tuple[str, ...]) -> Breakers:
+        """Return the texts' tokens. Raises InvalidRequestError for invalid Unicode."""
+        for text in texts:
+            check_unicode(text, "dry_sequence_breakers")
+        with self._lock:
+            found = self._found.get(texts)
+            if found is None:
+                found = self._found[texts] = self._look_up(texts)
+                if len(self._found) > KEPT:
+                    self._found.popitem(last=False)
+            self._found.move_to_end(texts)
+            return found
+
+    def _look_up(self, texts: tuple[str, ...]) -> Breakers:
+        if not self._spelt:
+            self._spelt = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+            self._backwards = sorted((spelt[::-1], token) for token, spelt in enumerate(self._spelt))
+        single, sequences = set[int](), dict[int, set[tuple[int, ...]]]()
+        for text in texts:
+            whole = text.encode()
+            single |= {token for token, spelt in enumerate(self._spelt) if whole in spelt}
+            for cut in range(1, len(text)):
+                tail = self._tokenizer.encode(text[cut:])[:MAX_TAIL_TOKENS]
+                for head in self._ending_with(text[:cut].encode()):
+                    sequences.setdefault(tail[-1], set()).add((head, *tail))
+        return Breakers(frozenset(single), {last: tuple(sorted(each)) for last, each in sequences.items()})
+
+    def _ending_with(self, end: bytes) -> list[int]:
+        backwards = end[::-1]
+        first = bisect.bisect_left(self._backwards, (backwards, -1))
+        tokens = []
+        for spelt, token in self._backwards[first:]:
+            if not spelt.startswith(backwards):
+                break
+            tokens.append(token)
+        return tokens
+
+
+_PIECE = 16_384  # chunk size: temporaries for all at once would be mapped anew by the system each time
+_BUCKET_BITS = 16  # low bits that a bucket ignores: weights within one differ by less than 1 %
+
+
+def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
+    """Return the index of weights (float32, >= 0) on which `uniform` falls, within a nucleus."""
+    # The bits of nonnegative floats have the order of their values.
+    # Equals `ranked` and cumulative sums over the likeliest weights that first reach `nucleus_sum` (None: all).
+    bits = (weights.view(np.uint32) >> np.uint32(_BUCKET_BITS)).astype(np.uint16)
+    buckets = bits.max() - bits
+    ends = np.cumsum(_bucket_sums(buckets, weights))
+
+    def ranked_bucket(bucket: int) -> tuple[Indices, Doubles]:
+        members = np.flatnonzero(buckets == bucket)
+        order = ranked(members, weights[members])
+        before = ends[bucket - 1] if bucket else 0.0
+        return order, before + np.cumsum(weights[order], dtype=np.float64)
+
+    last = int(np.searchsorted(ends, ends[-1]))  # later buckets have zero weight
+    if nucleus_sum is not None:
+        last = min(int(np.searchsorted(ends, nucleus_sum)), last)
+    order, sums = ranked_bucket(last)
+    if nucleus_sum is not None:
+        kept = int(np.searchsorted(sums, nucleus_sum)) + 1
+        order, sums = order[:kept], sums[:kept]
+    sampled = uniform * float(sums[-1])
+    bucket = int(np.searchsorted(ends, sampled, side="right"))
+    if bucket < last:
+        order, sums = ranked_bucket(bucket)
+    return int(order[min(int(np.searchsorted(sums, sampled, side="right")), len(order) - 1)])
+
+
+def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
+    # Exact in any order: the weights in a bucket share an exponent.
+    sums = np.zeros(int(buckets.max()) + 1)
+    for start in range(0, len(weights), _PIECE):
+        piece = slice(start, start + _PIECE)
+        sums += np.bincount(buckets[piece], weights=weights[piece], minlength=len(sums))
+    return sums
+
+
+def ranked(ids: Indices, weights: Floats) -> Indices:
+    """Sort `ids` by descending weight, then id."""
+    # One integer sort is several times faster than a stable float sort: nonnegative floats order like their bits, and
+    # the id in the low bits breaks ties.
+    keys = (~weights.view(np.uint32)).astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
+
 
 # Below this, dividing by the temperature leaves only the likeliest token, or overflows.
 GREEDY_TEMPERATURE = 1e-5
@@ -71,7 +298,6 @@ class Sampler:
 
     @property
     def is_plain_argmax(self) -> bool:
-        """Whether `sample` is argmax."""
         return self.greedy and not self._penalises and not len(self._bias_ids)
 
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:

@@ -44,20 +44,15 @@ _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
 class Follower(Protocol):
     """A grammar's matcher at the end of a text, such as `llguidance.LLMatcher`."""
 
-    def deep_copy(self) -> Follower:
-        """Return a copy at the same place."""
+    def deep_copy(self) -> Follower: ...
 
-    def is_accepting(self) -> bool:
-        """Whether the text may end here."""
+    def is_accepting(self) -> bool: ...
 
-    def is_error(self) -> bool:
-        """Whether nothing may follow."""
+    def is_error(self) -> bool: ...
 
-    def compute_bitmask(self) -> bytes:
-        """Return a bit mask of the tokens that may follow."""
+    def compute_bitmask(self) -> bytes: ...
 
-    def compute_ff_bytes(self) -> bytes:
-        """Return the bytes that must follow."""
+    def compute_ff_bytes(self) -> bytes: ...
 
     def consume_token(self, sampled_token: int) -> bool:
         """Consume a token; False if it is not allowed."""
@@ -78,7 +73,6 @@ class Place(NamedTuple):
     run: int = 0  # bytes since the last quotation mark, bracket or separator
 
     def behind(self, text: bytes, start: int) -> Place:
-        """Return the place at the end of `text` from this place at `start`."""
         in_string, escaped, string_start, closed, opened, all_members, run = self
         for at in range(start, len(text)):
             byte = text[at]
@@ -106,13 +100,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchMemory:
-    """Results of searches in one grammar, by the set of allowed tokens.
+    """Results of searches in one grammar, by the set of allowed tokens."""
 
-    kinds: one byte of each equivalent kind. ends: texts that finish a string.
-    """
-
-    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    ends: dict[int, bytes | None] = field(default_factory=dict)
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each equivalent kind
+    ends: dict[int, bytes | None] = field(default_factory=dict)  # texts that finish a string
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +206,6 @@ class ShortestEnd:
         return self._extended([0], text)[-1]
 
     def spell(self, text: bytes) -> list[int]:
-        """Return the fewest tokens that spell a text without control tokens."""
         return self._spelled(text, self._extended([0], text))
 
     def _following(

@@ -27,8 +27,7 @@ class FieldMask(Protocol):
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the permitted ones of the tokens that the grammar allows (V,)."""
 
-    def take(self, text: bytes) -> None:
-        """Record text of the answer."""
+    def take(self, text: bytes) -> None: ...
 
 
 class StructuredOutput:
@@ -69,12 +68,10 @@ class StructuredOutput:
 
     @property
     def holds_calls(self) -> bool:
-        """Whether opened calls are enforced."""
         return self._matcher is not None
 
     @property
     def in_call(self) -> bool:
-        """Whether the arguments of a call are being written."""
         return False
 
     @property
@@ -330,7 +327,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
 ) -> Matcher:
-    """Return the grammar of calls. Raises InvalidRequestError with the tool whose parameters are unsupported."""
+    # Raises InvalidRequestError with the tool whose parameters are unsupported.
     try:
         return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
@@ -348,10 +345,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
 ) -> StructuredOutput | None:
-    """Return the constraint of calls to the tools' names, and to the parameters of strict tools.
-
-    None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
-    """
+    """Return the constraint of calls to the tools' names, and to the parameters of strict tools."""
+    # None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None

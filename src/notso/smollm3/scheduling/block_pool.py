@@ -48,7 +48,6 @@ class CacheSalt:
 
     @property
     def owner(self) -> bytes:
-        """The salt that no other owner has."""
         return self.private or self.root
 
     def parent_hash(self, index: int, previous: bytes) -> bytes:
@@ -90,12 +89,10 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can return."""
         return len(self._blank) + len(self._unreferenced)
 
     @property
     def blank(self) -> int:
-        """Blocks available without eviction."""
         return len(self._blank)
 
     @property
@@ -122,13 +119,11 @@ class BlockPool:
         return block
 
     def touch(self, block: int, *conversations: bytes | None) -> None:
-        """Add a reference, for conversations or readings."""
         self._unreferenced.pop(block, None)
         self._blocks[block].references += 1
         self._note(block, conversations)
 
     def free(self, block: int) -> None:
-        """Drop a reference."""
         entry = self._blocks[block]
         if entry.references < 1:
             raise ValueError(f"block {block} is not in use")
@@ -153,7 +148,6 @@ class BlockPool:
             self._note(block, conversations)
 
     def find(self, parent_hash: bytes, tokens: Sequence[int]) -> int | None:
-        """Return the block of exactly `tokens`."""
         children = self._children.get(parent_hash)
         return children.get(tuple(tokens)) if children else None
 
@@ -198,7 +192,6 @@ class BlockPool:
         return True
 
     def evict_one(self, which: Callable[[int], bool]) -> bool:
-        """Evict the oldest unreferenced block that satisfies `which`."""
         block = next((block for block in self._unreferenced if which(block)), None)
         if block is None:
             return False
@@ -230,7 +223,6 @@ class BlockPool:
 
     @property
     def windows(self) -> Mapping[int, int]:
-        """Live map of block to window."""
         return MappingProxyType(self._windows)
 
     def open_window(self, block: int) -> None:

@@ -18,8 +18,7 @@ from typing import Protocol
 
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, CacheSalt, OutOfBlocksError, block_hash
-from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan
+from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan, Sequence
 
 # Up to this many pending tokens a sequence counts as decoding.
 FEW_ROWS = 8
@@ -65,7 +64,6 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def queue(self) -> list[Sequence]:
-        """Return waiting sequences in order."""
         return _in_turn(self.waiting, Counter(each.owner for each in self.running))
 
     def add(self, sequence: Sequence) -> None:
@@ -130,7 +128,6 @@ class Scheduler:
             sequence.cached -= before - sequence.computed
 
     def loaded(self, load: BlockLoad) -> None:
-        """Register a loaded block."""
         sequence = load.sequence
         if load.is_partial or load.block not in sequence.blocks:
             return
@@ -146,7 +143,6 @@ class Scheduler:
         self.pool.evict(conversation)
 
     def cached_length(self, salt: CacheSalt, tokens: list[int]) -> int:
-        """Return a prompt's cached length."""
         parent_hash, at = salt.parent_hash(0, b""), 0
         while at + BLOCK_TOKENS < len(tokens):
             piece = tokens[at : at + BLOCK_TOKENS]
@@ -398,7 +394,6 @@ class PrefillBudget:
         return max(1, min(most, tiles * TILE_ROWS - decoding))
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a mixed step."""
         tiles = -(-rows // TILE_ROWS)
         self._steps += 1
         before = self._seconds.get(tiles)

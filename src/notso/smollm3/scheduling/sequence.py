@@ -1,10 +1,10 @@
-"""One sequence of tokens and its blocks, as seen by the scheduler."""
+"""Sequences of tokens and their blocks, as seen by the scheduler, and the plan of a step, which the engine executes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from notso.smollm3.scheduling.block_pool import NO_SALT, CacheSalt
 
@@ -45,19 +45,16 @@ class Sequence:
         self.tokens = list(self.prompt)
 
     def found(self, block: int, count: int) -> None:
-        """Attach a block with `count` tokens."""
         self.blocks.append(block)
         self.computed += count
         self.cached += 0 if self.returned else count
 
     @property
     def pending(self) -> int:
-        """Uncomputed tokens."""
         return len(self.tokens) - self.computed
 
     @property
     def is_scoring(self) -> bool:
-        """Whether next tokens need logits."""
         return self.scored and self.scored_from <= self.computed < len(self.prompt)
 
     @property
@@ -70,10 +67,91 @@ class Sequence:
         return self.conversation, self.reading if index < self.salt.shared_blocks else None
 
     def parent_hash(self, index: int) -> bytes:
-        """Return what block `index` is hashed after."""
         return self.salt.parent_hash(index, self.hashes[index - 1] if index else b"")
 
     @property
     def next_parent(self) -> bytes:
         """What the first block without a hash is hashed after."""
         return self.parent_hash(len(self.hashes))
+
+
+# Rows per step, which bounds its memory and the delay of a stop; results do not depend on it.
+MAX_ROWS = 512
+
+# Rows with logits per step, half a megabyte each with 128,256 tokens: one per sequence, and drafts if there are few.
+MAX_SAMPLED = 64
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens [start, start + count), then drafts."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    drafts: list[int]
+    samples: bool  # logits of the last token and the drafts are needed
+    scores: bool = False  # logits of all other tokens are needed, too
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.drafts)
+
+    @property
+    def sampled_rows(self) -> int:
+        if self.scores:
+            return self.rows
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.sequence.tokens[self.start : self.start + self.count] + self.drafts
+
+
+@dataclass(slots=True)
+class BlockLoad:
+    """Load of block `hash`, or the partial block after it."""
+
+    # Answered by `Scheduler.loaded` or `Scheduler.load_failed`.
+    sequence: Sequence
+    block: int
+    hash: bytes
+    is_partial: bool = False
+
+
+@dataclass(slots=True)
+class BlockCopy:
+    """Copy of a block and its window."""
+
+    source: int
+    target: int
+    source_window: int | None = None
+    target_window: int | None = None
+
+
+BlockMove: TypeAlias = BlockLoad | BlockCopy
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step: first `moves`, then `chunks`."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    # Moves run in order: a source may be reused further down the list.
+    moves: list[BlockMove] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def sampled_rows(self) -> int:
+        return sum(chunk.sampled_rows for chunk in self.chunks)
+
+    @property
+    def loads(self) -> list[BlockLoad]:
+        return [move for move in self.moves if isinstance(move, BlockLoad)]
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.moves)

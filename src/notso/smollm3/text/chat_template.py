@@ -21,9 +21,8 @@ from typing import Any
 from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, TemplateError, quoted
 from notso.smollm3.strict_json import is_json_object
 from notso.smollm3.text import template_sandbox
-from notso.smollm3.text.special_tokens import Run, SpecialTexts
 from notso.smollm3.text.template_sandbox import SandboxFailure
-from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
+from notso.smollm3.text.tokenizer import Run, SpecialTexts, Tokenizer, check_unicode
 from notso.smollm3.values.messages import ROLES, Message, Tool, ToolCall, thinking_set_by
 from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, dropped_parts
 
@@ -168,7 +167,6 @@ class ChatTemplate:
         date: date | None = None,
         add_generation_prompt: bool = True,
     ) -> list[Run]:
-        """Return the prompt, split at the template's own special tokens."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         return self._runs(conversation, date, check=False)[0]
 
@@ -253,7 +251,6 @@ class _Conversation:
         self.add_generation_prompt = bool(add_generation_prompt)
 
     def variables(self, content: Callable[[str], str]) -> dict[str, Any]:
-        """Return template variables, mapping content."""
         variables: dict[str, Any] = {
             "messages": [
                 {"role": role, "content": "".join(text if ours else content(text) for text, ours in pieces)}

@@ -10,8 +10,7 @@ from functools import partial
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
 from notso.smollm3.text.chat_template import ChatTemplate
-from notso.smollm3.text.special_tokens import Run
-from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
+from notso.smollm3.text.tokenizer import Run, Tokenizer, check_unicode
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
@@ -131,7 +130,6 @@ class PromptWriter:
         return common_length(prompt.ids, other)
 
     def may_think(self, ids: Sequence[int]) -> bool:
-        """Return whether reasoning may come next."""
         special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)
         return next(special, None) not in (self._tokenizer.think_close_id, self._tokenizer.think_open_id)
 
@@ -143,7 +141,6 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """Write a prompt, honoring `when_full`."""
 
         write = partial(self.write, options=options, most_tokens=context_tokens)
         if options.when_full == "stop":

@@ -1,10 +1,7 @@
 """Tokenizer built from a GGUF file's vocabulary and merges.
 
-Control tokens in text are off by default: typed `<
-
-im_end
-
->` is encoded as plain text. Only `encode(text, control=True)` and special runs of `encode_runs` yield special ids.
+Control tokens in text are off by default: typed `<|im_end|>` is encoded as plain text. Only `encode(text,
+control=True)` and special runs of `encode_runs` yield special ids.
 """
 
 from __future__ import annotations
@@ -12,21 +9,67 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import sys
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError, quoted
-from notso.smollm3.text.special_tokens import SpecialTexts
 from notso.smollm3.text.tokenizer_pipeline import SHRINKS, TokenizerPipeline
 from notso.smollm3.text.vocabulary import Vocabulary, end_ids, gguf_list
 from notso.text_file import read_regular
+
+
+class Run(NamedTuple):
+    """One special token, or ordinary text."""
+
+    text: str
+    special: bool
+
+
+class SpecialTexts:
+    """Splits text at special tokens. Raises ValueError for an empty one."""
+
+    # As the `tokenizers` library splits at added tokens: leftmost, then longest match.
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = dict.fromkeys(texts)
+        if "" in self._texts:
+            raise ValueError("a special token has no text")
+        lengths: dict[str, set[int]] = {}
+        for special in self._texts:
+            lengths.setdefault(special[0], set()).add(len(special))
+        # Not a single pattern: a file may have a million special tokens, and each would be tried at every position.
+        self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
+        self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def split(self, text: str) -> list[Run]:
+        """Split into runs; ordinary ones are nonempty."""
+        runs: list[Run] = []
+        end = 0
+        for found in self._beginning.finditer(text) if self._beginning else ():
+            start = found.start()
+            special = self._at(text, start) if start >= end else None
+            if special is not None:
+                runs += [Run(text[end:start], False)] * (start > end) + [Run(special, True)]
+                end = start + len(special)
+        return runs + [Run(text[end:], False)] * (end < len(text))
+
+    def _at(self, text: str, start: int) -> str | None:
+        for length in self._lengths[text[start]]:
+            piece = text[start : start + length]
+            if piece in self._texts:
+                return piece
+        return None
+
 
 # The engine has its own thread pool; a second one would compete for the same cores. The library reads this variable at
 # each call, and an existing value takes precedence.
@@ -123,9 +166,6 @@ class Tokenizer:
         InvalidRequestError."""
         return b"".join(self.token_bytes(token, skip_control) for token in ids).decode("utf-8", "replace")
 
-    def stream(self, skip_control: bool = True) -> TokenStream:
-        return TokenStream(self, skip_control)
-
     def token_bytes(self, token: int, skip_control: bool = False) -> bytes:
         """Return a token's bytes; none for skipped control and unused tokens."""
         if skip_control and (token in self.control_ids or token in self._vocabulary.unused_ids):
@@ -133,11 +173,9 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token)
 
     def token_text(self, token: int) -> str:
-        """Return a token's text."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def id_of(self, text: str) -> int | None:
-        """Return the id of a single token with this text."""
         special = self._vocabulary.special_ids.get(text)
         if special is not None:
             return special
@@ -166,11 +204,9 @@ class TokenStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return completed text."""
         return self._decoder.decode(self._tokenizer.token_bytes(token, self._skip_control))
 
     def drop(self) -> None:
-        """Discard an incomplete character."""
         self._decoder.reset()
 
     def finish(self) -> str:

@@ -77,7 +77,6 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        """Ordinary tokens by text."""
         # Not cached: ten megabytes that are only needed at construction.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
@@ -88,7 +87,6 @@ class Vocabulary:
         return token
 
     def token_bytes(self, token: int) -> bytes:
-        """Return bytes, possibly incomplete UTF-8."""
         text = self.tokens[self.check_id(token)]
         if text not in self._not_ordinary:
             return text.translate(_BYTE_OF_CHARACTER).encode("latin-1")

@@ -10,10 +10,9 @@ import numpy.typing as npt
 
 from notso.qtensor import F16, F32, Format, GGUFFile, GGUFWriter, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
-from notso.smollm3.conversion.packing import packed, require_whole_blocks
-from notso.smollm3.model.adapter_file import read_adapter
-from notso.smollm3.model.quantisation_mix import FILE_TYPES, format_in
-from notso.smollm3.model.weights import TENSOR_NAMES
+from notso.smollm3.conversion.converter import packed, require_whole_blocks
+from notso.smollm3.model.lora import read_adapter
+from notso.smollm3.model.weights import FILE_TYPES, TENSOR_NAMES, format_in
 
 CHUNK_VALUES = 4 << 20
 

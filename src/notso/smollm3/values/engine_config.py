@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from notso.smollm3.errors import InvalidRequestError, require
-from notso.smollm3.values.answer_settings import require_known
+from notso.smollm3.values.request_options import require_known
 
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)

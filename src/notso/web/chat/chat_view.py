@@ -34,19 +34,15 @@ class ShownView:
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, what it starts from and the end of one branch: the source of a prompt.
-
-    `above` messages were not read: a summary replaces them (`summarized`) or no prompt has room. `revision` is
-    the feed position that the view includes.
-    """
+    """A chat, what it starts from and the end of one branch: the source of a prompt."""
 
     chat: Chat
     base: ChatBase
-    revision: str
+    revision: str  # feed position that the view includes
     line: tuple[StoredMessage, ...] = ()
     # Not the chat's id: an emptied chat continues as another conversation.
     first_id: str | None = None
-    above: int = 0
+    above: int = 0  # not read: a summary replaces them (`summarized`) or no prompt has room
     summarized: bool = False
 
     @property
@@ -55,7 +51,6 @@ class ChatView:
 
     @property
     def left_out(self) -> int:
-        """Number of messages that neither fit nor are summarized."""
         return 0 if self.summarized else self.above
 
     def with_question(self, question: StoredMessage) -> ChatView:
@@ -120,7 +115,6 @@ async def read_turn(
 
 
 async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
-    """Return the turn alone, for appending to a page."""
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from notso.web.rendering.budget import Budget, Deadline
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
 from notso.web.store.protocol import ChatStore, Shown, StoredMessage
-from notso.web.turns.tool_rounds import parts_of
+from notso.web.turns.prompt import parts_of
 from notso.web.turns.turn_log import CARD_MARK
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
@@ -38,7 +38,6 @@ class KeptHtml:
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 
     async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """Return messages of one chat with HTML, unless that took too long."""
         stale = [message for message in messages if _is_stale(message)]
         made = await self._made(owner, stale) if stale else {}
         return [self._so_far(made.get(each.id, each)) for each in messages]

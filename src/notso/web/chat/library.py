@@ -42,11 +42,9 @@ class LibraryWork:
         self._images: dict[tuple[str, int], bytes] = {}  # the least recently used first
 
     def wake(self) -> None:
-        """Parse what was queued just now."""
         self._queued.set()
 
     async def parse(self) -> None:
-        """Parse queued documents until cancelled."""
         if self._store.read_only:
             return
         is_new, has_failed = not self._store.is_shared, False
@@ -70,7 +68,6 @@ class LibraryWork:
             pass
 
     async def follow(self) -> None:
-        """Keep the library of the folder like the folder until cancelled."""
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
             return  # a library without a folder here may be another server's
         has_failed = False
@@ -100,7 +97,6 @@ class LibraryWork:
         return image
 
     def forget_images(self, document_id: str) -> None:
-        """Drop the images of a document that is deleted."""
         for key in [each for each in self._images if each[0] == document_id]:
             del self._images[key]
 
@@ -121,7 +117,6 @@ class LibraryWork:
 
 
 async def forget_deleted(store: ChatStore, host: EngineHost) -> None:
-    """Remove from the engines' caches what deleted documents left there."""
     stale = await store.documents.stale()
     if stale and not host.loaded():
         host.want(host.default)
@@ -169,7 +164,6 @@ class FolderLibrary:
         return True
 
     def _contents(self, root: Path) -> dict[str, str]:
-        """Return the relative path of each content."""
         root.stat()  # a folder that is not mounted is no empty folder
         found: dict[str, str] = {}
         known: dict[str, _Known] = {}
@@ -213,5 +207,4 @@ def shown_name(name: str) -> str:
 
 
 def is_open(document: StoredDocument) -> bool:
-    """Whether a document waits for its parser, or is being parsed."""
     return document.state in ("queued", "parsing")

@@ -13,16 +13,16 @@ from notso.web.chat.library import LibraryWork
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages
 from notso.web.edge.assets import Assets
-from notso.web.edge.client_connection import ClientConnection
-from notso.web.edge.open_streams import OpenStreams
-from notso.web.edge.work_line import WorkLine
+from notso.web.edge.connections import ClientConnection
+from notso.web.edge.limits import OpenStreams
+from notso.web.edge.work_queue import WorkLine
 from notso.web.engine.downloads import Downloads
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.tools.toolbox import Toolbox
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.fair_queue import FairQueue
 
@@ -38,8 +38,6 @@ MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget for request bodies holds 
 
 @dataclass(slots=True)
 class ChatServices:
-    """Services of the chat pages only."""
-
     shared: Shared
     turns: Turns
     suggestions: Suggestions

@@ -32,13 +32,11 @@ from notso.web.store.protocol import (
 )
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.turns.answer_trace import at_start_of, request_of, traced
-from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import MAX_MODEL_NAME_CHARACTERS, NO_LIMIT, ChatSettings, changed, settings_from
-from notso.web.turns.documents import PromptDocuments, prompt_documents
+from notso.web.turns.documents import PromptDocuments, attachments_from, prompt_documents
 from notso.web.turns.every_part import MAX_PARTS, Part, document_parts
-from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages, text_size
+from notso.web.turns.prompt import SUMMARY_REQUEST, next_request, prompt_messages, text_size
 from notso.web.turns.tool_calls import ToolOffer
-from notso.web.turns.tool_rounds import next_request
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
 from notso.web.values.errors import Problem, QuotaError, StorageError
@@ -71,7 +69,6 @@ ALLOWED = "tools_allowed"
 
 
 async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
-    """Return the tools offered at the end of a branch."""
     chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
     if not tools:
         return None
@@ -183,7 +180,6 @@ async def ask(
 async def _in_library_order(
     services: ChatServices, owner: str, attachments: tuple[Attachment, ...]
 ) -> tuple[Attachment, ...]:
-    """Return the documents among attachments in their library's order, so that chats share them, and then the files."""
     asked = {each.document for each in attachments if each.document}
     documents = await services.shared.store.documents.some(owner, sorted(asked))
     for each in documents:
@@ -376,13 +372,11 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
-    """Return a chat named after its first line, dated today."""
     now = _now_ms()
     return Chat(new_id(), title_of(first_text), thinking, date.today(), now, now)
 
 
 def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[StoredMessage]]:
-    """Return a new chat with copies of these messages."""
     now, ids = _now_ms(), {message.id: new_id() for message in line}
     title = words["branch_title"].format(title=chat.title)[:MAX_TITLE_CHARACTERS]
     new = replace(
@@ -620,7 +614,6 @@ async def _every_part(services: ChatServices, owner: str, view: ChatView, reques
 
 
 async def summary_request(services: ChatServices, owner: str, view: ChatView, choice: ModelChoice) -> Request:
-    """Return the request for a summary of the branch."""
     documents = await documents_in(services, owner, view, choice)
     messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(

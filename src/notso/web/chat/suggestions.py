@@ -55,7 +55,6 @@ class Suggestions:
         return False
 
     def cancel(self) -> None:
-        """Stop the current generation."""
         if self._running is not None:
             self._running.stop()
             self._running = None
@@ -127,7 +126,6 @@ class Suggestions:
 
 
 def questions_in(text: str) -> list[str]:
-    """Return the lines that are questions, if they are enough."""
     found: list[str] = []
     for line in text.splitlines():
         question = _BULLET.sub("", line).strip().strip("\"'*_“”")

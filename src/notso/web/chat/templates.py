@@ -1,11 +1,17 @@
-"""Template rendering with autoescape, in worker threads."""
+"""Template rendering with autoescape, in worker threads.
+
+The chat list of the sidebar has headings by day of last use, and unread and activity marks.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import json
-from collections.abc import Callable
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,20 +21,23 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from notso.plugins.plugin_set import Plugins
-from notso.web.chat.chat_list import by_day
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
 from notso.web.edge.base_path import Rooted, base_path
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.extensions import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
-from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.command_view import CommandView
 from notso.web.turns.chat_settings import CHOICES, NUMERIC
 from notso.web.turns.citations import with_citations
-from notso.web.turns.tool_rounds import parts_of
+from notso.web.turns.prompt import parts_of
+from notso.web.turns.sse import Feed
+from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CARD_MARK, Card
+from notso.web.turns.turns import Turns
+from notso.web.values.errors import StorageError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.ids import new_id
 from notso.web.values.slash_commands import SHORTCUTS
@@ -45,6 +54,55 @@ from notso.web.values.wording import (
     separators,
     words,
 )
+
+
+def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, list[Chat]]]:
+    """Return (heading, chats) groups in list order; pinned chats have their own heading."""
+    today = today or date.today()
+    groups: dict[str, list[Chat]] = {}
+    for chat in chats:
+        groups.setdefault(_heading(chat, today), []).append(chat)
+    return list(groups.items())
+
+
+def _heading(chat: Chat, today: date) -> str:
+    if chat.pinned:
+        return words["day_pinned"]
+    used = min(chat.updated_ms / 1000, time.time())  # a wrong clock may have stored a future time
+    days = (today - datetime.fromtimestamp(used).date()).days
+    if days <= 0:
+        return words["day_today"]
+    if days == 1:
+        return words["day_yesterday"]
+    return words["day_week" if days < 8 else "day_month" if days < 31 else "day_older"]
+
+
+class ListMarks:
+    """Announces changed marks to open tabs. Runs on the event loop."""
+
+    def __init__(self, turns: Turns, store: ChatStore, feed: Feed) -> None:
+        self._store = store
+        self._feed = feed
+        self._tasks: set[asyncio.Task[None]] = set()
+        turns.at_mark.append(self._told)
+        turns.at_end.append(lambda turn, usage, finish_reason: self._ended(turn))
+
+    def _told(self, turn: Turn) -> None:
+        self._feed.announce(turn.request.options.owner or "", turn.message.chat_id, "", turns=False)
+
+    def _ended(self, turn: Turn) -> None:
+        # An answer that ended without a reader leaves its chat unread.
+        if turn.log.is_read or turn.interrupted:
+            return self._told(turn)
+        task = asyncio.create_task(self._mark_unread(turn))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _mark_unread(self, turn: Turn) -> None:
+        with contextlib.suppress(StorageError):
+            await self._store.update_chat(turn.request.options.owner or "", turn.message.chat_id, unread=True)
+        self._told(turn)
+
 
 # Smaller pages fit into one packet uncompressed. Compressing secrets with other text is safe here (BREACH): SameSite
 # cookies (edge/access.py) keep other sites from choosing part of what is compressed.
@@ -128,7 +186,6 @@ class Pages:
         return self._environment.get_template(template).render(context).encode()
 
     def close(self) -> None:
-        """Stop the rendering threads."""
         self._renderer.close()
 
     def card(self, use: ToolUse) -> Card:
@@ -156,12 +213,10 @@ def _whose(request: Request) -> str:
 
 
 def is_fragment(request: Request) -> bool:
-    """Whether htmx asks for a part of a page."""
     return request.headers.get("hx-request") == "true" and request.headers.get("hx-request-type", "") != "full"
 
 
 def reasoning_html(message: StoredMessage) -> Markup:
-    """Return the thoughts' safe HTML, or their plain text."""
     if message.renderer == RENDERER_VERSION:
         return Markup(with_labels(message.reasoning_html))  # safe: from the sanitizer
     return Markup(render_plain(message.reasoning) if message.reasoning else "")
@@ -176,7 +231,6 @@ def pretty_json(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace the invisible characters of a name."""
     return "".join(character if is_visible(character) else "�" for character in text)[:80]
 
 

@@ -17,7 +17,7 @@ from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, settings_in_chat
 from notso.web.turns.documents import PromptDocuments, prompt_documents
 from notso.web.turns.prompt import conversation_of, prompt_messages
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError
@@ -56,12 +56,10 @@ class Titles:
         turns.at_start.append(lambda turn: self.cancel())
 
     def cancel(self) -> None:
-        """Stop all current generations."""
         for running in list(self._running):
             running.stop()
 
     def consider(self, turn: Turn) -> None:
-        """Name the chat of an ended turn if it has no name."""
         if turn.message.state == "done" and turn.message.kind == "turn":
             task = asyncio.create_task(self._name(turn))
             self._tasks.add(task)
@@ -135,7 +133,6 @@ class Titles:
 
 
 def title_in(text: str) -> str:
-    """Extract the title from the model's text, or ''."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     line = " ".join(line.split())
     for _ in range(2):  # decoration may be nested

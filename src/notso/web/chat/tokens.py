@@ -26,8 +26,6 @@ SHOWN_TOKENS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token that the model could have written."""
-
     id: int
     text: str
     probability: float  # before temperature and filters
@@ -66,7 +64,6 @@ async def requests_of(
 
 
 async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[str]:
-    """Return the texts of the tokens from place `first`, up to SHOWN_TOKENS."""
     ids = run.ids[first : first + SHOWN_TOKENS]
     return await asyncio.to_thread(engine.token_texts, ids) if ids else []
 
@@ -80,7 +77,6 @@ def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
 
 
 def up_to(run: AnswerRun, place: int) -> Replay:
-    """Return the tokens of a run before `place`."""
     return Replay(run.ids[:place], tuple(at for at in run.closed_at if at < place), run.origin)
 
 

@@ -19,7 +19,7 @@ from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
-from notso.web.turns.turn_stats import TurnStats, stats_of
+from notso.web.turns.status_line import TurnStats, stats_of
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.wording import words
@@ -138,7 +138,6 @@ async def turn_view(
 
 
 def first_on(request: Request) -> str | None:
-    """Return the page's first message, if sent."""
     first = request.headers.get("x-from", "")
     return first if is_id(first) else None
 
@@ -218,7 +217,6 @@ def status_context(services: ChatServices, view: ShownView | None = None) -> dic
 
 
 def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]:
-    """Return the badge's details: last statistics and last failure."""
     messages = [shown.message for shown in path if shown.message.role == "assistant"]
     last = messages[-1] if messages else None
     stats: TurnStats | None = None
@@ -238,14 +236,12 @@ def back(request: Request, address: str) -> Response:
 
 
 def to_page(request: Request, address: str) -> Response:
-    """Navigate the browser, from htmx or a form."""
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})
     return RedirectResponse(address, 303)
 
 
 def tab_of(request: Request) -> str:
-    """Return the requesting tab, or ''."""
     tab = request.headers.get("x-tab", "")
     return tab if is_id(tab) else ""
 

@@ -63,8 +63,6 @@ NOBODY = Caller("nobody", "nobody")
 
 
 class SignIn(Protocol):
-    """Sign-in method besides the server's key."""
-
     async def __call__(self, request: Request) -> Caller | None:
         """Return the caller, None if unknown. Takes bounded time and raises nothing."""
 
@@ -72,16 +70,12 @@ class SignIn(Protocol):
 class Keys(Protocol):
     """Keys issued by an operator. Methods raise StorageError."""
 
-    async def by_token(self, token: str) -> Caller | None:
-        """Return the caller of a valid key."""
+    async def by_token(self, token: str) -> Caller | None: ...
 
-    async def by_id(self, key_id: str) -> Caller | None:
-        """Return the caller of a key by its id."""
+    async def by_id(self, key_id: str) -> Caller | None: ...
 
 
 class Gate(Protocol):
-    """Quota check for an authenticated caller."""
-
     async def __call__(self, request: Request, caller: Caller) -> None:
         """Count the request. Raise Problem (429) or StorageError."""
 
@@ -101,7 +95,6 @@ class TruePeer:
 
 
 def peer_of(request: Request) -> str:
-    """Return the address of the connection's other end ('' if unknown)."""
     return str(request.scope.get(PEER, request.client.host if request.client else ""))
 
 
@@ -133,8 +126,6 @@ class _Session:
 
 
 class SessionBook(Protocol):
-    """Session storage shared by servers over one database."""
-
     async def remember(self, name: str, value: str, seconds: float) -> None: ...
 
     async def recall(self, name: str) -> str | None: ...
@@ -181,7 +172,6 @@ class KeyRing:
 
     @property
     def open(self) -> bool:
-        """Whether requests need no authentication."""
         return self._digest is None and not self._asks_who
 
     def fits(self, key: str) -> bool:
@@ -189,7 +179,6 @@ class KeyRing:
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
-        """Create a session and return its cookie value."""
         token = secrets.token_urlsafe(32)
         now = self._clock()
         # Past the limit, the owner with the most sessions loses the oldest.
@@ -205,7 +194,6 @@ class KeyRing:
             await self._book.forget(_named(digest))
 
     async def caller_with(self, key: str) -> Caller | None:
-        """Return the caller of a key."""
         if self.fits(key):
             return LOCAL
         if self._keys is None or not key.startswith(KEY_PREFIX):
@@ -299,8 +287,6 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Further marks of a guarded route, which `guarded` reads."""
-
     operators: bool = False
     audit: str = ""
 
@@ -314,12 +300,11 @@ def operator_only(audit: str = "") -> Any:
 
 
 def audited(action: str) -> Any:
-    """Mark a route whose use is written to the audit log. Actions never contain content or chat ids."""
+    """Mark a route as written to the audit log. Actions never contain content or chat ids."""
     return Depends(Mark(audit=action))
 
 
 def mark_of(route: Any) -> Mark:
-    """Return the further marks of a route."""
     found = (each.dependency for each in getattr(route, "dependencies", ()))
     return next((each for each in found if isinstance(each, Mark)), Mark())
 
@@ -338,14 +323,13 @@ def audience_of(route: Any) -> str:
 
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
-    """Register the routes of a router. Raise TypeError for one that does not say who may use it."""
+    """Register the routes of a router. Raise TypeError for one without a mark of its audience."""
     for route in router.routes:
         audience_of(route)
     app.include_router(router)
 
 
 async def guarded(request: Request) -> None:
-    """Require an authenticated caller and check quotas."""
     ring: KeyRing = request.app.state.key_ring
     caller = await ring.caller(request)
     if caller is None:
@@ -373,7 +357,6 @@ PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(guarded), Depends(fr
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the caller of a request that passed `guarded`."""
     caller: Caller = getattr(request.state, "caller", NOBODY)
     return caller
 

@@ -8,7 +8,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 STATIC_DIRECTORY = Path(__file__).parents[1] / "static"
@@ -34,20 +34,15 @@ _WEIGHT = re.compile(r"[01](\.[0-9]{0,3})?")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A static file."""
-
     body: bytes
     media_type: str
 
     @property
     def packed(self) -> bytes:
-        """Gzip form, made for the first client that accepts it."""
         return _packed(self.body)
 
 
-@cache
-def _packed(body: bytes) -> bytes:
-    return gzip.compress(body, mtime=0)
+_packed = cache(partial(gzip.compress, mtime=0))
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
@@ -64,7 +59,7 @@ class Assets:
     """Files of a directory at /static/<digest>/<name>, with references rewritten."""
 
     def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
-        self._by_path: dict[str, Asset] = {}
+        self.by_path: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
         known = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
         # Files with references come last, as they contain the digests of the others.
@@ -73,7 +68,7 @@ class Assets:
             if pattern := _REFERENCES.get(path.suffix):
                 body = pattern.sub(lambda found, name=name: self._named(name, found[0]), body)  # type: ignore[misc]
             digest = hashlib.sha256(body).hexdigest()[:16]
-            self._by_path[f"{digest}/{name}"] = Asset(body, _TYPES[path.suffix])
+            self.by_path[f"{digest}/{name}"] = Asset(body, _TYPES[path.suffix])
             self._urls[name] = f"/static/{digest}/{name}"
 
     def _named(self, name: str, reference: bytes) -> bytes:
@@ -86,7 +81,3 @@ class Assets:
     def url(self, name: str) -> str:
         """Return a file's URL. Raise KeyError if it does not exist."""
         return self._urls[name]
-
-    def find(self, path: str) -> Asset | None:
-        """Return the file at `<digest>/<name>`."""
-        return self._by_path.get(path)

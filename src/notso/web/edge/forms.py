@@ -7,7 +7,7 @@ from urllib.parse import unquote_to_bytes
 from fastapi import Request
 
 from notso.web.edge.access import owner_of
-from notso.web.edge.work_line import WorkLine
+from notso.web.edge.work_queue import WorkLine
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 

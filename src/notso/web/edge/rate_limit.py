@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.edge.access import WRONG_KEY
-from notso.web.edge.door import network_of
+from notso.web.edge.connections import network_of
 from notso.web.edge.errors import is_api
 
 WINDOW_SECONDS = 60
@@ -24,10 +24,7 @@ REQUESTS, WRONG_KEYS = "requests", "wrong keys"
 
 
 class Counters(Protocol):
-    """Counters per address within one minute."""
-
-    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        """Whether one more is within the limit."""
+    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool: ...
 
     async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
         """Count one more if within the limit; return whether it was."""
@@ -37,8 +34,6 @@ class Counters(Protocol):
 
 
 class OwnCounters:
-    """Counters in this process's memory."""
-
     def __init__(self) -> None:
         self._storage = MemoryStorage()
         self._limiter = MovingWindowRateLimiter(self._storage)

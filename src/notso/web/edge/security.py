@@ -2,19 +2,119 @@
 
 They use the raw `Host` header and `scope["path"]`, never a URL built from both: a slash or question mark in `Host`
 makes the two differ, which has opened guarded routes in other servers.
+
+Cross-origin access to the API by rule (no cookies, never to pages), and what differs on the Ollama port.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.web.edge.origins import ALLOWED
+from notso.web.edge.errors import is_api
+from notso.web.values.settings import OriginRules
+
+GREETING = "Ollama is running"
+"""Response to `GET /`, which clients compare."""
+
+HOSTS = ("localhost", "127.0.0.1", "0.0.0.0")
+DEFAULT_ORIGINS = (
+    *(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in HOSTS),
+    *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
+)
+"""Ollama's own defaults: pages of this machine, and desktop programs."""
+
+
+def is_ollama_port(scope: Scope) -> bool:
+    port = getattr(scope["app"].state, "ollama_port", None) if "app" in scope else None
+    return port is not None and bool(scope.get("server")) and scope["server"][1] == port
+
+
+class OllamaGreeting:
+    """Answers `GET /` and `HEAD /` on Ollama's port, where the page would be otherwise. Reveals nothing, so no key is
+    required, as with Ollama."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_root = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        app = PlainTextResponse(GREETING) if is_root and is_ollama_port(scope) else self._app
+        await app(scope, receive, send)
+
+
+ALLOWED = "notso.allowed_origin"
+"""Scope key of API requests from an allowed origin."""
+PREFLIGHT_SECONDS = 600
+_METHODS = "GET, POST, DELETE"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
+
+
+class CrossOriginAccess:
+    """Answers preflights of allowed origins and adds CORS headers.
+
+    Credentials are never allowed, so that browsers withhold responses to requests with cookies. API keys travel in a
+    header.
+    """
+
+    def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
+        self._app = app
+        self._rules = OriginRules(rules)
+        self._ollama_rules = OriginRules(DEFAULT_ORIGINS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = self._allowed(scope) if scope["type"] == "http" and _is_readable(scope) else None
+        if origin is None:
+            await self._app(scope, receive, send)
+            return
+        asked = {name: value for name, value in scope["headers"] if name.startswith(b"access-control-request-")}
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:
+            await _preflight(origin, asked)(scope, receive, send)
+            return
+
+        async def send_readable(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_readable_by(origin) | {"access-control-expose-headers": "*"})
+            await send(message)
+
+        # A cookie sent nevertheless is dropped.
+        headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
+        await self._app({**scope, "headers": headers, ALLOWED: True}, receive, send_readable)
+
+    def _allowed(self, scope: Scope) -> str | None:
+        origins = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == b"origin"]
+        if len(origins) != 1:
+            return None
+        is_allowed = self._rules.allow(origins[0]) or (is_ollama_port(scope) and self._ollama_rules.allow(origins[0]))
+        return origins[0] if is_allowed else None
+
+
+def _is_readable(scope: Scope) -> bool:
+    return is_api(scope) or (scope["path"] == "/" and is_ollama_port(scope))
+
+
+def _preflight(origin: str, asked: dict[bytes, bytes]) -> Response:
+    headers = _readable_by(origin) | {
+        "access-control-allow-methods": _METHODS,
+        "access-control-max-age": str(PREFLIGHT_SECONDS),
+    }
+    names = asked.get(b"access-control-request-headers", b"").decode("latin-1")
+    if _HEADER_NAMES.fullmatch(names):
+        headers["access-control-allow-headers"] = names
+    if asked.get(b"access-control-request-private-network") == b"true":
+        headers["access-control-allow-private-network"] = "true"
+    return Response(status_code=204, headers=headers)
+
+
+def _readable_by(origin: str) -> dict[str, str]:
+    return {"access-control-allow-origin": origin, "vary": "Origin"}
+
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COSTLY_READS = frozenset({"/backup", "/export", "/search"})
@@ -99,7 +199,6 @@ class SecurityHeaders:
 
 
 def content_security_policy(nonce: str) -> str:
-    """Return the policy of a page: own resources only."""
     return (
         f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self'; img-src 'self'; font-src 'self'; "
         "connect-src 'self'; manifest-src 'self'; frame-src 'self'; form-action 'self'; "
@@ -108,7 +207,6 @@ def content_security_policy(nonce: str) -> str:
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return all values of a header (lower-case name), in order."""
     return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
 
 

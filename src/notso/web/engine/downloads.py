@@ -52,7 +52,6 @@ class Download:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate at the current rate."""
         left = self.file.size_bytes - self.done_bytes
         return left / self.bytes_per_s if self.bytes_per_s else None
 
@@ -70,7 +69,6 @@ class Downloads:
 
     @property
     def current(self) -> Download | None:
-        """The running download, or the last one."""
         return self._current
 
     def start(self, file: KnownFile, arrived: Callable[[], None] = lambda: None) -> bool:
@@ -111,7 +109,6 @@ class Downloads:
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
-        """Stop for shutdown, waiting `seconds`."""
         # A download that does not end in time ends with the process, which leaves a resumable file.
         self.stop()
         if self._thread is not None:
@@ -119,7 +116,7 @@ class Downloads:
 
 
 class _Stop(Exception):
-    """Aborts the transfer from its callbacks."""
+    pass
 
 
 class _Run:

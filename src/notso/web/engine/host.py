@@ -7,15 +7,100 @@ import gc
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from notso.smollm3 import OutOfMemoryError, give_back_freed
-from notso.web.engine.port import ChatEngine, EngineSource, EngineStats, ModelError, ModelInfo, ReturningSource
-from notso.web.engine.served_model import BesideSource, EngineState, ServedModel
+from notso.web.engine.port import (
+    AdapterSource,
+    ChatEngine,
+    EngineSource,
+    EngineStats,
+    ModelError,
+    ModelInfo,
+    ReturningSource,
+)
 from notso.web.values.errors import NotsoError
 from notso.web.values.fair_queue import WorkerThreads
+
+EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
+
+BesideSource = Callable[[int], ChatEngine]
+"""Loads beside engines planned to occupy this many bytes. Raises ModelError; OutOfMemoryError if it would not fit as it
+would alone."""
+
+
+@dataclass(eq=False, slots=True)
+class ServedModel:
+    """A model and its loading state.
+
+    `state`, `info`, `failure` and `engine` may be read in any thread; use the rest on the event loop.
+    """
+
+    key: str  # identifies the model in requests
+    load: EngineSource
+    load_beside: BesideSource | None = None
+    name: str = ""  # as listed; '' if it only has the file's own name
+    path: Path | None = None
+    state: EngineState = "unloaded"
+    info: ModelInfo | None = None  # kept while unloaded
+    failure: str = ""
+    engine: ChatEngine | None = None
+    adapters: tuple[AdapterSource, ...] | None = None  # restored after unloading
+    loads: int = 0  # number of loads so far
+    users: int = 0  # requests that hold it loaded
+    leaving: bool = False  # takes no more requests
+    idle_since: float = 0.0
+    keep_alive_s: float | None = None  # from the last request, negative: unlimited; None: server's default
+    expires: asyncio.TimerHandle | None = None
+
+    @property
+    def planned_bytes(self) -> int:
+        if self.info is None:
+            return 0
+        return self.info.memory.needed_bytes if self.info.memory is not None else self.info.size_bytes
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.engine is not None and not self.leaving
+
+    def opened(self, engine: ChatEngine) -> None:
+        self.loads += 1
+        self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"
+        if self.info is not None and self.info.path:
+            self.path = Path(self.info.path).resolve()
+
+    def with_adapters(self, load: EngineSource) -> ChatEngine:
+        """Load the engine and restore its adapters. Blocks. Raises like `load`."""
+        engine = load()
+        if self.adapters is None:
+            return engine
+        wanted, there = {source.name: source for source in self.adapters}, set(engine.adapters.infos)
+        for name in wanted.keys() ^ there:
+            try:
+                if name in there:
+                    engine.adapters.remove(name)
+                else:
+                    engine.adapters.add(wanted[name])
+            # An adapter file that is gone is skipped.
+            except NotsoError as error:
+                logger.warning("adapter %s was not loaded again: %s", name, error)
+        return engine
+
+    def forget_adapter(self, name: str) -> None:
+        if self.adapters is not None:
+            self.adapters = tuple(source for source in self.adapters if source.name != name)
+
+    def closed(self) -> ChatEngine | None:
+        """Mark as unloaded; return the engine to close."""
+        engine, self.engine = self.engine, None
+        self.state, self.leaving = "unloaded", False
+        if engine is not None:
+            self.adapters = tuple(AdapterSource(i.name, i.path, i.scale) for i in engine.adapters.infos.values())
+        return engine
+
 
 logger = logging.getLogger("notso.web.engine")
 
@@ -56,12 +141,10 @@ class EngineHost:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Default model's info, also while unloaded."""
         return self.default.info if self.default.state in ("ready", "unloaded") else None
 
     @property
     def failure(self) -> str:
-        """Why the default model failed to load."""
         return self.default.failure
 
     @property
@@ -75,7 +158,6 @@ class EngineHost:
     # ---- all of them
 
     def models(self) -> Iterator[ServedModel]:
-        """All models requested since the start."""
         return iter(list(self._models.values()))
 
     @property
@@ -86,13 +168,11 @@ class EngineHost:
         return [each for each in self.models() if each.engine is not None]
 
     async def clear_cache(self, owner: str, conversation: str) -> None:
-        """Delete a conversation's cache in all engines, in memory and on disk."""
         for each in self.loaded():
             if each.engine is not None:
                 await asyncio.to_thread(each.engine.clear_cache, owner, conversation)
 
     async def forget_reading(self, scope: str, name: str) -> None:
-        """Delete a pinned reading in all engines, in memory and on disk."""
         for each in self.loaded():
             if each.engine is not None:
                 await asyncio.to_thread(each.engine.forget_reading, name, scope=scope)
@@ -102,7 +182,6 @@ class EngineHost:
         return self.default if key is None else self._models[key]
 
     def known(self, path: Path) -> ServedModel | None:
-        """Return the model at a resolved path."""
         return next((each for each in self.models() if each.path == path), None)
 
     def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:
@@ -116,7 +195,6 @@ class EngineHost:
     # ---- loading and taking
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start loading the default engine."""
         self._loop = loop
         self.want(self.default)
 
@@ -154,13 +232,11 @@ class EngineHost:
         look()
 
     def want(self, served: ServedModel) -> None:
-        """Load a model unless it is loaded or failed."""
         if served.state == "unloaded":
             served.state, served.failure = "loading", ""
             self._in_turn(lambda: self._load(served))
 
     def try_again(self, key: str | None) -> None:
-        """Allow another attempt to load a failed model."""
         # Its file or free memory may have changed by now.
         served = self.model(key)
         # Except for a default that never loaded: the user decides about that.
@@ -186,7 +262,6 @@ class EngineHost:
         return served
 
     def give_back(self, served: ServedModel) -> None:
-        """Release a model taken by a request."""
         served.users -= 1
         if not served.users:
             served.idle_since = self._now()
@@ -207,12 +282,10 @@ class EngineHost:
         return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
 
     async def settled(self) -> None:
-        """Wait until the default model was loaded once or failed."""
         while self.default.state == "loading" and self.default.info is None:
             await self._change()
 
     def when_changed(self, callback: Callable[[], None]) -> None:
-        """Call once on the next load, unload, release or failure."""
         self._when_changed.append(callback)
 
     def close(self) -> None:
@@ -257,7 +330,7 @@ class EngineHost:
         elif engine is None:
             served.state, served.failure = "failed", failure
             if isinstance(served.load, ReturningSource):
-                served.load.when_back(lambda: self._tell_back(served))
+                served.load.when_back(lambda: self._on_loop(lambda: self._back(served)))
         else:
             served.opened(engine)
             engine.when_lost(partial(self._tell_lost, served, served.loads))  # avoids a reference cycle through engine
@@ -303,9 +376,6 @@ class EngineHost:
         if served.engine is not None and not served.users and served.expires is None:
             logger.info("model unloaded after %g s without a request", self.stays_s(served))
             await self._close(served)
-
-    def _tell_back(self, served: ServedModel) -> None:
-        self._on_loop(lambda: self._back(served))
 
     def _back(self, served: ServedModel) -> None:
         if served.state == "failed":

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from notso.smollm3 import EngineStats, ModelInfo, ProcessMemory, official_files, process_memory
-from notso.web.engine.host import EngineHost
+from notso.web.engine.host import EngineHost, ServedModel
 from notso.web.engine.models import Installed, ModelRegistry, take_inventory
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.served_model import ServedModel
 from notso.web.values.errors import Problem
 from notso.web.values.wording import ordinal, words
 
@@ -24,8 +23,6 @@ LATEST = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Model and adapter that a name resolves to."""
-
     model: str | None = None  # key of a ServedModel; None: the default at the time of use
     adapter: str | None = None
 
@@ -34,17 +31,14 @@ DEFAULT_MODEL = ModelChoice()
 
 
 def model_id(info: ModelInfo) -> str:
-    """Return the model's API name."""
     return "-".join(info.name.lower().split())
 
 
 def adapter_id(info: ModelInfo, adapter: str) -> str:
-    """Return the API name of a model with an adapter."""
     return f"{model_id(info)}:{adapter.lower()}"
 
 
 def names_of(info: ModelInfo) -> frozenset[str]:
-    """Return all lower-case names of the default model."""
     path = Path(info.path)
     official = {file.name for file in official_files() if file.filename == path.name}
     names = {model_id(info), info.name, path.stem, *official, *(name.partition(":")[0] for name in official)}
@@ -58,7 +52,6 @@ def listed_names(installed: Installed) -> frozenset[str]:
 
 
 def answering(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelInfo:
-    """Return the answering model's info under the name reported to clients."""
     served = host.model(choice.model)
     name = info.name if served is host.default or not served.name else served.name
     return replace(info, name=name if choice.adapter is None else f"{name}:{choice.adapter}")

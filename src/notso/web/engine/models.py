@@ -1,8 +1,11 @@
-"""Model files on this machine, identified by keys from which no path can be built."""
+"""Model files on this machine, identified by keys from which no path can be built, and adapter files, confined to the
+operator's folder by path checks.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,47 @@ from notso.smollm3 import (
 )
 from notso.web.engine.port import ChatEngine
 
+PEFT_CONFIG = "adapter_config.json"
+MAX_LISTED = 500
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    path: str  # GGUF file or PEFT folder, relative to the operator's folder
+    name: str
+
+
+def adapter_files(folder: Path | None) -> list[AdapterFile]:
+    """List adapters directly in the folder; empty if unreadable. Blocks on the disk."""
+    if folder is None:
+        return []
+    try:
+        found = sorted(
+            path
+            for path in folder.iterdir()
+            if (path.suffix == ".gguf" and path.is_file()) or (path.is_dir() and (path / PEFT_CONFIG).is_file())
+        )
+    except OSError:
+        return []
+    return [AdapterFile(path.name, name_of(path)) for path in found[:MAX_LISTED]]
+
+
+def name_of(path: Path) -> str:
+    """Derive a name usable in requests from an adapter's path."""
+    stem = path.stem if path.suffix == ".gguf" else path.name
+    return _NO_NAME.sub("-", stem).strip("._-")[:64] or "adapter"
+
+
+def within(folder: Path, name: str) -> Path | None:
+    """Resolve a path within the folder; None if it leads outside, also through links."""
+    try:
+        root, path = folder.resolve(), (folder / name).resolve()
+    except (OSError, ValueError):
+        return None
+    return path if path.is_relative_to(root) else None
+
+
 ModelLoader = Callable[[Path | None], ChatEngine]
 """Loads a model file, or the demo for None. Blocks; raises ModelError."""
 
@@ -32,8 +76,6 @@ FileCheck = Callable[[Path | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
-    """How models are loaded."""
-
     load: ModelLoader
     folder: Path | None = None  # of the initial model, if given by path
     load_beside: BesideLoader | None = None  # None: one model at a time
@@ -75,7 +117,6 @@ class Inventory:
 
 
 def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
-    """Scan the demo, the cache and `folder`. Blocks on the disk."""
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
         models.setdefault(model.path.resolve(), model)  # a file may be found through several folders

@@ -83,8 +83,6 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation with its parameters."""
-
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     options: RequestOptions = field(default_factory=RequestOptions)
@@ -114,11 +112,8 @@ class Generation(Protocol):
 
 
 class Adapters(Protocol):
-    """Adapters by name, loaded and removed at runtime."""
-
     @property
-    def infos(self) -> Mapping[str, AdapterInfo]:
-        """Current adapters. Never blocks."""
+    def infos(self) -> Mapping[str, AdapterInfo]: ...
 
     def add(self, source: AdapterSource) -> AdapterInfo:
         """Load an adapter. Raise NotsoError if the name is taken or the file unusable."""
@@ -158,17 +153,13 @@ class ChatEngine(Protocol):
 
     def detokenize(self, ids: Sequence[int]) -> str: ...
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
+    def token_texts(self, ids: Sequence[int]) -> list[str]: ...
 
-    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
-        """Return the token ids of the rendered prompt."""
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]: ...
 
-    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """Return the rendered prompt's length."""
+    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int: ...
 
-    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """Estimate the prefill cost now."""
+    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate: ...
 
     def receipt(
         self,
@@ -210,5 +201,5 @@ class ReturningSource(Protocol):
 
     def __call__(self) -> ChatEngine: ...
 
-    def when_back(self, callback: Callable[[], None]) -> None:
+    def when_back(self, callback: Callable[[], object]) -> None:
         """Call once, from any thread, when a retry may succeed."""

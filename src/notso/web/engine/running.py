@@ -1,4 +1,7 @@
-"""Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation."""
+"""Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
+
+The maximum use of a request with a quota is reserved before it starts.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,91 @@ import contextvars
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
-from notso.web.engine.host import EngineHost
-from notso.web.engine.port import ChatEngine, EngineError, Event, FinishReason, Generation, Request, Usage
-from notso.web.engine.quotas import Quotas, Submission, Submissions, wanted_of
-from notso.web.engine.served_model import ServedModel
+from notso.web.engine.host import EngineHost, ServedModel
+from notso.web.engine.port import (
+    ChatEngine,
+    EngineError,
+    Event,
+    FinishReason,
+    Generation,
+    Message,
+    PromptInput,
+    Request,
+    RequestOptions,
+    SamplingParams,
+    Usage,
+)
 from notso.web.values.fair_queue import has_room
 from notso.web.values.quotas import Reservation, Wanted
+
+
+class Quotas(Protocol):
+    """Quota accounting. Use on the event loop."""
+
+    def has_quota(self, owner: str) -> bool: ...
+
+    async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
+        """Reserve the requests' maximum use. Raise QuotaError or StorageError."""
+
+    async def allows(self, owner: str, prompt_tokens: int) -> bool:
+        """Return whether this prompt and one answer token fit."""
+
+    def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None: ...
+
+    def release(self, reservations: Sequence[Reservation]) -> None:
+        """Free reservations of requests that never started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    prompt: PromptInput
+    params: SamplingParams
+    options: RequestOptions
+    engine: ChatEngine | None = None
+    begin: Callable[[], Generation] | None = None  # submits what `engine` has prepared, once
+
+    def to(self, engine: ChatEngine) -> Generation:
+        """Submit. May raise ModelError."""
+        if self.begin is not None and self.engine is engine:
+            return self.begin()
+        return engine.submit(self.prompt, self.params, self.options)
+
+    def cut_to(self, answer_tokens: int) -> Submission:
+        most = self.params.max_tokens
+        if not answer_tokens or (most is not None and most <= answer_tokens):
+            return self
+        least = min(self.params.min_tokens, answer_tokens)
+        params = replace(self.params, max_tokens=answer_tokens, min_tokens=least)
+        # A prepared request has the old limit.
+        return replace(self, params=params, engine=None, begin=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Submissions:
+    each: tuple[Submission, ...]
+
+    def __call__(self, engine: ChatEngine) -> Iterator[Generation]:
+        return (each.to(engine) for each in self.each)
+
+
+def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
+    """Return the maximum use. Raise ModelError. Blocks."""
+    prompt, options = submission.prompt, submission.options
+    context = engine.info.context_of(options)
+    if isinstance(prompt, str):
+        length = len(engine.tokenize(prompt))
+    elif len(prompt) and isinstance(prompt[0], int):
+        length = len(prompt)
+    else:
+        length = engine.count_tokens(cast(Sequence[Message], prompt), options)
+    length = min(length, context)  # a longer prompt is trimmed or rejected by the engine
+    room = max(1, context - length)
+    return Wanted(length, 0 if options.prompt_only else min(submission.params.max_tokens or room, room))
+
 
 access_log = logging.getLogger("notso.access")
 
@@ -85,12 +164,10 @@ class RunningRequest:
         return self._started and all(generation.finished for generation in self._generations)
 
     def adopt(self) -> None:
-        """Attach the request to the current context."""
         self._context = contextvars.copy_context()
 
     @property
     def waiting(self) -> int:
-        """Number of choices the engine has not started."""
         for number, generation in enumerate(self._generations):
             if number not in self._taken_up and any(
                 event.kind not in BEFORE_THE_FIRST_STEP for event in generation.read()
@@ -218,7 +295,6 @@ class RunningRequest:
                 generation.stop()
 
     def answer_now(self) -> None:
-        """End the reasoning of all choices."""
         self._hurried = True
         for generation in list(self._generations):
             generation.answer_now()
@@ -320,7 +396,6 @@ class RunningRequests:
 
     @property
     def waiting(self) -> int:
-        """Requested answers the engine has not started."""
         return sum(self._waiting.values())
 
     @property
@@ -351,7 +426,6 @@ class RunningRequests:
         return request
 
     async def may_read(self, owner: str, prompt_tokens: int) -> bool:
-        """Whether the owner's quota permits a speculative prefill of this length."""
         return self.quotas is None or not self.quotas.has_quota(owner) or await self.quotas.allows(owner, prompt_tokens)
 
     def discard(self, request: RunningRequest) -> None:
@@ -359,7 +433,6 @@ class RunningRequests:
         self._one_less.set()
 
     def find(self, name: str, owner: str) -> RunningRequest | None:
-        """Return the owner's request of that name."""
         return next((each for each in self._open if each.name == name and each.owner == owner), None)
 
     def stop_owner(self, owner: str) -> bool:
@@ -374,7 +447,6 @@ class RunningRequests:
             request.stop()
 
     async def wait_for_all(self) -> None:
-        """Wait until all requests are closed."""
         while self._open:
             self._one_less.clear()
             await self._one_less.wait()

@@ -31,7 +31,6 @@ class Deadline:
         return time.thread_time() > self._at
 
     def charge(self, seconds: float) -> None:
-        """Count time that another process spent."""
         self._at -= seconds
         self.charged += seconds
 

@@ -24,8 +24,6 @@ _PROGRAM = "from notso.web.rendering.colours import main; main()"
 
 
 class Highlighter:
-    """Highlights one block at a time. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,7 +47,6 @@ class Highlighter:
         return str(answer["html"]), float(answer["seconds"])
 
     def close(self) -> None:
-        """Kill the process, if any."""
         with self._lock:
             self._end()
 
@@ -98,7 +95,6 @@ TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values
 
 
 def language_of(info: str) -> str:
-    """Return the language of a fence's info string, or ''."""
     words = info.split(maxsplit=1)
     return LANGUAGES.get(words[0].lower(), "") if words else ""
 

@@ -14,8 +14,9 @@ from functools import lru_cache
 
 from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
-from pygments.lexer import Lexer  # type: ignore[import-untyped]
 from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
+
+_lexer = lru_cache(maxsize=64)(get_lexer_by_name)
 
 
 def main() -> None:
@@ -26,13 +27,8 @@ def main() -> None:
         # SIGVTALRM is left at its default action, which ends the process.
         signal.setitimer(signal.ITIMER_VIRTUAL, asked["seconds"])
         began = time.process_time()
-        html = highlight(asked["code"], _lexer(asked["language"]), formatter)
+        html = highlight(asked["code"], _lexer(asked["language"], stripnl=False), formatter)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         answer = {"html": html, "seconds": time.process_time() - began}
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
-
-
-@lru_cache(maxsize=64)
-def _lexer(language: str) -> Lexer:
-    return get_lexer_by_name(language, stripnl=False)

@@ -2,6 +2,8 @@
 
 Reference links are disabled, because a later line could change a block already sent. Images become links, because
 fetching an address can leak the conversation. Blocks beyond their budget become plain text.
+
+The sanitizer is the last step for HTML made from model text: nothing may rewrite it afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from html.parser import HTMLParser
 
+import nh3
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.renderer import RendererHTML
@@ -21,12 +25,74 @@ from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
-from notso.web.rendering.code import code_block
-from notso.web.rendering.extensions import alert_title, enable_extensions
-from notso.web.rendering.inline_marks import enable_inline_marks, note_html, quotation_html
+from notso.web.rendering.code import TOKEN_CLASSES, code_block
+from notso.web.rendering.extensions import (
+    ALERTS,
+    alert_title,
+    enable_extensions,
+    enable_inline_marks,
+    note_html,
+    quotation_html,
+)
 from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
-from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
+
+_TAGS = {
+    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("details", "ins", "kbd", "mark", "sub", "summary"),
+}
+_CLEANER = nh3.Cleaner(
+    tags=_TAGS,
+    clean_content_tags={"script", "style"},
+    attributes={"*": set(), "a": {"href"}, "ol": {"start"}},
+    url_schemes={"http", "https", "mailto"},
+    url_relative="deny",
+    link_rel="noopener noreferrer nofollow",
+    set_tag_attribute_values={
+        "a": {"target": "_blank"},
+        "button": {"type": "button"},  # of code blocks; Markdown cannot produce buttons
+        "pre": {"tabindex": "0"},  # scrollable elements must be reachable by keyboard
+        "figure": {"tabindex": "0"},
+        "table": {"dir": "auto"},  # columns run as the table's own text does
+    },
+    allowed_classes={
+        "span": {*TOKEN_CLASSES, "math", "inline", "display", "quote"},
+        "div": {"code-block", "code-label", "long", "math", "display"},
+        "blockquote": {"alert", *(f"alert-{kind}" for kind in ALERTS)},
+        "button": {"copy-code", "wrap-code", "preview-code", "whole-code"},
+        "figure": {"wide-table"},
+        "p": {"plain", "alert-title"},
+        "li": {"task"},
+        "td": {"align-left", "align-right", "align-center"},
+        "th": {"align-left", "align-right", "align-center"},
+    },
+)
+
+# htmx 4 rewrites `<hx-name ` in raw text before parsing, and obeys hx- attributes everywhere.
+_HTMX_TAG = re.compile(r"</?hx-", re.IGNORECASE)
+
+
+class UnsafeHTMLError(ValueError):
+    """Sanitized HTML still contains htmx markup: a bug. The text is shown plain."""
+
+
+def sanitise(html: str) -> str:
+    """Reduce HTML to the allow-list. Raises UnsafeHTMLError."""
+    clean = _CLEANER.clean(html)
+    if _HTMX_TAG.search(clean):
+        raise UnsafeHTMLError("an htmx tag survived")
+    if "hx-" in clean.lower():
+        _AttributeCheck().feed(clean)
+    return clean
+
+
+class _AttributeCheck(HTMLParser):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, _ in attrs:
+            if name.startswith(("hx-", "data-hx-")):
+                raise UnsafeHTMLError("an htmx attribute survived")
+
 
 RENDERER_VERSION = 8  # increase when the HTML of a text changes, so that stored HTML is rendered again
 
@@ -205,7 +271,6 @@ def render_plain(text: str) -> str:
 
 
 def render_unformatted(text: str, budget: Budget) -> str:
-    """Return plain text, the first time per message with a note."""
     note = "" if budget.is_noted else words["unformatted"]
     budget.is_noted = True
     return (f"<p><em>{escape(note)}</em></p>\n" if note else "") + render_plain(text)

@@ -50,7 +50,6 @@ class StreamingMarkdown:
         return Rendered(closed, self._render_tail())
 
     def finish(self) -> Rendered:
-        """Close everything."""
         rest = self._text[self._closed_to :] + self._held
         self._text, self._held, self._closed_to = self._text + self._held, "", len(self._text) + len(self._held)
         return Rendered(render_markdown(rest, budget=self._budget) if rest.strip(" \t\n") else "", "")
@@ -130,7 +129,6 @@ def complete(tail: str) -> str:
 
 
 def _without_code(text: str) -> str:
-    """Blank code spans, keeping the length."""
     runs = list(_TICKS.finditer(text))
     ends: list[int | None] = [None] * len(runs)
     # A code span ends at the next run of backticks of the same length; found in one backward pass.

@@ -39,8 +39,7 @@ class Exchange(Protocol):
     """
 
     @property
-    def is_shared(self) -> bool:
-        """Whether there may be other replicas."""
+    def is_shared(self) -> bool: ...
 
     @property
     def is_away(self) -> bool:
@@ -87,8 +86,6 @@ class Exchange(Protocol):
 
 
 class Alone:
-    """Exchange of a single server."""
-
     is_shared = False
     is_away = False
 

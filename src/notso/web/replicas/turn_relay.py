@@ -9,7 +9,7 @@ from typing import cast
 
 from notso.web.replicas.exchange import Body, Exchange
 from notso.web.store.protocol import ChatStore, Orphan, StoredMessage
-from notso.web.turns.tab_feed import Feed
+from notso.web.turns.sse import Feed
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import TurnLog
@@ -27,8 +27,6 @@ UNREAD_SECONDS = 5.0
 
 @dataclass(eq=False)
 class _Copy:
-    """Log of a turn running on another replica."""
-
     owner: str
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)
@@ -82,7 +80,6 @@ class TurnRelay:
         return copy.log
 
     def ended(self, orphan: Orphan) -> None:
-        """Announce that a turn was interrupted because its replica is gone."""
         self._look(orphan.generation_id)
         self._exchange.tell("ended", generation=orphan.generation_id)
         self._feed.announce(orphan.owner, orphan.chat_id, "")

@@ -58,8 +58,6 @@ Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 @dataclass(slots=True)
 class _Published:
-    """State of a published log."""
-
     log: GrowingLog
     key: str
     sent: int = -1  # last number in the server's stream; -1: send the whole log
@@ -108,7 +106,6 @@ class ValkeyExchange:
 
     @property
     def is_away(self) -> bool:
-        """Whether the last attempt to reach the server failed."""
         return self._away
 
     def tell(self, kind: str, **body: Any) -> None:

@@ -66,7 +66,6 @@ class Accounts:
         self._unwritten: list[AuditEntry] = []
 
     async def start(self) -> None:
-        """Open the store and start periodic writing."""
         await self.store.open()
         # A server that is killed loses at most FLUSH_SECONDS of usage.
         self._task = asyncio.create_task(self._write_now_and_then())
@@ -81,7 +80,6 @@ class Accounts:
             await self._renew()
 
     def today(self) -> date:
-        """Return the UTC date."""
         return datetime.fromtimestamp(self._clock(), UTC).date()
 
     def has_quota(self, owner: str) -> bool:
@@ -114,7 +112,7 @@ class Accounts:
         return reserved
 
     async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
-        """Return None if other reservations hold the rest. Raise QuotaError if it would not suffice anyway."""
+        # Raise QuotaError if it would not suffice anyway.
         quota, day = self._quotas[owner], self.today()
         asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))
         try:
@@ -139,7 +137,6 @@ class Accounts:
             self.release(found)
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
-        """Return whether this prompt and one answer token fit."""
         quota = self._quotas[owner]
         try:
             used = await self.used_today(owner)
@@ -149,7 +146,6 @@ class Accounts:
         return not too_long and (not quota.requests or used.requests < quota.requests)
 
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None:
-        """Account a request's use, on the day of its reservation."""
         key = (reservation.day if reservation is not None else self.today(), owner)
         tokens = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
         if key in self._pending or len(self._pending) < MAX_PENDING:
@@ -158,7 +154,6 @@ class Accounts:
             self.release([reservation])
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Release reservations."""
         self._ended |= {each.id: each for each in reservations}
         self._due.set()
 
@@ -184,7 +179,6 @@ class Accounts:
             self._freed.set()
 
     async def forget(self, owner: str) -> None:
-        """Drop what is to be written about an owner that is removed."""
         await self.flush()
         async with self._writing:
             for key in [each for each in self._pending if each[1] == owner]:
@@ -205,7 +199,6 @@ class Accounts:
             _log.warning("quota reservations cannot be renewed: %s", error)
 
     async def close(self) -> None:
-        """Write pending entries and close the store."""
         self._closing = True
         self._due.set()
         if self._task is not None:  # not canceled: what it is writing would be lost

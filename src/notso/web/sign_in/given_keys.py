@@ -1,16 +1,18 @@
-"""API keys issued by an operator: shown once, stored as a hash."""
+"""API keys issued by an operator: shown once, stored as a hash; with synchronous management for the command line."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from notso.web.edge.access import KEY_PREFIX, Caller
-from notso.web.store.access import AccessStore, ApiKey
-from notso.web.values.errors import StorageError
+from notso.web.store.access import AccessStore, ApiKey, AuditEntry
+from notso.web.values.errors import SettingsError, StorageError
 
 SECRET_BYTES = 32
 """Enough entropy that a fast hash is safe; a slow one would be paid on every request."""
@@ -29,7 +31,6 @@ def new_key(
     tokens_per_day: int = 0,
     is_operator: bool = False,
 ) -> tuple[str, ApiKey]:
-    """Create a key: its secret, and the record to store with its digest."""
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     kept = ApiKey(
         secrets.token_hex(8),
@@ -44,17 +45,14 @@ def new_key(
 
 
 def digest_of(secret: str) -> bytes:
-    """Return the digest by which a key is looked up."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_name(name: str) -> bool:
-    """Whether a name is valid for a key and its owner."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip()
 
 
 def owner_of_key(key_id: str) -> str:
-    """Return the owner of a key's conversations and usage."""
     return f"key:{key_id}"
 
 
@@ -99,3 +97,79 @@ def _caller(key: ApiKey | None) -> Caller | None:
         return None
     limits = key.requests_per_minute, key.tokens_per_day, key.requests_per_day
     return Caller(owner_of_key(key.id), key.name, key.is_operator, key.id, *limits)
+
+
+T = TypeVar("T")
+
+
+class KeyBook:
+    """Manages keys in a store that `make` opens for each call. Methods raise StorageError."""
+
+    def __init__(self, make: Callable[[], AccessStore], by: str = "command line") -> None:
+        self._make = make
+        self._by = by
+
+    def all(self) -> list[ApiKey]:
+        return self._with_store(lambda store: store.keys())
+
+    def add(
+        self,
+        name: str,
+        *,
+        requests_per_minute: int = 0,
+        requests_per_day: int = 0,
+        tokens_per_day: int = 0,
+        is_operator: bool = False,
+    ) -> tuple[str, ApiKey]:
+        """Create a key; return its secret and record. Raise SettingsError for an invalid or taken name."""
+        if not is_name(name):
+            raise SettingsError("a key's name must have 1 to 64 characters on one line", setting="name")
+        secret, key = new_key(
+            name,
+            requests_per_minute=requests_per_minute,
+            requests_per_day=requests_per_day,
+            tokens_per_day=tokens_per_day,
+            is_operator=is_operator,
+        )
+
+        async def add(store: AccessStore) -> bool:
+            added = await store.add_key(key, digest_of(secret))
+            if added:
+                await store.add_audit(self._entry(f"added the key {key.id}"))
+            return added
+
+        if not self._with_store(add):
+            raise SettingsError(f"there is already a key named {name}, or there are too many keys", setting="name")
+        return secret, key
+
+    def revoke(self, name: str) -> ApiKey:
+        """Revoke a key at once. Raise SettingsError if no valid key has that name."""
+
+        async def revoke(store: AccessStore) -> ApiKey | None:
+            key = await store.revoke_key(name, _now_ms())
+            if key is not None:
+                await store.add_audit(self._entry(f"revoked the key {key.id}"))
+            return key
+
+        key = self._with_store(revoke)
+        if key is None:
+            raise SettingsError(f"there is no active key named {name}", setting="name")
+        return key
+
+    def _entry(self, action: str) -> AuditEntry:
+        return AuditEntry(_now_ms(), self._by, action, by_operator=True)
+
+    def _with_store(self, work: Callable[[AccessStore], Awaitable[T]]) -> T:
+        async def run() -> T:
+            store = self._make()
+            try:
+                await store.open()
+                return await work(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(run())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

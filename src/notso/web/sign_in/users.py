@@ -16,7 +16,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner with a valid key of that name, or else the one who signs in by it; None if there is neither."""
+    """Return the owner with a valid key of that name, or else the one that signs in by it; None if there is neither."""
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
     if key is not None:
@@ -59,7 +59,7 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
     await store.remove_owner(owner)
     if access is not None:
         await access.remove_owner(owner)  # what was counted meanwhile
-        # The name of a person who is removed is not written again.
+        # The name of a removed user is not written again.
         shown = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000
         await access.add_audit(AuditEntry(now_ms, by, f"removed {shown} with all data", by_operator=True))

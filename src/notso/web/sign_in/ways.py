@@ -65,8 +65,6 @@ MAX_NAME_CHARACTERS = 128
 
 
 class ProxyHeader:
-    """Sign-in by a trusted proxy's header."""
-
     def __init__(self, settings: ProxySignIn, operators: Collection[str]) -> None:
         self._header = settings.header
         self._networks = [ipaddress.ip_network(address) for address in settings.addresses]
@@ -97,8 +95,6 @@ class ProxyHeader:
 
 @dataclass(frozen=True, slots=True)
 class SignInWays:
-    """Configured sign-in."""
-
     ring: KeyRing
     accounts: Accounts | None  # None for a single user, nothing is counted
     oidc: OidcProvider | None

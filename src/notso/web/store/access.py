@@ -20,26 +20,20 @@ AUDIT_ENTRIES = 10_000  # of each of the two logs
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key's record, without the key.
-
-    Limits of 0 mean none; `tokens_per_day` counts prompts and answers. Times are milliseconds since 1970, UTC;
-    `revoked_ms` is 0 while the key is valid.
-    """
+    """An API key's record, without the key. Limits of 0 mean none."""
 
     id: str
     name: str
-    created_ms: int
+    created_ms: int  # times are milliseconds since 1970, UTC
     requests_per_minute: int = 0
-    tokens_per_day: int = 0
+    tokens_per_day: int = 0  # of prompts and answers
     is_operator: bool = False
-    revoked_ms: int = 0
+    revoked_ms: int = 0  # 0 while the key is valid
     requests_per_day: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Usage: requests to the model, and tokens."""
-
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -58,8 +52,6 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Usage of one owner on one day, UTC."""
-
     day: date
     owner: str
     used: Used
@@ -67,17 +59,14 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action, never any content. `count`: occurrences since the previous entry.
-
-    Entries `by_operator` go to a log of their own.
-    """
+    """An action, never any content."""
 
     at_ms: int
     owner: str
     action: str
     address: str = ""
-    count: int = 1
-    by_operator: bool = False
+    count: int = 1  # occurrences since the previous entry
+    by_operator: bool = False  # such entries go to a log of their own
 
 
 class AccessStore(Protocol):
@@ -101,8 +90,7 @@ class AccessStore(Protocol):
 
     async def key(self, key_id: str) -> ApiKey | None: ...
 
-    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
-        """Revoke the valid key of that name."""
+    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None: ...
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
         """Add usage and end reservations, in one transaction."""

@@ -26,8 +26,6 @@ ROWS_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of both databases: columns in order, boolean columns, and primary key."""
-
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]

@@ -196,8 +196,7 @@ class DocumentStore(Protocol):
         Searches these documents, this library, or everything readable.
         """
 
-    async def retry(self, owner: str, document_id: str) -> bool:
-        """Queue a document that failed."""
+    async def retry(self, owner: str, document_id: str) -> bool: ...
 
     async def delete(self, owner: str, document_id: str) -> bool:
         """Delete a document with everything derived from it. What the engine must forget is kept for `stale`."""

@@ -15,8 +15,6 @@ access_log = logging.getLogger("notso.access")
 
 
 class RunningTurns(Protocol):
-    """The turns that this process runs."""
-
     @property
     def generations(self) -> frozenset[str]: ...
 
@@ -43,7 +41,6 @@ class Leases:
             self._beating = asyncio.create_task(self._keep())
 
     def stop(self) -> None:
-        """Stop, after all turns have ended."""
         if self._beating is not None:
             self._beating.cancel()
 
@@ -53,7 +50,6 @@ class Leases:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def beat(self) -> None:
-        """Send one heartbeat."""
         try:
             found = await self._store.heartbeat(self._turns.generations, takes=self.at_taken is not None)
         except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started

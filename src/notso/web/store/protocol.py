@@ -61,8 +61,6 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An entry of the list that an owner's chats have in their prompts."""
-
     id: str
     text: str
     created_ms: int
@@ -79,8 +77,6 @@ class ChatBase:
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """A named reusable text."""
-
     name: str
     kind: PromptKind
     text: str
@@ -132,7 +128,6 @@ class ToolUse:
 
     @property
     def is_final(self) -> bool:
-        """Whether there is a result for the model."""
         return self.state in ("done", "failed", "denied")
 
 
@@ -280,8 +275,6 @@ class TurnRefused:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An answer whose process exited."""
-
     owner: str
     chat_id: str
     message_id: str
@@ -391,7 +384,6 @@ class Shown:
 
     @property
     def version(self) -> int:
-        """Number of this version, from 1."""
         return self.versions.index(self.message.id) + 1
 
     @property
@@ -424,8 +416,6 @@ class ChatList:
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A chat with the number and size of its stored messages."""
-
     chat: Chat
     messages: int
     size_bytes: int
@@ -521,8 +511,7 @@ class ChatStore(Protocol):
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
 
-    async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
-        """Return the answer of a generation."""
+    async def generation(self, owner: str, generation_id: str) -> StoredMessage | None: ...
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         """Find titles and messages with all words (the last may be a prefix): titles first, then the newest.
@@ -562,8 +551,7 @@ class ChatStore(Protocol):
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
         """Delete a summary and attach what follows to its parent. Chooses the branch."""
 
-    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool:
-        """Change fields of a chat."""
+    async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of temporary chats last used before then."""
@@ -574,8 +562,7 @@ class ChatStore(Protocol):
 
     async def delete_prompt(self, owner: str, name: str) -> bool: ...
 
-    async def memories(self, owner: str) -> list[Memory]:
-        """Return the owner's memory, oldest first."""
+    async def memories(self, owner: str) -> list[Memory]: ...
 
     async def save_memory(self, owner: str, memory: Memory) -> bool:
         """Add an entry or replace its text; False past MAX_MEMORIES or MAX_MEMORY_CHARACTERS."""
@@ -621,8 +608,7 @@ class ChatStore(Protocol):
         Returns None if it does not exist or an answer is unfinished.
         """
 
-    async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool:
-        """Rate an answer."""
+    async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool: ...
 
     async def add_share(self, owner: str, share: Share) -> bool:
         """Store a link to a chat of the owner, and delete the owner's expired ones."""
@@ -663,8 +649,7 @@ class ChatStore(Protocol):
         An answer interrupted by another process can still be completed by its own, but not continued.
         """
 
-    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None:
-        """Save the HTML of messages with unchanged text."""
+    async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None: ...
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         """Save a response, keeping each owner's newest thousand."""

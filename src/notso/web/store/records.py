@@ -32,13 +32,11 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch: `body` is the object of the API, `plan` what its execution needs and the API does not show."""
-
     id: str
     owner: str
     created_ms: int
-    body: Mapping[str, Any]
-    plan: Mapping[str, Any]
+    body: Mapping[str, Any]  # the object of the API
+    plan: Mapping[str, Any]  # what its execution needs and the API does not show
     is_open: bool = True
 
 
@@ -67,8 +65,8 @@ class OpenResponse:
 
     id: str
     owner: str
-    body: str
-    caller: str
+    body: str  # the request
+    caller: str  # its sender, as JSON
     seed: int
     created_ms: int
     tries: int = 0
@@ -149,5 +147,4 @@ class ApiRecords(Protocol):
 
     async def kept_answer(self, owner: str, key: str, now_ms: int) -> KeptAnswer | None: ...
 
-    async def purge(self, now_ms: int) -> None:
-        """Delete what has expired."""
+    async def purge(self, now_ms: int) -> None: ...

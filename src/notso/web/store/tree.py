@@ -9,8 +9,6 @@ from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
 
 
 class Node(Protocol):
-    """The part of a message that the tree needs."""
-
     @property
     def id(self) -> str: ...
 

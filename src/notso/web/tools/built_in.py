@@ -174,12 +174,9 @@ CLOCK = ChatTool(
 
 
 class BuiltInTools:
-    """The source of built-in tools."""
-
     TOOLS: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER, FETCH, REMEMBER)
 
     def tools(self) -> Sequence[ChatTool]:
-        """Return all built-in tools."""
         return self.TOOLS
 
     def failures(self) -> Mapping[str, str]:

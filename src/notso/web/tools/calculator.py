@@ -36,7 +36,7 @@ _PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494")
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A value. `exact`: no root and no constant was rounded."""
+    # `exact`: no root and no constant was rounded.
 
     value: Fraction
     exact: bool = True

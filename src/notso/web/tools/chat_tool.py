@@ -18,16 +18,11 @@ MAX_ARGUMENT_CHARACTERS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The chat in which a tool is called.
-
-    `attachments` are those of the current branch. `ask` puts a question to the user, if a page is open.
-    """
-
     owner: str
     chat_id: str
     store: ChatStore
-    attachments: tuple[Attachment, ...] = ()
-    ask: Ask | None = None
+    attachments: tuple[Attachment, ...] = ()  # of the current branch
+    ask: Ask | None = None  # puts a question to the user, if a page is open
 
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
@@ -37,30 +32,22 @@ Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTool:
-    """A tool. `parameters` is the JSON schema of its arguments, `origin` its server ('': built in), `name_there` its
-    name on that server, if different.
-
-    Calls time out after `seconds`. `always_asks`: permission is for one call only.
-    """
-
     name: str
     description: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # JSON schema of its arguments
     run: Run
-    origin: str = ""
-    seconds: float = field(default=10.0)
-    name_there: str = ""
-    always_asks: bool = False
+    origin: str = ""  # its server ('': built in)
+    seconds: float = field(default=10.0)  # timeout of a call
+    name_there: str = ""  # its name on its server, if different
+    always_asks: bool = False  # permission is for one call only
 
     @property
     def digest(self) -> str:
-        """Digest of everything that the user is shown when granting permission."""
         told = [self.origin, self.name, self.name_there, self.description, self.parameters]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> Tool:
-        """Return the tool's definition for the engine."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 

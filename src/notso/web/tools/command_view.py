@@ -35,14 +35,11 @@ class PluginRow:
 
 
 class CommandView:
-    """Plugins and commands for the templates, always current."""
-
     def __init__(self, plugins: Plugins, mcp: McpServers | None = None) -> None:
         self._plugins = plugins
         self._mcp = mcp
 
     def rows(self) -> list[PluginRow]:
-        """Return the built-in plugin, then the enabled ones."""
         tools = {"tools": [tool.name for tool in BuiltInTools.TOOLS]}
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 

@@ -39,26 +39,19 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A requested value. `lowest` and `highest` bound a number, the length of a text, or the number of choices.
-
-    `choices` are pairs of a value and its label.
-    """
-
     name: str
     kind: Kind
     title: str
     description: str = ""
     is_required: bool = False
     default: Any = None
-    choices: tuple[tuple[str, str], ...] = ()
-    lowest: float | None = None
+    choices: tuple[tuple[str, str], ...] = ()  # value and label of each
+    lowest: float | None = None  # bounds of a number, the length of a text, or the number of choices
     highest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Elicitation:
-    """A question of `server`. The caller assigns `id`."""
-
     server: str
     message: str
     fields: tuple[Field, ...]
@@ -174,7 +167,8 @@ def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> An
 
 
 def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
-    """Return the typed value, None for an empty one. Raises Problem."""
+    """Return the typed value, None for an empty one."""
+    # Raises Problem.
     if asked.kind == "boolean":
         return name in form
     if asked.kind == "choices":

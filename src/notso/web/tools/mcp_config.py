@@ -106,45 +106,36 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class McpEntry:
-    """A server: a program with MCP on stdin and stdout, or a `url`.
+    """A server: a program with MCP on stdin and stdout, or a `url`."""
 
-    name: prefix of its tools, of letters, digits, `_` and `-`. label: its name in the file, if different.
-    transport: protocol for `url`; "http or sse" tries both.
-    allowed, denied: patterns of the tools that the file selects, with `*` and `?`; None for all.
-    """
-
-    name: str
+    name: str  # prefix of its tools, of letters, digits, `_` and `-`
     command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, repr=False)  # may contain secrets
     cwd: str | None = None
     url: str = field(default="", repr=False)  # may contain a secret
     headers: dict[str, str] = field(default_factory=dict, repr=False)
-    label: str = ""
-    transport: Transport = "http or sse"
-    allowed: frozenset[str] | None = None
-    denied: frozenset[str] = frozenset()
+    label: str = ""  # its name in the file, if different
+    transport: Transport = "http or sse"  # protocol for `url`; "http or sse" tries both
+    allowed: frozenset[str] | None = None  # patterns of the tools that the file selects, with `*` and `?`; None for all
+    denied: frozenset[str] = frozenset()  # patterns as in `allowed`
 
     @property
     def title(self) -> str:
-        """Name for display."""
         return self.label or self.name
 
     def selects(self, tool: str) -> bool:
-        """Whether the file permits a tool."""
         return not _is_among(tool, self.denied) and (self.allowed is None or _is_among(tool, self.allowed))
 
 
 @dataclass(frozen=True, slots=True)
 class McpConfig:
-    """Usable servers of a file, and the unused rest."""
-
     entries: tuple[McpEntry, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
 class _Unusable(Exception):
-    """An entry cannot be used, with the reason as message."""
+    pass
 
 
 def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
@@ -196,7 +187,8 @@ def _parsed(path: Path, text: str) -> Any:
 
 
 def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
-    """Return the servers by name, and the other top-level entries. Raises SettingsError if no key has servers."""
+    """Return the servers by name, and the other top-level entries."""
+    # Raises SettingsError if no key has servers.
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
     notes = [_repeated(each) for each in repeated_keys(content)]
@@ -258,7 +250,6 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _prefix(label: str, taken: Mapping[str, object]) -> str:
-    """Return the prefix of a server's tools; for a path, its last part."""
     last = next((each for each in reversed(label.split("/")) if _UNFIT.sub("", each)), label)
     name = _UNFIT.sub("_", last.removeprefix("@")).strip("_")[:MAX_NAME_CHARACTERS] or "server"
     return _free(name, taken, MAX_NAME_CHARACTERS)
@@ -290,8 +281,6 @@ def _is_true(value: Any) -> bool:
 
 
 class _Reader:
-    """Reads one entry. `notes` lists its ignored parts."""
-
     def __init__(self, path: Path, inputs: Mapping[str, str], hosts: HttpHosts) -> None:
         self.notes: list[str] = []
         self._path = path
@@ -459,7 +448,7 @@ class _Reader:
         return entry[found[0]] if found else None
 
     def _text(self, value: Any, place: str) -> str:
-        """Return a value as text, with variables replaced. Raises _Unusable, and _Unset for an unset variable."""
+        # Raises _Unusable, and _Unset for an unset variable.
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int | float):
@@ -506,7 +495,7 @@ class _Reader:
 
 
 class _Unset(_Unusable):
-    """A variable is not set."""
+    pass
 
 
 def _environ(name: str) -> str:
@@ -516,7 +505,6 @@ def _environ(name: str) -> str:
 
 
 def _in_home(path: str) -> str:
-    """Return a path with `~` replaced by the home directory."""
     return str(Path.home() / path[2:]) if path.startswith("~/") else path
 
 
@@ -547,8 +535,6 @@ _NOT_LINE_END = re.compile(r"[^\n]")
 
 
 class _Object(dict[str, Any]):
-    """An object with its duplicate keys."""
-
     repeated: tuple[str, ...] = ()
 
 

@@ -36,18 +36,12 @@ _TEXT_TYPES = re.compile(r"text/|application/(?:json|xml|yaml|toml|javascript|sq
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A prompt or resource of a server.
-
-    `command` is its slash command and `usage` the command's arguments. `fetch` turns typed arguments into the text.
-    It raises ToolError.
-    """
-
     kind: Literal["prompt", "resource"]
-    command: str
-    usage: str
+    command: str  # its slash command
+    usage: str  # the command's arguments
     description: str
     name: str
-    fetch: Callable[[str], Awaitable[str]]
+    fetch: Callable[[str], Awaitable[str]]  # return the text for typed arguments; raises ToolError
 
 
 async def listed(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIterator[Any]:
@@ -80,7 +74,6 @@ def command_of(server: str, name: str, taken: Mapping[str, object]) -> str:
 
 
 def described(title: str | None, description: str | None) -> str:
-    """Return one line for the list of commands."""
     return visible_line(description or title or "", MAX_DESCRIPTION_CHARACTERS)
 
 

@@ -34,7 +34,6 @@ from pydantic import ValidationError
 
 from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings
 from notso.web.tools.elicitation import Ask, question_of
-from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
 from notso.web.tools.mcp_config import LeftOut, McpEntry
 from notso.web.tools.mcp_offers import (
     Offer,
@@ -47,7 +46,7 @@ from notso.web.tools.mcp_offers import (
     text_of_resource,
     usage_of,
 )
-from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, McpProcess
+from notso.web.tools.mcp_process import MAX_TOOL_NAME_CHARACTERS, SESSION_LOST, McpAddress, McpProcess
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
@@ -121,7 +120,6 @@ class McpServer:
             return not self.failure
 
     async def stop(self) -> None:
-        """End the server's process, if any."""
         task, self._task = self._task, None
         self._over.set()
         if task is None:
@@ -148,7 +146,7 @@ class McpServer:
         return await self._request("call", called)
 
     async def _request(self, what: str, made: Callable[[Client], Awaitable[T]], *, again: bool = False) -> T:
-        """Make a request, starting the server if needed. Raises ToolError."""
+        # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
         try:
@@ -174,7 +172,7 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """Ask the user for the server's values. Cancelled if several calls run: the protocol does not name the call."""
+        # Cancelled if several calls run: the protocol does not name the call.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
@@ -257,7 +255,7 @@ class McpServer:
         return tuple(tools.values())
 
     async def _offered(self, client: Client) -> tuple[Offer, ...]:
-        """Return the prompts and text resources. A list that fails is left out; the tools are usable without it."""
+        # A list that fails is left out; the tools are usable without it.
         found: dict[str, Offer] = {}
         can = client.server_capabilities
         try:
@@ -310,26 +308,22 @@ class McpServers:
         self._starting: asyncio.Future[list[bool]] | None = None
 
     def start(self) -> None:
-        """Begin to start all servers at once."""
         for each in self._left_out:
             logger.warning("MCP configuration: %s: %s", each.name, each.reason)
         self._servers = [McpServer(entry) for entry in self._entries]
         self._starting = asyncio.ensure_future(asyncio.gather(*(server.start() for server in self._servers)))
 
     async def ready(self) -> None:
-        """Wait until each server has started or failed."""
         if self._starting is not None:
             await asyncio.shield(self._starting)
 
     async def close(self) -> None:
-        """End all servers."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     def tools(self) -> tuple[ChatTool, ...]:
-        """Return the tools, named by server and tool."""
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
 
     def offers(self) -> tuple[Offer, ...]:
@@ -341,11 +335,9 @@ class McpServers:
         return tuple(found.values())
 
     def failures(self) -> dict[str, str]:
-        """Return the servers that are not running, with reasons."""
         return {server.entry.title: server.failure for server in self._servers if server.failure}
 
     def left_out(self) -> list[LeftOut]:
-        """Return the unused parts of the configuration and of the servers' tools."""
         found = list(self._left_out)
         count = 0
         for server in self._servers:
@@ -370,7 +362,6 @@ def _may_speak_sse(entry: McpEntry, process: McpAddress | McpProcess) -> bool:
 
 
 def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int) -> str:
-    """Return the reason why a tool is not used, or ''."""
     if not entry.selects(name):
         return "the configuration excludes it"
     if count == MAX_TOOLS:

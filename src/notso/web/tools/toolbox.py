@@ -1,4 +1,7 @@
-"""All tools by name, and their execution, bounded in time and output."""
+"""All tools by name, and their execution, bounded in time and output.
+
+Each call of a plugin's tool runs in the plugin's process.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,66 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from notso.extras import install_line
+from notso.plugins.errors import PluginError
+from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import SEND_SECONDS, PluginProcess
 from notso.web.engine.port import Tool
 from notso.web.tools.built_in import BuiltInTools
-from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
+from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings, check_arguments
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
 from notso.web.tools.mcp_config import LeftOut, read_mcp_config
+from notso.web.values.child_work import call_plugin
 from notso.web.values.errors import NotsoError, SettingsError, ToolError
+from notso.web.values.visible_text import visible_line
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
+
+MOST_SECONDS = 60.0
+MAX_DESCRIPTION_CHARACTERS = 600
+
+
+class PluginTools:
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+
+    async def ready(self) -> None:
+        await asyncio.to_thread(self._plugins.wait)
+
+    def failures(self) -> Mapping[str, str]:
+        return {each.name: each.failure for each in self._plugins.processes if each.failure}
+
+    def left_out(self) -> Sequence[LeftOut]:
+        """Return nothing: a plugin with an unusable offer is off."""
+        return ()
+
+    def tools(self) -> Sequence[ChatTool]:
+        return [_tool(process, row) for process, row in self._plugins.given("tools")]
+
+
+def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
+    seconds = min(float(row["seconds"]), MOST_SECONDS)
+    description = visible_line(str(row["description"]), MAX_DESCRIPTION_CHARACTERS)
+
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        now = (_tool(process, each) for each in process.offer.get("tools", []) if each["name"] == tool.name)
+        if any(each.digest != tool.digest for each in now):
+            raise ToolError(CHANGED)
+        texts = {each.name: each.text for each in surroundings.attachments}
+        called_in = {"owner": surroundings.owner, "chat_id": surroundings.chat_id, "attachments": texts}
+        given = {"name": tool.name, "arguments": arguments, "called_in": called_in}
+        try:
+            return str(await call_plugin(process, "tool", given, f"tool {tool.name}", seconds))
+        except PluginError as error:
+            raise ToolError(str(error)) from None
+
+    # The plugin is switched off before the toolbox's timeout.
+    tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
+    return tool
+
 
 logger = logging.getLogger("notso.web.tools")
 
@@ -40,8 +91,7 @@ class Outcome:
 class ToolSource(Protocol):
     """A source of tools: the program, plugins, or MCP servers."""
 
-    def tools(self) -> Sequence[ChatTool]:
-        """Return the current tools."""
+    def tools(self) -> Sequence[ChatTool]: ...
 
     def failures(self) -> Mapping[str, str]:
         """Return what is not running, with reasons."""
@@ -60,20 +110,16 @@ class Toolbox:
         self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
 
     async def ready(self, names: Iterable[str] | None = None) -> None:
-        """Wait until all tools, or those of these names, are known."""
         if names is None or set(names) - {tool.name for tool in BuiltInTools.TOOLS}:
             await asyncio.gather(*(source.ready() for source in self._sources))
 
     def failures(self) -> Mapping[str, str]:
-        """Return the servers and plugins that are not running, with reasons."""
         return {name: why for source in self._sources for name, why in source.failures().items()}
 
     def left_out(self) -> list[LeftOut]:
-        """Return what is configured or offered but not used, with reasons."""
         return [each for source in self._sources for each in source.left_out()]
 
     def all(self) -> tuple[ChatTool, ...]:
-        """Return all tools, in the order of pages and prompts."""
         found: dict[str, ChatTool] = {}
         for source in self._sources:
             for tool in source.tools():
@@ -81,7 +127,6 @@ class Toolbox:
         return tuple(found.values())
 
     def find(self, name: str) -> ChatTool | None:
-        """Return the tool of that name."""
         return next((tool for tool in self.all() if tool.name == name), None)
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
@@ -121,7 +166,8 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
 
 
 def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    """Suspend the call's timeout while the user is asked. Further questions at the same time are cancelled."""
+    """Suspend the call's timeout while the user is asked."""
+    # Further questions at the same time are cancelled.
 
     async def paused(question: Elicitation) -> Reply:
         end = clock.when()

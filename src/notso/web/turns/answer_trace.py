@@ -8,7 +8,7 @@ from dataclasses import replace
 from notso.web.engine.port import Event, Replay, Request, SamplingParams, Usage
 from notso.web.engine.remote.wire_values import packed, unpacked
 from notso.web.store.protocol import MOST_TRIES, AnswerRun, AnswerTrace, StoredMessage
-from notso.web.turns.tool_rounds import next_request
+from notso.web.turns.prompt import next_request
 
 
 def traced(request: Request, generation_id: str | None) -> Request:

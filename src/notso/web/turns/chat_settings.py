@@ -37,8 +37,6 @@ NO_LIMIT = "none"
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of one chat."""
-
     system_prompt: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     suggestions: bool = True  # offer follow-up questions when idle

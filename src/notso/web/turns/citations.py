@@ -78,7 +78,6 @@ def with_citations(html: str, message: StoredMessage, *, with_links: bool = True
 
 
 def markdown_with_citations(message: StoredMessage) -> str:
-    """Return an answer with its quotations as footnotes."""
     text, notes, at = "", list[str](), 0
     for mark, each in _cited(message):
         text += message.content[at : mark.start]

@@ -3,6 +3,8 @@
 In a project, the head consists of its documents and instructions, and documents of questions stand in the questions.
 A head is the same in every chat that begins with these documents: it comes before everything that differs between
 chats, and its date is the day of the first document. The engine therefore reads it once.
+
+Files attached to a question are parsed from form fields and stand above it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
-from notso.documents.citations import QUOTE_FIRST, quotable
+from notso.documents.citations import QUOTE_FIRST, framed, quotable
 from notso.documents.passages import estimated_tokens
 from notso.web.engine.port import ChatEngine, FixedPrefix, Message, QuoteSource, RequestOptions
 from notso.web.store.documents import DocumentStore, DocumentText, Library, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore, StoredMessage
-from notso.web.turns.attachments import with_attachments
+from notso.web.values.errors import Problem
+from notso.web.values.visible_text import visible_line
+from notso.web.values.wording import number as written
+from notso.web.values.wording import words
 
 MAX_PASSAGE_TOKENS = 3_000
 MAX_PASSAGES = 12
@@ -53,7 +58,6 @@ class PromptDocuments:
     sources: tuple[QuoteSource, ...] = ()
 
     def user_text(self, message: StoredMessage, *, is_last: bool) -> str:
-        """Return a question below its files, as the prompt contains it."""
         files = (
             replace(each, text=self.texts[each.document]) if each.document in self.texts else each
             for each in message.attachments
@@ -225,3 +229,31 @@ def _with_neighbors(
             break
         chosen.add((each, number))
     return chosen
+
+
+MAX_ATTACHMENTS = 8
+MAX_NAME_CHARACTERS = 120
+MAX_ATTACHMENT_BYTES = 200_000
+"""Of one file's text. The page checks text files itself, the server those that it reads."""
+
+
+def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
+    """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raise Problem if they exceed a limit."""
+    found = []
+    for place in range(1, MAX_ATTACHMENTS + 1):
+        text, document = fields.get(f"file-{place}-text", ""), fields.get(f"file-{place}-document", "")
+        if not text.strip() and not document and f"file-{place}-name" not in fields:
+            continue  # a named file without text is kept: the model sees that it is empty
+        name = visible_line(fields.get(f"file-{place}-name", ""), MAX_NAME_CHARACTERS)
+        found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n"), document))
+    if any(f"file-{MAX_ATTACHMENTS + 1}-{part}" in fields for part in ("name", "text", "document")):
+        raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
+    total = sum(len(each.text) for each in found)
+    if total > max_characters:
+        raise Problem(400, words["error_too_long"].format(length=written(total), limit=written(max_characters)))
+    return tuple(found)
+
+
+def with_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
+    parts = [framed(each.name, each.text) for each in attachments]
+    return "\n\n".join([*parts, text] if text else parts)

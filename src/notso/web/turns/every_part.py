@@ -18,8 +18,7 @@ from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progr
 from notso.web.engine.running import RunningRequest, RunningRequests, asks
 from notso.web.store.documents import DocumentText, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore
-from notso.web.turns.attachments import with_attachments
-from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens
+from notso.web.turns.documents import USUAL_CONTEXT_TOKENS, count_tokens, with_attachments
 from notso.web.values.wording import words
 
 AT_ONCE = 4
@@ -35,8 +34,6 @@ _NUMBER = re.compile(r"\W*(\d{1,15}(?:,\d{3})*)\b")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a document, and the request that asks it."""
-
     title: str
     request: Request
 

@@ -1,10 +1,15 @@
-"""Server-sent events of a turn. GET attaches without side effects; a disconnect stops nothing."""
+"""Server-sent events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
+
+GET attaches without side effects; a disconnect stops nothing. The feed is not stored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from html import escape
 
@@ -14,9 +19,82 @@ from fastapi.sse import format_sse_event
 
 from notso.web.rendering.extensions import with_labels
 from notso.web.store.protocol import StoredMessage
-from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turn_log import Place, Stat, TurnLog, Update
 from notso.web.values.wording import number, words
+
+MAX_CHATS = 512
+MAX_TABS = 16
+
+
+class Feed:
+    """Counts changes since the server's start. Use on the event loop only."""
+
+    def __init__(self) -> None:
+        # Called for each local change with owner, chat, tab, and whether messages changed.
+        self.at_announce: Callable[[str, str, str, bool], None] | None = None
+        self._boot = secrets.token_hex(4)
+        self._number = 0
+        self._lists: dict[str, int] = {}
+        self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+        self._changed = asyncio.Event()
+        self.closed = False
+
+    @property
+    def revision(self) -> str:
+        return f"{self._boot}-{self._number}"
+
+    def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
+        """Publish a change made in `tab`; `turns`: of messages too."""
+        self.take(owner, chat_id, tab, turns)
+        if self.at_announce is not None:
+            self.at_announce(owner, chat_id, tab, turns)
+
+    def take(self, owner: str, chat_id: str, tab: str, turns: bool) -> None:
+        self._number += 1
+        self._lists[owner] = self._number
+        if turns:
+            tabs = self._turns.setdefault(chat_id, OrderedDict())
+            self._turns.move_to_end(chat_id)
+            tabs[tab] = self._number
+            tabs.move_to_end(tab)
+            if len(tabs) > MAX_TABS:
+                tabs.popitem(last=False)
+            if len(self._turns) > MAX_CHATS:
+                self._turns.popitem(last=False)
+        self._wake()
+
+    def begin_anew(self) -> None:
+        self._boot = secrets.token_hex(4)
+        self._wake()
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake()
+
+    def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
+        """Return what to reload: 'chats', 'turns', both or neither."""
+        boot, _, text = revision.partition("-")
+        if boot != self._boot or not text.isascii() or not text.isdecimal() or len(text) > 15:
+            return ["chats", "turns"]  # a revision of an earlier server process
+        number = int(text)
+        events = ["chats"] if self._lists.get(owner, 0) > number else []
+        by_others = (at for other, at in self._turns.get(chat_id, {}).items() if other != tab or not tab)
+        if max(by_others, default=0) > number:
+            events.append("turns")
+        return events
+
+    async def wait(self, revision: str, seconds: float) -> bool:
+        if revision != self.revision or self.closed:
+            return True
+        try:
+            return await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
 
 PING_SECONDS = 15.0
 
@@ -84,7 +162,6 @@ async def feed_events(
     *,
     numbered: bool = True,  # False where the events travel within another numbered stream
 ) -> AsyncIterator[bytes]:
-    """Yield changes made in other tabs."""
     # The first look includes changes by this tab: a page rendered before such a change and shown after it lacks it.
     revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
@@ -98,7 +175,6 @@ async def feed_events(
 
 
 async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Merge two streams until `events` ends."""
     # A page then needs one connection instead of two.
     reading = {asyncio.ensure_future(anext(each, None)): each for each in (events, others)}
     try:
@@ -116,7 +192,6 @@ async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> As
 
 
 def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:
-    """Rebuild the log of a finished turn from its stored message."""
     log = TurnLog()
     log.write("reasoning", reasoning_html, "")
     log.write("answer", answer_html, "")
@@ -162,7 +237,6 @@ def update_html(message_id: str, update: Update) -> str:
 
 
 def announcement_html(phase: str, answer_words: int) -> str:
-    """Return the screen reader announcement of a phase ('' if silent)."""
     sentence = words.get(f"announce_{phase}", "").format(count=number(answer_words))
     return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
 

@@ -1,4 +1,4 @@
-"""Status of an answer in progress: phase, badge label and figures."""
+"""Status of an answer in progress (phase, badge label, figures), and its figures for the details behind the badge."""
 
 from __future__ import annotations
 
@@ -6,17 +6,90 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from notso.web.engine.port import Event, Progress
+from notso.web.store.protocol import StoredMessage
 from notso.web.turns.turn_log import Stat
-from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.wording import number, rate_of, words
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """Counts in tokens, times in seconds; 0 means unknown."""
+
+    place: int = 0
+    queue_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_tokens: int = 0  # computed so far
+    prefill_s: float = 0.0
+    thinking_tokens: int = 0
+    thinking_s: float = 0.0
+    budget: int | None = None  # reasoning limit
+    written_tokens: int = 0
+    writing_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        rows = []
+        if self.place:
+            rows.append(("queue", words["stat_place"].format(place=number(self.place))))
+        elif self.queue_s >= 0.05:
+            rows.append(("queue", words["stat_seconds"].format(seconds=number(self.queue_s, 1))))
+        if self.prompt_tokens:
+            rows.append(("prompt", self._prompt()))
+        if self.thinking_tokens:
+            rows.append(("thinking", self._thinking()))
+        if self.written_tokens:
+            rows.append(("written", self._written()))
+        if self.first_token_s:
+            rows.append(("first", words["stat_first"].format(seconds=number(self.first_token_s, 1))))
+        return rows
+
+    def _prompt(self) -> str:
+        text = words["stat_prompt"].format(total=number(self.prompt_tokens), read=number(self.prefill_tokens))
+        if self.prefill_s:
+            rate = self.prefill_tokens / self.prefill_s
+            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=rate_of(rate))
+        return text + words["stat_cached"].format(cached=number(self.cached_tokens))
+
+    def _thinking(self) -> str:
+        text = words["stat_tokens"].format(tokens=number(self.thinking_tokens))
+        if self.thinking_s:
+            text += words["stat_in"].format(seconds=number(self.thinking_s, 1))
+        if self.budget is not None:
+            left = max(0, self.budget - self.thinking_tokens)
+            text += words["stat_budget"].format(left=number(left), budget=number(self.budget))
+        return text
+
+    def _written(self) -> str:
+        text = words["stat_tokens"].format(tokens=number(self.written_tokens))
+        if self.writing_s:
+            rate = self.written_tokens / self.writing_s
+            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=rate_of(rate))
+        return text
+
+
+def stats_of(message: StoredMessage) -> TurnStats:
+    numbers = message.numbers
+    return TurnStats(
+        queue_s=numbers.queue_ms / 1000,
+        prompt_tokens=numbers.prompt_tokens,
+        cached_tokens=numbers.cached_tokens,
+        prefill_tokens=numbers.prompt_tokens - numbers.cached_tokens,
+        prefill_s=numbers.prompt_ms / 1000,
+        thinking_tokens=numbers.reasoning_tokens,
+        thinking_s=numbers.thinking_ms / 1000,
+        written_tokens=numbers.completion_tokens,
+        writing_s=numbers.completion_ms / 1000,
+        first_token_s=numbers.first_token_ms / 1000,
+    )
+
 
 WORTH_SAYING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Arguments of `TurnLog.tell`."""
-
     phase: str
     label: str
     reasoning_label: str
@@ -25,8 +98,6 @@ class Status:
 
 
 class StatusLine:
-    """Derives the status from engine events. Times are monotonic seconds."""
-
     def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
@@ -44,7 +115,6 @@ class StatusLine:
 
     @property
     def thinking_s(self) -> float:
-        """Reasoning time in seconds, once ended."""
         until = self._thinking_until
         return self._reasoning_before + (until - self._thinking_since if until else 0.0)
 
@@ -53,7 +123,6 @@ class StatusLine:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
     def next_part(self, now: float) -> StatusLine:
-        """Return the status line of the next engine request."""
         # Reasoning before the tool calls continues to count.
         after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
@@ -173,15 +242,12 @@ class PrefillProgress:
 
 
 class PrefillEta:
-    """Estimator for one prompt."""
-
     def __init__(self) -> None:
         self._chunks: list[tuple[float, float, int]] = []  # middle position, seconds per token, tokens
         self._last: tuple[float, int] | None = None
         self._promised: tuple[float, float] | None = None
 
     def take(self, progress: Progress, now_s: float) -> PrefillProgress:
-        """Return the progress to show after an event."""
         done, total = progress.done_tokens, progress.total_tokens
         if self._last is not None and done > self._last[1]:
             then, before = self._last

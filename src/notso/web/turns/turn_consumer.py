@@ -20,12 +20,11 @@ from notso.web.store.protocol import AnswerTrace, ChatStore, MessageState, Numbe
 from notso.web.turns.answer_trace import TraceRecorder, at_start_of, request_of
 from notso.web.turns.citations import citations_of
 from notso.web.turns.every_part import Part, answer_of_parts
-from notso.web.turns.status_line import StatusLine
+from notso.web.turns.prompt import next_request, parts_of
+from notso.web.turns.status_line import StatusLine, TurnStats
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
-from notso.web.turns.tool_rounds import next_request, parts_of
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
-from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.errors import NotsoError, StorageError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import words

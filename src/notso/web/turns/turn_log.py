@@ -47,8 +47,6 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Everything a reader lacks."""
-
     number: int  # to resume from
     snapshot: bool  # replaces all of the reader's state
     channels: dict[ChannelName, ChannelUpdate]
@@ -116,7 +114,6 @@ class TurnLog:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Count a reader while the context is open."""
         self._readers += 1
         try:
             yield
@@ -136,7 +133,6 @@ class TurnLog:
         self._wake()
 
     def put_card(self, card_id: str, card: Card) -> None:
-        """Append or update a card."""
         self.number += 1
         if card_id not in self.cards:
             self._channels["answer"].closed.append((self.number, "", card_id))

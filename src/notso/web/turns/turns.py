@@ -13,11 +13,11 @@ from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.tools.elicitation import DECLINED, Elicitation, Reply, values_of
+from notso.web.turns.status_line import TurnStats
 from notso.web.turns.tool_calls import Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.turns.turn_log import Card
-from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.errors import Problem
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import words
@@ -134,7 +134,6 @@ class Turns:
         return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
-        """Return an unfinished or recently finished turn."""
         consumer = self._consumers.get(generation_id)
         if consumer is not None:
             return consumer.turn
@@ -159,7 +158,6 @@ class Turns:
         return True
 
     def asking(self, generation_id: str) -> ToolUse | None:
-        """Return the call that waits for the user."""
         consumer = self._consumers.get(generation_id)
         return consumer.calls.asking if consumer is not None and not consumer.turn.cancelled else None
 

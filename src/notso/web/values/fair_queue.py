@@ -128,7 +128,6 @@ class WorkerThreads(ThreadPoolExecutor):
     """
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self, work)
 
     def _adjust_thread_count(self) -> None:

@@ -17,7 +17,6 @@ def new_id() -> str:
 
 
 def new_generation_id() -> str:
-    """Return an unguessable generation id."""
     return secrets.token_hex(16)
 
 

@@ -42,8 +42,6 @@ class ProxySignIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcSettings:
-    """An OpenID provider."""
-
     issuer: str
     client_id: str
     public_url: str  # address of this server for browsers
@@ -83,8 +81,6 @@ class OidcSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
-    """Rules for several users."""
-
     require_key: bool = False  # authenticate local requests too
     # Characters each user may keep in chats, 0: no limit. Does not apply to the server's key.
     kept_characters: int = 1_000_000_000

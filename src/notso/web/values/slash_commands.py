@@ -17,8 +17,6 @@ TERMINAL: tuple[Place, ...] = ("terminal",)
 
 
 class SlashCommand(NamedTuple):
-    """A slash command."""
-
     name: str
     usage: str
     places: tuple[Place, ...] = BOTH

@@ -18,7 +18,7 @@ import pytest
 from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
 from notso.smollm3 import EngineError, InvalidRequestError
-from notso.web.api.engine import sessions
+from notso.web.api.engine import routes
 from notso.web.engine.port import AdapterSource, Event, Message, RequestOptions, SamplingParams
 from notso.web.engine.remote import engine_link
 from notso.web.engine.remote.engine_link import EngineLink
@@ -569,7 +569,7 @@ def test_what_is_refused_there_is_refused_here(start: Start, relayed: Relayed) -
 def test_a_front_end_that_does_not_come_back_asks_for_nothing_any_more(
     start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "SESSION_SECONDS", 0.05)
+    monkeypatch.setattr(routes, "SESSION_SECONDS", 0.05)
 
     def endless(messages: object, thinking: bool) -> Iterator[Event]:
         while True:

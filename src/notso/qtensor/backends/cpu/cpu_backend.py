@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.backends.cpu.huge_pages import HugePageArena
-from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pools
+from notso.qtensor.backends.cpu.huge_pages import HugePageArena, KeyValuePool, key_value_pools
 from notso.qtensor.backends.protocol import Array, Host, Numbers
-from notso.qtensor.kv_formats import KVFormat
+from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
-from notso.system.memory import MemoryLimit, available_memory
-from notso.system.pages import have_huge_pages
+from notso.system.memory import MemoryLimit, available_memory, have_huge_pages
 
 
 class CPU:
@@ -30,7 +28,6 @@ class CPU:
 
     @property
     def kernels(self) -> str:
-        """Current kernel family."""
         return kernel_choice.kernels()
 
     @property
@@ -41,11 +38,9 @@ class CPU:
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """Tightest memory limit of this process."""
         return available_memory(mapped_bytes=mapped_bytes)
 
     def weight_bytes(self, tensor: QTensor) -> int:
-        """Size in the file."""
         return tensor.nbytes
 
     empty = staticmethod(ops.empty)
@@ -55,21 +50,17 @@ class CPU:
         return values
 
     def write(self, array: Array, values: Numbers) -> None:
-        """Fill an array with the given values."""
         array[:] = values
 
     def download(self, array: Array) -> Host:
-        """Return the array itself."""
         values: Host = array
         return values
 
     def weight(self, tensor: QTensor) -> QTensor:
-        """Return the tensor itself, in the mapped file."""
         return tensor
 
     @property
     def has_weight_arena(self) -> bool:
-        """Whether the system has huge pages."""
         return have_huge_pages()
 
     def weight_arena(self, size_bytes: int, count: int) -> HugePageArena:
@@ -86,7 +77,6 @@ class CPU:
         *,
         large_pages: bool = True,
     ) -> Sequence[KeyValuePool]:
-        """Return one pool per layer."""
         return key_value_pools(layers, blocks, kv_heads, head_dim, format, large_pages=large_pages)
 
     program = ops.Program

@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cpu.huge_pages import PackedTensor
+from notso.qtensor.backends.cpu.huge_pages import KeyValuePool, PackedTensor, key_value_pool, key_value_pools
 from notso.qtensor.backends.cpu.kernel_choice import native
-from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pool, key_value_pools
 from notso.qtensor.backends.protocol import RMSNorm
 from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
+from notso.qtensor.formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
 from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]

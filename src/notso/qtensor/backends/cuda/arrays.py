@@ -65,7 +65,6 @@ class DeviceArray:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Identity of this slice."""
         return self.address, self.shape
 
     @property
@@ -111,14 +110,6 @@ class DeviceWeight:
         kind = tensor.format.ggml_type
         self.facts = kind, self.memory.address, self.rows, self.columns
         ask(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
-
-
-def uploaded(device: Device, values: Host) -> DeviceArray:
-    """Upload a contiguous array."""
-    memory = DeviceMemory(device, values.nbytes)
-    memory.upload(np.ascontiguousarray(values))
-    mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
-    return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
 
 
 def downloaded(array: DeviceArray) -> Host:

@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded, weight_bytes
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, Mirror, downloaded, weight_bytes
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
-from notso.qtensor.backends.cuda.joined import Attending, Launch, Places, Rotation, Storing
-from notso.qtensor.backends.cuda.program import Check, Program
+from notso.qtensor.backends.cuda.program import Attending, Check, Launch, Places, Program, Rotation, Storing
 from notso.qtensor.backends.protocol import Numbers, RMSNorm
 from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
+from notso.qtensor.formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
@@ -40,7 +39,6 @@ class DevicePool:
 
     @property
     def needs_window(self) -> bool:
-        """Whether attention needs a k8v8 pool as well."""
         return KV_FORMATS[self.format].is_low_bit
 
     def read_block(self, block: int) -> bytes:
@@ -60,7 +58,7 @@ class DevicePool:
         self._memory.copy(self._offset(target), self._offset(source), self.block_bytes)
 
     def touch_block(self, block: int) -> None:
-        """Do nothing: all memory is allocated at construction."""
+        pass  # all memory is allocated at construction
 
     def _offset(self, block: int) -> int:
         if not 0 <= block < self.blocks:
@@ -85,7 +83,6 @@ class CUDA:
 
     @property
     def kernels(self) -> str:
-        """Architecture of the running machine code."""
         return f"cuda sm_{self.device.architecture}"
 
     @property
@@ -95,7 +92,6 @@ class CUDA:
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """Free device memory, before the weights are uploaded."""
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
 
     def weight_bytes(self, tensor: QTensor) -> int:
@@ -107,7 +103,10 @@ class CUDA:
         return DeviceArray(DeviceMemory(self.device, 4 * rows * columns), (rows, columns), np.dtype(np.float32))
 
     def upload(self, values: Host) -> DeviceArray:
-        return uploaded(self.device, values)
+        memory = DeviceMemory(self.device, values.nbytes)
+        memory.upload(np.ascontiguousarray(values))
+        mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
+        return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
 
     def write(self, array: DeviceArray, values: Numbers) -> None:
         given = np.asarray(values, array.dtype)
@@ -123,7 +122,6 @@ class CUDA:
         self._unseen[id(array.mirror)] = array.mirror
 
     def flush(self) -> None:
-        """Upload changed integer arrays."""
         while self._unseen:
             self._unseen.popitem()[1].flush()
 

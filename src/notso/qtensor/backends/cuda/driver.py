@@ -71,17 +71,14 @@ class DeviceMemory:
         weakref.finalize(self, device.native.free, self.address)
 
     def upload(self, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Copy a contiguous array to the device."""
         if values.size:
             ask(self.device.native.upload, self.address + offset, bytes_of(values))
 
     def download(self, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Fill a contiguous array after all pending work."""
         if values.size:
             ask(self.device.native.download, bytes_of(values), self.address + offset)
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Copy `size` bytes between offsets."""
         ask(self.device.native.copy, self.address + target, self.address + source, size)
 
 
@@ -89,7 +86,6 @@ class Graph:
     """Captured launches, freed with the last reference."""
 
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
-        """Capture `work`, which blocks other device use."""
         self._device = device
         ask(device.native.capture_begin)
         try:
@@ -102,7 +98,6 @@ class Graph:
         weakref.finalize(self, device.native.free_graph, self._handle)
 
     def launch(self) -> None:
-        """Launch without waiting."""
         ask(self._device.native.run_graph, self._handle)
 
 

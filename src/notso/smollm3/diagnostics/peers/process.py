@@ -87,7 +87,6 @@ class PeerProcess:
         return self._process.pid
 
     def resident_mb(self) -> float:
-        """Return resident memory in MB (10^6 bytes)."""
         return float(self._ask({"task": "memory"})["rss_mb"])
 
     def close(self) -> None:
@@ -138,7 +137,7 @@ class PeerProcess:
 
 
 class _RefusedError(EngineError):
-    """The peer refused a task."""
+    pass
 
 
 def _require_module(python: str, name: str) -> None:

@@ -260,11 +260,9 @@ class _Automaton:
         return is_edge if kind == "b" else self._negated(is_edge)
 
     def ends(self, expanded: int) -> bool:
-        """Return whether the text may end here."""
         return self._map(expanded, lambda leaf: _TRUE if self._formulas[leaf][0] == "end" else _FALSE) == _TRUE
 
     def behind(self, expanded: int, point: int) -> int:
-        """Return the formula after a character."""
         key = expanded, point
         if key not in self._derived:
             self._derived[key] = self._map(expanded, lambda leaf: self._behind_leaf(leaf, point))
@@ -277,7 +275,6 @@ class _Automaton:
         return self._id(("end",)) if formula[2] is None else formula[2]  # type: ignore[return-value]
 
     def edges(self, expanded: int) -> set[int]:
-        """Return the first code points of equivalent ranges."""
         found = {0}
         left = [expanded]
         while left:
@@ -344,7 +341,6 @@ def shortest_text(root: Node) -> str | None:
 
 
 def _preference(point: int) -> tuple[bool, bool, int]:
-    """Prefer letters, then digits."""
     return not chr(point).isalnum(), not chr(point).islower(), point
 
 
@@ -410,7 +406,6 @@ def _has_edges(node: Node) -> bool:
 
 
 def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) -> set[int]:
-    """Return the states from which an accepting one is reachable."""
     sources: dict[int, set[int]] = {}
     for state, out in enumerate(moves):
         for target in out:
@@ -460,7 +455,6 @@ def _expression(
     classes: dict[int, int],
     write: Callable[[Ranges], str],
 ) -> str | None:
-    """Eliminate the states, cheapest first."""
     start, end = -1, -2
     paths: dict[int, dict[int, str]] = {start: {classes[0]: ""}, end: {}}
     for state in sorted(set(classes.values())):

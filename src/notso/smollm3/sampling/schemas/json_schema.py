@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schemas.keywords import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 from notso.smollm3.sampling.schemas.negation import Schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
+from notso.smollm3.sampling.schemas.simplifying import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 
 MAX_CHARACTERS = 2**20
 """Maximum length of a schema in a request."""
@@ -121,7 +121,6 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
 
 
 def _each_inner(schema: Schema) -> Iterator[dict[str, Any]]:
-    """Yield the schema and its subschemas, each once."""
     left: list[Schema] = [schema]
     seen: set[int] = set()
     while left:
@@ -133,7 +132,6 @@ def _each_inner(schema: Schema) -> Iterator[dict[str, Any]]:
 
 
 def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of items and the depth."""
     if not isinstance(schema, dict):
         return 1, 1
     if id(schema) not in known:
@@ -166,7 +164,6 @@ def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
-    """Return the direct subschemas."""
     for keyword, value in schema.items():
         if keyword in ONE:
             yield value

@@ -211,7 +211,6 @@ class Negation:
         return found
 
     def are_disjoint(self, one: Schema, other: Schema) -> bool:
-        """Return whether no value matches both, as far as it is obvious."""
         self._spend(1)
         before = set(self._following)
         try:
@@ -239,7 +238,8 @@ class Negation:
         return any(self.are_disjoint(_properties(mine, name), _properties(theirs, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        """Return the schemas whose conjunction it is, or None if nothing matches it. Marks references as followed."""
+        """Return the schemas whose conjunction it is, or None if nothing matches it."""
+        # Marks references as followed.
         found: list[dict[str, Any]] = []
         left = [schema]
         while left:
@@ -261,7 +261,6 @@ class Negation:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """Return the types its values may have."""
     found = set(TYPES)
     names = schema.get("type")
     if isinstance(names, str | list):
@@ -279,7 +278,8 @@ def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    """Compare like JSON: true is not 1. Values that contain others may be equal."""
+    """Compare like JSON: true is not 1."""
+    # Values that contain others may be equal.
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other

@@ -251,8 +251,9 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _written(characters: _Set) -> str:
-    """Write a class without characters that cannot be generated. With all control characters in it, the library would
-    accept every escape, including those of quotes and backslashes."""
+    """Write a class without characters that cannot be generated."""
+    # With all control characters in it, the library would accept every escape, including those of quotes and
+    # backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
     if properties:
         text = "".join(_range(*each) for each in ranges)
@@ -273,8 +274,6 @@ def _range(first: int, last: int) -> str:
 
 
 class _Part(NamedTuple):
-    """Part of a pattern, in the library's dialect and as a node."""
-
     text: str
     node: Node
 
@@ -303,8 +302,6 @@ def _has_anchor(node: Node) -> bool:
 
 
 class _Reader:
-    """Reads a pattern with or without the flag `u`."""
-
     def __init__(self, pattern: str, *, is_unicode: bool) -> None:
         self._pattern = pattern
         self._is_unicode = is_unicode
@@ -330,7 +327,7 @@ class _Reader:
         return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:
-        """Parse the pattern. Raise PatternError, or _NotUnicodeError if the flag may be the cause."""
+        # Raise PatternError, or _NotUnicodeError if the flag may be the cause.
         self.text, self.root = self._options(0)
         self._find_anchors(self.root)
         if self._at < len(self._pattern):
@@ -545,7 +542,6 @@ class _Reader:
     # Escapes and classes
 
     def _escape(self) -> _Set:
-        """Read an escape outside a class, after the backslash."""
         if self._at >= len(self._pattern):
             raise self._fault("incomplete escape")
         character = self._next()
@@ -565,7 +561,6 @@ class _Reader:
 
     @cached_property
     def _all_groups(self) -> tuple[int, bool]:
-        """Return the number of capturing groups, and whether one is named."""
         count, has_names, at, in_class = 0, False, 0, False
         while at < len(self._pattern):
             character = self._pattern[at]
@@ -602,7 +597,6 @@ class _Reader:
         return f"\\{letter}{{{name}}}"
 
     def _character(self, *, in_class: bool) -> int:
-        """Return the code point of an escape."""
         character = self._next()
         self._at += 1
         if character in _NAMED:
@@ -670,7 +664,6 @@ class _Reader:
         return int(digits, 8)
 
     def _class(self) -> _Set:
-        """Read a class, after its bracket."""
         is_negated = self._take("^")
         ranges: list[tuple[int, int]] = []
         properties: list[str] = []
@@ -706,7 +699,6 @@ class _Reader:
             properties += member.properties
 
     def _member(self) -> int | _Set:
-        """Read a character or class escape within a class."""
         if not self._take("\\"):
             self._at += 1
             return ord(self._pattern[self._at - 1])

@@ -2,30 +2,20 @@
 
 It allows fewer if a grammar cannot express more: properties have the order of the schema, `contains` looks at the
 first items, and with `unevaluatedProperties` the names of one branch are known.
+
+Constraints on whole arrays become alternatives with one schema per item. References (pointers, anchors and ids) are
+resolved within the document.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schemas.arrays import arrangements, containing, other_items, plain_values
-from notso.smollm3.sampling.schemas.closing import ObjectCloser
-from notso.smollm3.sampling.schemas.keywords import (
-    ANNOTATIONS,
-    FORMATS,
-    MANY,
-    MAX_PATTERN_PROPERTIES,
-    NAMED,
-    ONE,
-    REFUSED,
-    REWRITTEN,
-    SILENT,
-    VALUES,
-)
 from notso.smollm3.sampling.schemas.negation import (
     AUTOMATON_STEPS,
     Negation,
@@ -41,8 +31,185 @@ from notso.smollm3.sampling.schemas.patterns import (
     library_patterns,
     looks_around,
 )
-from notso.smollm3.sampling.schemas.references import References, is_old_draft
-from notso.smollm3.sampling.schemas.simplifying import Simplifier
+from notso.smollm3.sampling.schemas.simplifying import (
+    ANNOTATIONS,
+    FORMATS,
+    MANY,
+    MAX_PATTERN_PROPERTIES,
+    NAMED,
+    ONE,
+    REFUSED,
+    REWRITTEN,
+    SILENT,
+    VALUES,
+    ObjectCloser,
+    Simplifier,
+)
+
+_OLD_DRAFTS = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
+_DATA = frozenset(("const", "enum", "default", "example", "examples"))
+
+
+def is_old_draft(document: dict[str, Any]) -> bool:
+    """Return whether the draft (7 or older) ignores keywords next to a reference."""
+    said = document.get("$schema")
+    return isinstance(said, str) and any(draft in said for draft in _OLD_DRAFTS)
+
+
+class References:
+    """The names in a document. Nothing is downloaded."""
+
+    def __init__(self, document: dict[str, Any], param: str) -> None:
+        self._param = param
+        self._resources: dict[str, Any] = {"": document}
+        self._anchors: dict[tuple[str, str], Any] = {}
+        self._bases: dict[int, str] = {}
+        self._id_keyword = "id" if "draft-04" in str(document.get("$schema", "")) else "$id"
+        self._is_old = is_old_draft(document)
+        self._index(document)
+
+    def _index(self, document: dict[str, Any]) -> None:
+        left: list[tuple[Any, str]] = [(document, "")]
+        while left:
+            each, base = left.pop()
+            if isinstance(each, list):
+                left += ((inner, base) for inner in each)
+            if not isinstance(each, dict):
+                continue
+            name = each.get(self._id_keyword)
+            if isinstance(name, str) and not (self._is_old and "$ref" in each):
+                address, fragment = urldefrag(name)
+                if address:
+                    base = _joined(base, address)
+                    self._resources.setdefault(base, each)
+                if fragment:
+                    self._anchors[base, fragment] = each
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                anchor = each.get(keyword)
+                if isinstance(anchor, str):
+                    self._anchors[base, anchor] = each
+            self._bases[id(each)] = base
+            left += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
+
+    def target(self, schema: dict[str, Any], where: str) -> Any:
+        """Return the target of a `$ref`. Raise InvalidRequestError if it is not in the document."""
+        reference = schema["$ref"]
+        if not isinstance(reference, str):
+            raise InvalidRequestError(f"{where}/$ref must be text", param=self._param)
+        address, fragment = urldefrag(reference)
+        base = self._bases.get(id(schema), "")
+        if address:
+            base = _joined(base, address)
+        resource = self._resources.get(base)
+        if resource is not None:
+            if (base, fragment) in self._anchors:
+                return self._anchors[base, fragment]
+            found = _pointed(resource, unquote(fragment)) if fragment[:1] in ("", "/") else None
+            if found is not None:
+                return found
+        raise InvalidRequestError(
+            f"{where}/$ref cannot be resolved within the schema: {reference[:80]}", param=self._param
+        )
+
+
+def _joined(base: str, address: str) -> str:
+    try:
+        return urljoin(base, address)
+    except ValueError:
+        return address
+
+
+def _pointed(document: Any, pointer: str) -> Any:
+    found = document
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and part in found:
+            found = found[part]
+        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return None
+    return found
+
+
+MAX_ARRANGEMENTS = 130
+"""Maximum permutations of `uniqueItems` that are listed."""
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+CONTAINED_WITHIN = 4
+"""Number of leading items among which `contains` must match."""
+
+
+def containing(item: Schema, least: int) -> Schema:
+    """Return arrays with `item` among the first few items, or that begin with `least` of them."""
+    places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
+    arrays = (
+        {
+            "type": "array",
+            "prefixItems": [item if at in place else True for at in range(place.stop)],
+            "minItems": place.stop,
+        }
+        for place in places
+    )
+    return any_of([all_types_but(["array"]), *arrays])
+
+
+def plain_values(items: Schema) -> list[Any] | None:
+    """Return all values of the items if they are listed and neither arrays nor objects."""
+    if not isinstance(items, dict):
+        return None
+    if items == {"type": "boolean"}:
+        return [False, True]
+    if items.get("type") == "integer" and items.keys() <= {"type", *_BOUNDS}:
+        return _integers(items)
+    values = items.get("enum", [items["const"]] if "const" in items else None)
+    if values is None or any(isinstance(value, list | dict) for value in values):
+        return None
+    return list({(isinstance(value, bool), value): value for value in values}.values())
+
+
+def _integers(items: dict[str, Any]) -> list[Any] | None:
+    """Return all integers within bounds, if they are few."""
+    low, high = items.get("minimum", -math.inf), items.get("maximum", math.inf)
+    if "exclusiveMinimum" in items:
+        low = max(low, math.floor(items["exclusiveMinimum"]) + 1)
+    if "exclusiveMaximum" in items:
+        high = min(high, math.ceil(items["exclusiveMaximum"]) - 1)
+    if not high - low <= MAX_ARRANGEMENTS:  # or not bounded at all
+        return None
+    return list(range(math.ceil(low), math.floor(high) + 1))
+
+
+def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
+    """Return arrays of distinct values in any order, or in the given one if there are many orders; None if still too
+    many."""
+    sizes = range(least, int(min(most, len(values))) + 1)
+    for arrange in (itertools.permutations, itertools.combinations):
+        if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
+            return None
+        arranged = itertools.chain.from_iterable(arrange(values, size) for size in sizes)
+        lists = list(itertools.islice(arranged, MAX_ARRANGEMENTS + 1))
+        if len(lists) <= MAX_ARRANGEMENTS:
+            return any_of([all_types_but(["array"]), *map(_array_of, lists)])
+    return None
+
+
+def _array_of(values: Sequence[Any]) -> Schema:
+    items = [{"const": value} for value in values]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
+def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
+    """Apply `rest` to the items that `schema` does not constrain."""
+    declared = schema.get("items")
+    is_list = isinstance(declared, list)
+    if ("items" in schema and not is_list) or (is_list and "additionalItems" in schema):
+        return True
+    before = declared if is_list else schema.get("prefixItems")
+    count = len(before) if isinstance(before, list) else 0
+    return {"prefixItems": [True] * count, "items": rest} if count else {"items": rest}
+
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
@@ -454,7 +621,6 @@ class SchemaRewriter:
             yield arrays
 
     def _are_apart(self, held: dict[str, Any]) -> bool:
-        """Return whether no two items can be equal."""
         first = held.get("prefixItems", [])
         rest = held.get("maxItems", math.inf) - len(first) if held.get("items", True) is not False else 0
         if not first or rest > 1:
@@ -472,7 +638,6 @@ class SchemaRewriter:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value."""
     left = [value]
     while left:
         each = left.pop()

@@ -23,7 +23,7 @@ from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 
 router = APIRouter()
@@ -106,7 +106,6 @@ def _object(request: Request, file: StoredFile) -> dict[str, Any]:
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """Return a file in the API's format."""
     return {
         "id": file.id,
         "object": "file",
@@ -131,7 +130,8 @@ def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
 
 
 def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[StoredFile, bytes, list[str]]:
-    """Return the file, its bytes and the names of ignored fields. Raise ApiError (400)."""
+    """Return the file, its bytes and the names of ignored fields."""
+    # Raise ApiError (400).
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
     ignored = []
@@ -160,10 +160,9 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    """Yield headers and content of each part of a form, in linear time. Raise ApiError (400) for too many.
-
-    `email` reads the headers only: it would read contents line by line, and forms within forms.
-    """
+    """Yield headers and content of each part of a form, in linear time."""
+    # Raise ApiError (400) for too many. `email` reads the headers only: it would read contents line by line, and forms
+    # within forms.
     form = HeaderParser().parsestr(f"Content-Type: {kind}")
     boundary = (form.get_boundary() or "").encode("latin-1", "replace")
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []

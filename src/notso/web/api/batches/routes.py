@@ -21,7 +21,7 @@ from notso.web.api.shared.listing import page
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body
 from notso.web.edge.access import GUARDED, caller_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredBatch
 
 router = APIRouter()

@@ -16,14 +16,13 @@ from fastapi import FastAPI, Request
 
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
+from notso.web.api.shared.background import LONGEST_RETRY_SECONDS, RETRY_STATUSES, scope_inside, sent_inside
 from notso.web.api.shared.batch_line import read_line
-from notso.web.api.shared.inside import LONGEST_RETRY_SECONDS, RETRY_STATUSES, scope_inside, sent_inside
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
 from notso.web.edge.access import Caller, KeyRing
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.api_error import ApiError
-from notso.web.edge.errors import ApiEdge
+from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.store.records import StoredBatch, StoredFile
 from notso.web.values.request_id import HEADER
 
@@ -54,7 +53,6 @@ class BatchRunner:
         self._app: FastAPI | None = None
 
     def start(self, app: FastAPI) -> None:
-        """Begin to run batches, by requests to this application."""
         self._app = app
         self._task = asyncio.create_task(self._look())
 
@@ -66,7 +64,6 @@ class BatchRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """Look for new batches at once."""
         self._due.set()
 
     def stop(self, batch_id: str) -> None:
@@ -112,8 +109,6 @@ def batch_runner(request: Request) -> BatchRunner:
 
 
 class _Run:
-    """One batch, from its present status to its end."""
-
     def __init__(
         self,
         services: ApiServices,
@@ -162,7 +157,6 @@ class _Run:
         return await work.run(lambda: _validated(content, self._body["endpoint"]), len(content), self._batch.owner)
 
     async def _answer(self, lines: list[bytes]) -> None:
-        """Answer the lines that have no answer yet, until cancelled, late or lost."""
         done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
         missing = iter([number for number in range(len(lines)) if number not in done])
         info = self._services.shared.engine.info
@@ -207,7 +201,6 @@ class _Run:
                 return
 
     async def _ask(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Send a request to this program itself, again while it is busy."""
         while True:
             caller = await self._ring.still(Caller(*self._batch.plan["caller"]))
             if caller is None:
@@ -260,7 +253,6 @@ class _Run:
         await self._change(status, is_open=False, request_counts=counts, **finished)
 
     async def _change(self, status: str, *, is_open: bool = True, **fields: Any) -> None:
-        """Change the status; on a concurrent cancellation, continue from its status."""
         before = self._body["status"]
         changed = self._body | fields | {"status": status, f"{status}_at": int(time.time())}
         owner, id = self._batch.owner, self._batch.id

@@ -46,7 +46,7 @@ from notso.web.api.shared.vector_search import (
     store_id_of,
 )
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.values.ids import is_id
 from notso.web.values.visible_text import visible_line
@@ -315,7 +315,8 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
 
 
 async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
-    """Return the name and bytes of an uploaded file. Raise ApiError: 404 if unknown, 400 if it is no document."""
+    """Return the name and bytes of an uploaded file."""
+    # Raise ApiError: 404 if unknown, 400 if it is no document.
     file = await found_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
         raise invalid(param, f"{param} must be a file of purpose {' or '.join(DOCUMENT_PURPOSES)}")
@@ -335,7 +336,8 @@ async def _add(services: ApiServices, owner: str, library: Library, file_id: str
 
 
 async def _document(services: ApiServices, owner: str, library: Library, file_id: str) -> StoredDocument:
-    """Return the document of a file in a library. Raise ApiError (404)."""
+    """Return the document of a file in a library."""
+    # Raise ApiError (404).
     ids = [document_id_of(file_id, library.id), *filter(is_id, [file_id.removeprefix("file-")])]
     for each in await services.shared.store.documents.some(owner, ids):
         if each.library_id == library.id:

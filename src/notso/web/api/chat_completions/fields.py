@@ -361,8 +361,6 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ApiRequest):
-    """A checked chat completion."""
-
     include_usage: bool = False
     return_progress: bool = False
     timings_per_token: bool = False

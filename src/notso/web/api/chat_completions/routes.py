@@ -29,7 +29,7 @@ from notso.web.api.shared.serializer import DONE, PING, data_event, progress_bod
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import EventStream, Owner, read_body, respond, sse_events
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()
@@ -38,8 +38,6 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class ControlFields(Fields):
-    """The body of POST /v1/chat/completions/control."""
-
     id: Name
     action: Literal["reasoning_end"]
 
@@ -140,7 +138,6 @@ class ChatSerializer:
         return ChatSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        """Yield the role of each choice."""
         for number in range(len(self._choices)):
             yield data_event(self._chunk(number, {"role": "assistant", "content": "", "refusal": None}))
 

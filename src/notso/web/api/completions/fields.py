@@ -51,7 +51,7 @@ from notso.web.api.shared.serializer import DONE, PING, data_event, progress_bod
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
@@ -104,8 +104,6 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    """A checked text completion."""
-
     texts: tuple[str, ...] = ()  # of the prompts; '' for token ids until `with_texts`
     echo: bool = False
     include_usage: bool = False
@@ -222,7 +220,6 @@ class TextSerializer:
         return TextSerializer(self._asked, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
-        """Yield the prompts if `echo` is set."""
         for number, echoed in enumerate(self._echoed):
             if echoed:
                 yield self._sse_event(number, echoed)

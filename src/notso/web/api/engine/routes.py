@@ -1,10 +1,16 @@
-"""Routes of the engine API. The format may change with every release; the path has its version."""
+"""Routes of the engine API, and the sessions of front ends, which survive broken connections.
+
+The format may change with every release; the path has its version.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
@@ -12,15 +18,280 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from notso.smollm3 import EngineError, NotsoError
-from notso.web.api.engine.sessions import Asked, FrontEnds
 from notso.web.api.shared.services import ApiServices
 from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
-from notso.web.engine.port import ChatEngine, PromptInput, RequestOptions, SamplingParams
-from notso.web.engine.remote.engine_link import WIRE_PATH
+from notso.web.engine.port import (
+    AdapterInfo,
+    ChatEngine,
+    Event,
+    Generation,
+    PromptInput,
+    RequestOptions,
+    SamplingParams,
+)
+from notso.web.engine.remote.engine_link import WIRE_PATH, About
 from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
-from notso.web.engine.running import OffLoop
+from notso.web.engine.running import OffLoop, RunningRequest
 from notso.web.values.errors import Problem
 from notso.web.values.json_steps import json_bytes
+
+HEARTBEAT_SECONDS = 1.0
+SESSION_SECONDS = 30.0
+"""Time without connection before a session and its answers end; longer than a front end waits."""
+PREPARED_SECONDS = 10.0
+MOST_OPEN = 512
+MOST_PREPARED = 64
+MOST_SESSIONS = 256
+MOST_AT_ONCE = 256
+"""Limit of one answer's events per line, so that a resumed answer arrives in parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    prompt: PromptInput
+    params: SamplingParams
+    options: RequestOptions
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    running: RunningRequest
+    begun: asyncio.Task[None] | None = None  # done once the engine has accepted or rejected it
+    generation: Generation | None = None
+    stopped: bool = False
+
+    def read(self, after: int) -> list[Event]:
+        # An answer stopped before the engine had it consists of its end only.
+        if self.generation is not None:
+            return self.generation.read(after)
+        is_over = self.begun is not None and self.begun.done() and not after
+        return [Event("end", finish_reason="cancelled")] if is_over else []
+
+
+@dataclass(slots=True, eq=False)
+class _Prepared:
+    engine: ChatEngine
+    begin: Callable[[], Generation]
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """State of one connection; a newer one of the session replaces it."""
+
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    sent: dict[int, int] = field(default_factory=dict)
+    about: Any = None
+    stats: Any = None
+
+
+class Session:
+    """State of one front end. Use on the event loop."""
+
+    def __init__(self, among: FrontEnds) -> None:
+        self._among = among
+        self._answers: dict[int, _Answer] = {}
+        self._stream = _Stream()
+        self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, among.remove, self)  # until it is read
+
+    @property
+    def _open(self) -> int:
+        return sum(1 for each in self._answers.values() if each.generation is None or not each.generation.finished)
+
+    def wake(self) -> None:
+        self._stream.news.set()
+
+    async def begin(self, number: int, asked: Asked, prepared: str | None, off_loop: OffLoop) -> None:
+        """Start an answer; idempotent per `number`. Raise the engine's error."""
+        answer = self._answers.get(number)
+        if answer is None:
+            shared = self._among.services.shared
+            if shared.stopping:
+                raise EngineError("the engine is stopping")
+            if self._open >= MOST_OPEN:
+                raise EngineError(f"this front end already has {MOST_OPEN} running responses")
+            observe = self._among.services.metrics.observe
+            answer = self._answers[number] = _Answer(shared.requests.open(asked.options.owner, on_end=observe))
+            answer.begun = asyncio.create_task(self._begin(number, answer, asked, prepared, off_loop))
+        if answer.begun is not None:
+            await asyncio.shield(answer.begun)
+
+    async def _begin(self, number: int, answer: _Answer, asked: Asked, prepared: str | None, off_loop: OffLoop) -> None:
+        before = self._among.take_prepared(prepared)
+        begun: list[Generation] = []
+
+        def ask(engine: ChatEngine) -> list[Generation]:
+            if before is not None and before.engine is engine:
+                begun.append(before.begin())
+            else:
+                begun.append(engine.submit(asked.prompt, asked.params, asked.options))
+            return begun
+
+        try:
+            await answer.running.begin(ask, off_loop)
+        except BaseException:
+            self._answers.pop(number, None)
+            raise
+        wakes, loop = self._among.services.shared.requests.wakes, asyncio.get_running_loop()
+        for generation in begun:
+            answer.generation = generation
+            generation.subscribe(partial(wakes.wake, loop, self.wake))
+        loop.call_soon(self.wake)
+
+    def steer(self, stop: list[int], answer_now: list[int]) -> None:
+        for number in stop:
+            if (answer := self._answers.get(number)) is not None:
+                answer.stopped = True
+                answer.running.stop()
+        for number in answer_now:
+            if (answer := self._answers.get(number)) is not None:
+                answer.running.answer_now()
+
+    async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
+        """Yield updates after the `read` events until a newer connection replaces this one.
+
+        Answers up to `up_to` that the front end no longer knows are ended.
+        """
+        self._expires.cancel()
+        old, self._stream = self._stream, _Stream(sent=dict(read))
+        old.news.set()
+        stream = self._stream
+        for number in [each for each in self._answers if each <= up_to and each not in read and each not in pending]:
+            self._drop(number)
+        try:
+            yield self._line(stream, known=[number for number in read if number in self._answers])
+            while stream is self._stream:
+                stream.news.clear()
+                line = self._line(stream)
+                yield line
+                if self._among.services.shared.stopping and not self._open:
+                    return
+                try:
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                        await stream.news.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            if stream is self._stream:
+                self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._among.remove, self)
+
+    def end(self) -> None:
+        for number in list(self._answers):
+            self._drop(number)
+
+    def _line(self, stream: _Stream, **more: Any) -> bytes:
+        # Without news, the line is an empty heartbeat.
+        told: dict[str, Any] = dict(more)
+        answers = {}
+        for number, answer in self._answers.items():
+            after = stream.sent.get(number, 0)
+            events = answer.read(after)[:MOST_AT_ONCE]
+            if events:
+                stream.sent[number] = after + len(events)
+                answers[str(number)] = [after, packed(self._ending(number, answer, events))]
+                if len(events) == MOST_AT_ONCE:
+                    stream.news.set()  # there may be more events
+        stats, about = packed(self._among.services.shared.engine.stats()), packed(self._among.about())
+        if stats is not None and stats != stream.stats:
+            told["stats"] = stream.stats = stats
+        if about != stream.about:
+            told["about"] = stream.about = about
+        if answers:
+            told["answers"] = answers
+        return json.dumps(told).encode() + b"\n"
+
+    def _ending(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
+        # After its last event the request is closed, but kept for a while in case the line is lost.
+        last = events[-1]
+        if last.kind not in ("end", "error"):
+            return events
+        answer.running.close()
+        asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
+        if self._among.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
+            return [*events[:-1], Event("error", error=EngineError("the engine stopped during this response"))]
+        return events
+
+    def _drop(self, number: int) -> None:
+        answer = self._answers.pop(number)
+        answer.stopped = True
+        answer.running.close()
+
+
+class FrontEnds:
+    """Sessions of all front ends. Use on the event loop."""
+
+    def __init__(self, services: ApiServices) -> None:
+        self.services = services
+        self._sessions: dict[str, Session] = {}
+        self._prepared: dict[str, _Prepared] = {}
+        self._adapters: Mapping[str, AdapterInfo] = {}
+        self._watching = False
+
+    def about(self) -> About:
+        shared = self.services.shared
+        host = shared.engine
+        if host.engine is not None:
+            self._adapters = dict(host.engine.adapters.infos)
+        state = "stopping" if shared.stopping or shared.leaving else host.state
+        return About(state, host.failure, host.info, self._adapters)
+
+    def session(self, name: str) -> Session:
+        """Return or create a session. Raise EngineError at the limit."""
+        if name not in self._sessions:
+            if len(self._sessions) >= MOST_SESSIONS:
+                raise EngineError("too many front ends")
+            self._sessions[name] = Session(self)
+            self._watch()
+        return self._sessions[name]
+
+    def known(self, name: str) -> Session:
+        """Return a session. Raise EngineError if unknown."""
+        session = self._sessions.get(name)
+        if session is None:
+            raise EngineError("the engine was restarted; send the request again")
+        return session
+
+    def remove(self, session: Session) -> None:
+        session.end()
+        self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
+
+    async def load(self, running: RunningRequest) -> ChatEngine:
+        """Return the default engine, held by a request. Raise ModelError."""
+        engine = await running.load()
+        if engine is None:
+            raise EngineError("the engine is stopping")
+        return engine
+
+    async def prepare(self, asked: Asked, off_loop: OffLoop) -> str:
+        """Render a prompt; return the key for submitting it within PREPARED_SECONDS."""
+        running = self.services.shared.requests.open("", counts=False)
+        try:
+            engine = await self.load(running)
+            begun: list[Callable[[], Generation]] = []
+            await off_loop(lambda: begun.append(engine.prepare(asked.prompt, asked.params, asked.options)))
+        finally:
+            running.close()
+        name = secrets.token_hex(16)
+        while len(self._prepared) >= MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        self._prepared[name] = _Prepared(engine, begun[0])
+        asyncio.get_running_loop().call_later(PREPARED_SECONDS, self._prepared.pop, name, None)
+        return name
+
+    def take_prepared(self, name: str | None) -> _Prepared | None:
+        return self._prepared.pop(name, None) if name is not None else None
+
+    def _changed(self) -> None:
+        self._watching = False
+        for session in self._sessions.values():
+            session.wake()
+        if self._sessions:
+            self._watch()
+
+    def _watch(self) -> None:
+        if not self._watching:  # the registration of an earlier session may still be there
+            self._watching = True
+            self.services.shared.engine.when_changed(self._changed)
+
 
 logger = logging.getLogger("notso.web.api")
 
@@ -30,7 +301,6 @@ T = TypeVar("T")
 
 
 def mount(app: FastAPI, services: ApiServices) -> None:
-    """Serve front ends that have the engine's key."""
     app.state.front_ends = FrontEnds(services)
     app.state.engine_ring = KeyRing(services.shared.settings.engine_key)
     include_marked(app, router)
@@ -120,8 +390,6 @@ def _result(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Respons
 
 
 class _Steered:
-    """Session, and answers to stop or to end the reasoning of."""
-
     def __init__(self, given: dict[str, Any]) -> None:
         self.session = unpacked(str, given["session"])
         self.stop = unpacked(list[int], given.get("stop", []))
@@ -129,8 +397,6 @@ class _Steered:
 
 
 class _Resumed(_Steered):
-    """With read positions."""
-
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
         self.read = {int(number): unpacked(int, count) for number, count in given["read"].items()}

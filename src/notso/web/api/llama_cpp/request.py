@@ -1,4 +1,4 @@
-"""llama.cpp's completion endpoint: fields, routes and response format."""
+"""llama.cpp's completion endpoint: fields, routes, response format, and sampling parameters under llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from notso.smollm3 import (
     MAX_LOGIT_BIAS,
     MAX_TOP_LOGPROBS,
+    PARAMETERS,
     Event,
     InvalidRequestError,
     ModelInfo,
@@ -49,13 +50,51 @@ from notso.web.api.request_fields.sampling_fields import (
 )
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.completion import Choice, Stopwatch, entry_of, new_choice, new_id, timings
-from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.serializer import PING, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
+
+SHOWN_RANDOM_SEED = 0xFFFFFFFF
+"""llama.cpp's value for a random seed per answer."""
+_ORDER = (
+    *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
+    *("typical_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty", "presence_penalty"),
+    *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("dry_sequence_breakers", "mirostat", "adaptive_target", "adaptive_decay", "stop", "max_tokens", "n_predict"),
+    *("n_keep", "n_discard", "ignore_eos", "logit_bias"),
+)
+"""llama.cpp's order; others follow."""
+_NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
+
+
+def generation_settings(params: SamplingParams) -> dict[str, Any]:
+    """Return all parameters; samplers not supported appear as off."""
+    named = {
+        next(iter(spelled)): list(value) if isinstance(value := getattr(params, name), tuple) else value
+        for name, each in PARAMETERS.items()
+        if (spelled := each.names("openai")) and name not in _NOT_LLAMA_CPP
+    }
+    longest = -1 if params.max_tokens is None else params.max_tokens
+    settings = named | {
+        "seed": SHOWN_RANDOM_SEED if params.seed is None else params.seed,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "top_n_sigma": -1.0,
+        "repeat_last_n": params.penalty_window or -1,
+        "mirostat": 0,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.0,
+        "max_tokens": longest,
+        "n_predict": longest,
+        "n_keep": 0,
+        "n_discard": 0,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in params.logit_bias.items()],
+    }
+    return {name: settings[name] for name in dict.fromkeys((*_ORDER, *settings))}
+
 
 MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
@@ -302,7 +341,6 @@ class NativeSerializer:
         return data_event(error.body)
 
     def body(self) -> Any:
-        """Return an object, or a list of them."""
         whole = [self._chosen(self._final(number)) for number in range(len(self._choices))]
         return whole if self._asked.is_list else whole[0]
 

@@ -1,18 +1,20 @@
-"""Conversion of Anthropic messages to engine messages and parameters."""
+"""Conversion of Anthropic messages, with documents, search results and citations of them, to engine messages and
+parameters.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, TypeVar
 
+from notso.documents.citations import Mark, quotable
 from notso.smollm3 import FixedPrefix, Message, RequestOptions, Tool, ToolCall, ToolChoice
-from notso.web.api.messages.citations import add_document, cited_text
-from notso.web.api.messages.context_edits import Applied, ClearThinking, ContextManagement, edited
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
     MESSAGE_NOTES,
@@ -21,12 +23,18 @@ from notso.web.api.messages.fields import (
     AnthropicTool,
     AnyToolChoice,
     AnyTurn,
+    Applied,
     AssistantTurn,
     AutoChoice,
+    ClearThinking,
+    ContentSource,
+    ContextManagement,
     CountFields,
     DocumentBlock,
+    FileSource,
     MessageFields,
     NoChoice,
+    PdfSource,
     SearchResultBlock,
     SystemTurn,
     TextBlock,
@@ -38,6 +46,7 @@ from notso.web.api.messages.fields import (
     ToolResultBlock,
     ToolUseBlock,
     UserTurn,
+    edited,
 )
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
@@ -51,12 +60,107 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import checked_params, parameters_in, sampling_names
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.given_documents import NO_FILES, Files, GivenDocuments
-from notso.web.edge.api_error import ApiError
+from notso.web.api.shared.given_documents import NO_FILES, Files, GivenDocument, GivenDocuments, GivenFile, digest_of
+from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
 """Life of a cache breakpoint whose prefix is pinned; others are cached as any prompt is."""
+BETWEEN_BLOCKS = "\n"
+PLACES = {"document": "document_index", "search_result": "search_result_index"}
+
+
+def files_in(body: Mapping[str, Any]) -> Iterator[GivenFile]:
+    """Yield the PDF files of a request that may be invalid."""
+    turns = body.get("messages")
+    for at, turn in enumerate(turns if isinstance(turns, list) else ()):
+        content = turn.get("content") if isinstance(turn, dict) else None
+        yield from _files(content, f"messages.{at}.content")
+
+
+def _files(content: Any, param: str) -> Iterator[GivenFile]:
+    for at, block in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(block, dict):
+            continue
+        source, place = block.get("source"), f"{param}.{at}"
+        if block.get("type") == "tool_result":
+            yield from _files(block.get("content"), f"{place}.content")
+        elif block.get("type") == "document" and isinstance(source, dict):
+            data, kind = source.get("data"), (source.get("type"), source.get("media_type"))
+            if isinstance(data, str) and kind == ("base64", "application/pdf"):
+                yield GivenFile(data, "document.pdf", f"{place}.source.data")
+            elif source.get("type") == "file" and isinstance(source.get("file_id"), str):
+                yield GivenFile("", "", f"{place}.source.file_id", source["file_id"])
+
+
+def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
+    """Number a document or search result; return its text in the prompt. Raises ApiError (400)."""
+    is_quoted = bool(block.citations and block.citations.enabled)
+    kind = "search_result" if isinstance(block, SearchResultBlock) else "document"
+    facts: dict[str, Any] = {"type": kind, "title": block.title}
+    if isinstance(block, SearchResultBlock):
+        text, starts = _joined(block.content)
+        facts |= {"location": "search_result_location", "source": block.source}
+        return given.add(GivenDocument(block.title, text, is_quoted, starts, facts))
+    source = block.source
+    if isinstance(source, PdfSource | FileSource):
+        document = files.get(source.file_id if isinstance(source, FileSource) else digest_of(source.data))
+        if document is None:
+            raise invalid("messages", "PDF documents can be sent to /v1/messages only")
+        text, starts = document.text, document.pages
+        has_pages = document.kind == "PDF"
+        facts |= {"location": "page_location" if has_pages else "char_location"}
+        if isinstance(source, FileSource):
+            facts |= {"file_id": source.file_id, "title": block.title or document.title}
+    elif isinstance(source, ContentSource):
+        blocks = [TextBlock(type="text", text=source.content)] if isinstance(source.content, str) else source.content
+        text, starts = _joined(blocks)
+        facts["location"] = "content_block_location"
+    else:
+        text, starts = source.data, (0,)
+        facts["location"] = "char_location"
+    return given.add(GivenDocument(facts["title"] or "", text, is_quoted, starts, facts), block.context or "")
+
+
+def _joined(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
+    texts = [block.text for block in blocks]
+    sizes = (len(text) + len(BETWEEN_BLOCKS) for text in texts[:-1])
+    return BETWEEN_BLOCKS.join(texts), tuple(accumulate(sizes, initial=0))
+
+
+def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
+    """Return a quotation in the API's form, or None where it is in no document."""
+    found = given.found(mark.number, mark.words)
+    if found is None:
+        return None
+    document, start, end = found
+    facts = document.facts
+    index = given.numbers(facts["type"]).index(mark.number)
+    first, last = bisect_right(document.starts, start), bisect_right(document.starts, end - 1)
+    cited: dict[str, Any] = {"type": facts["location"], "cited_text": document.text[start:end]}
+    cited[PLACES[facts["type"]]] = index
+    match facts["location"]:
+        case "char_location":
+            place = {"start_char_index": start, "end_char_index": end}
+        case "page_location":
+            place = {"start_page_number": first, "end_page_number": last + 1}
+        case _:
+            place = {"start_block_index": first - 1, "end_block_index": last}
+    if facts["type"] == "search_result":
+        return cited | {"source": facts["source"], "title": facts["title"]} | place
+    return cited | {"document_title": facts["title"], "file_id": facts.get("file_id")} | place
+
+
+def cited_text(given: GivenDocuments, block: TextBlock) -> str:
+    """Return an earlier text block as it was generated: behind its quotations."""
+    marks = []
+    for each in block.citations or ():
+        for kind, name in PLACES.items():
+            index, numbers = each.get(name), given.numbers(kind)
+            if isinstance(index, int) and 0 <= index < len(numbers) and isinstance(each.get("cited_text"), str):
+                marks.append(f"[[{numbers[index]}: {quotable(each['cited_text'])}]]")
+    return " ".join([*marks, block.text])
+
 
 # Name -> pattern. A line is removed only at the start of the system prompt and only if it matches completely.
 # Quantifiers are possessive, as clients control the text: there must be no backtracking.
@@ -93,8 +197,6 @@ FOUND_TOOL = "The tool {name} was found."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(ApiRequest):
-    """A checked message request."""
-
     hides_reasoning: bool = False  # report that the model reasons, but not the text
     management: ContextManagement | None = None  # edits to apply
     applied: Applied = ()  # edits applied

@@ -12,8 +12,13 @@ from starlette.responses import JSONResponse, Response
 
 from notso.documents.citations import Mark, MarkReader
 from notso.smollm3 import Event, FinishReason, ToolCall, Usage
-from notso.web.api.messages.citations import citation_of, files_in
-from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
+from notso.web.api.messages.request import (
+    MessageRequest,
+    citation_of,
+    files_in,
+    parse_count_request,
+    parse_message_request,
+)
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import Files, read_body_with_files
@@ -21,7 +26,7 @@ from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()

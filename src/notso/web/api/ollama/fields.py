@@ -31,6 +31,7 @@ from notso.web.api.request_fields.fields import (
     hints_of,
     inert,
     invalid,
+    parse_object,
     read_fields,
     refused,
     schema_grammar,
@@ -47,10 +48,9 @@ from notso.web.api.request_fields.sampling_fields import (
     sampling_notes,
     with_sampling,
 )
-from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.embedding import EMBEDDED, MAX_INPUTS, ONE_TOKEN, EmbeddingRequest
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.values.durations import duration_s
 
 RANDOM_SEED = -1
@@ -316,8 +316,6 @@ WITHIN_CHAT: Notes = OPTION_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ApiRequest):
-    """A checked request."""
-
     only_loads: bool = False  # load the model without answering
     gives_context: bool = False  # return the conversation as `context`
     given_name: str | None = None  # model name as the client spells it
@@ -325,8 +323,6 @@ class OllamaRequest(ApiRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaEmbedding(EmbeddingRequest):
-    """A checked request for embeddings."""
-
     given_name: str | None = None  # model name as the client spells it
 
 

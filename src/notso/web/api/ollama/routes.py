@@ -1,33 +1,338 @@
-"""Ollama's chat and generate endpoints, and errors for unsupported endpoints."""
+"""Ollama's endpoints: chat, generate, discovery (version, models and capabilities, under Ollama's model names), and
+errors for unsupported ones.
+
+The response format is lines of JSON ending with a `done` line, or one object.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from notso.smollm3 import Event, Message, ModelInfo, ToolCall
 from notso.web.api.ollama.fields import (
+    SHOW_NOTES,
     OllamaEmbedding,
     OllamaRequest,
+    ShowFields,
+    context_of,
     parse_chat,
     parse_embed,
     parse_embedding,
     parse_generate,
 )
-from notso.web.api.ollama.models import listed_name, plain_name
-from notso.web.api.ollama.stream import MEDIA_TYPE, NANOSECONDS, Kind, OllamaSerializer
-from notso.web.api.request_fields.fields import unsupported
+from notso.web.api.request_fields.fields import invalid, read_fields, unsupported
+from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.api_request import ignored_headers
+from notso.web.api.shared.completion import Choice, entries, fingerprint, new_choice, new_id, release
 from notso.web.api.shared.embedding import Embeddings, embeddings_of
-from notso.web.api.shared.serializer import large_response
+from notso.web.api.shared.serializer import as_json, large_response
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
 from notso.web.edge.access import GUARDED, caller_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
+from notso.web.engine.model_names import LATEST, model_id, names_of, other_models
+from notso.web.engine.models import Installed
 from notso.web.values.wording import words
+
+Kind = Literal["chat", "generate"]
+NANOSECONDS = 1_000_000  # in a millisecond
+MEDIA_TYPE = "application/x-ndjson"
+
+
+class OllamaSerializer:
+    def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
+        self._asked = asked
+        self._kind = kind
+        self._model = model
+        self._created = timestamp(datetime.now(UTC))
+        self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
+        self._untold: dict[str, Any] = {}
+        self.id = new_id("ollama")
+        self.ping = self._line(self._piece())  # JSON lines have no comments: an empty piece serves as ping
+
+    def again(self) -> OllamaSerializer:
+        again = OllamaSerializer(self._asked, self._kind, self._model)
+        again.id, again._created, again.ping = self.id, self._created, self.ping
+        return again
+
+    def initial_events(self) -> Iterator[bytes]:
+        return iter(())
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        self._choice.add(event)
+        weighed = {"logprobs": entries(event.logprobs)} if event.logprobs else {}
+        match event.kind:
+            case "end":
+                self._untold = weighed
+            case "text":
+                yield self._line(self._piece(text=event.text) | weighed)
+            case "reasoning":
+                yield self._line(self._piece(thinking=event.text) | weighed)
+            case "tool_call" if event.tool_call is not None:
+                yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
+
+    async def finalise(self) -> None: ...
+
+    def closing(self) -> Iterator[bytes]:
+        # Counts, and log probabilities of tokens without visible text.
+        yield self._line(self._piece() | self._untold | self._end())
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._line(error.ollama_body)
+
+    def body(self) -> dict[str, Any]:
+        choice = self._choice
+        calls = [_call(index, call) for index, call in enumerate(choice.tool_calls)]
+        weighed = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
+        whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=calls)
+        return whole | ({"logprobs": entries(weighed)} if weighed else {}) | self._end()
+
+    def loaded(self) -> dict[str, Any]:
+        return self._piece() | {"done": True, "done_reason": "load"}
+
+    def unloaded(self) -> dict[str, Any]:
+        return self._piece() | {"done": True, "done_reason": "unload"}
+
+    def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        beside = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
+        if self._kind == "generate":
+            said: dict[str, Any] = {"response": text, **beside}
+        else:
+            said = {"message": {"role": "assistant", "content": text, **beside}}
+        return {"model": self._model, "created_at": self._created, **said, "done": False}
+
+    def _end(self) -> dict[str, Any]:
+        return {"done": True, "done_reason": _reason(self._choice), **self._context()} | _counts(self._choice)
+
+    def _context(self) -> dict[str, Any]:
+        prompt = self._asked.prompts[0]
+        if not self._asked.gives_context or isinstance(prompt, str):
+            return {}
+        said = [each for each in prompt if isinstance(each, Message)]
+        return {"context": context_of([*said, Message("assistant", self._choice.content)])}
+
+    @staticmethod
+    def _line(value: dict[str, Any]) -> bytes:
+        return as_json(value).encode() + b"\n"
+
+
+def timestamp(moment: datetime) -> str:
+    """Format a UTC time as Go does."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _reason(choice: Choice) -> str:
+    # Ollama has no reason for answers that end with tool calls.
+    return "length" if choice.finish_reason == "length" else "stop"
+
+
+def _counts(choice: Choice) -> dict[str, int]:
+    # Token counts and nanoseconds; loading time is not counted.
+    usage = choice.usage
+    if usage is None:
+        return {}
+    return {
+        "total_duration": _nanoseconds(usage.queue_ms + usage.prompt_ms + usage.completion_ms),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(usage.prompt_ms),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(usage.completion_ms),
+    }
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return round(milliseconds * NANOSECONDS)
+
+
+def _call(index: int, call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}}
+
+
+LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
+"""Names as in Ollama's model library -> names in the other APIs."""
+
+
+def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
+    """Return the name used by the other APIs, if `name` is a spelling of it."""
+    if name is None:
+        return None
+    short = name.lower().removesuffix(LATEST)
+    known = LIBRARY_NAMES.get(short, short)
+    return known if info is not None and known in names_of(info) else name
+
+
+def listed_name(info: ModelInfo) -> str:
+    return tagged(model_id(info))
+
+
+def tagged(name: str) -> str:
+    return name if ":" in name else name + LATEST
+
+
+discovery_router = APIRouter()
+
+API_VERSION = "0.13.0"
+"""Implemented version of Ollama's API, which clients compare with their minimum."""
+FAMILY = "smollm3"
+CAPABILITIES = ("completion", "tools", "thinking")
+NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
+PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the weights
+
+
+@discovery_router.head("/", dependencies=[GUARDED])
+async def heartbeat() -> Response:
+    """Check for a server; Ollama's command line sends this first."""
+    return Response()
+
+
+@discovery_router.get("/api/version", dependencies=[GUARDED])
+@discovery_router.head("/api/version", dependencies=[GUARDED])
+async def version() -> Response:
+    """Return the implemented version of Ollama's API and the server's own."""
+    return JSONResponse({"version": API_VERSION, "notso": release()})
+
+
+@discovery_router.get("/api/tags", dependencies=[GUARDED])
+@discovery_router.head("/api/tags", dependencies=[GUARDED])
+async def tags(services: Services) -> Response:
+    """List models, the default first. Empty until the default model is loaded."""
+    host, registry = services.shared.engine, services.shared.model_registry
+    info = host.info
+    listed = [await asyncio.to_thread(_entry, info)] if info is not None else []
+    if registry is not None and (listed or host.state == "failed"):
+        others = await asyncio.to_thread(other_models, host, registry)
+        listed += await asyncio.to_thread(lambda: [_installed_entry(each) for each in others])
+    return JSONResponse({"models": listed})
+
+
+@discovery_router.get("/api/ps", dependencies=[GUARDED])
+async def loaded(services: Services) -> Response:
+    """List loaded models and when they expire if idle."""
+    host, models = services.shared.engine, []
+    for served in host.loaded():
+        if served.info is None:
+            continue
+        entry = await asyncio.to_thread(_entry, served.info)
+        if served is not host.default and served.name:
+            entry |= {"name": tagged(served.name), "model": tagged(served.name)}
+        stays_s = host.stays_s(served)
+        expires = NEVER if stays_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=stays_s))
+        models.append(entry | {"expires_at": expires, "size_vram": 0, "context_length": served.info.context_tokens})
+    return JSONResponse({"models": models})
+
+
+@discovery_router.post("/api/show", dependencies=[GUARDED])
+async def show(request: Request, services: Services) -> Response:
+    """Describe a model by any of its names."""
+    fields = await read_body(request, lambda body: read_fields(ShowFields, body, SHOW_NOTES), of_any_type=True)
+    name = fields.model or fields.name
+    if name is None:
+        raise invalid("model", "model is required")
+    host = services.shared.engine
+    choice = await chosen_model(services, plain_name(name, host.default.info))
+    served = host.model(choice.model)
+    info = served.info
+    if info is None:  # never loaded: only its name and file are known
+        model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
+        about = {"license": "", "modelfile": f"FROM {tagged(served.name)}\n", "parameters": "", "template": ""}
+        details = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
+        return JSONResponse(about | {"details": details, "model_info": model_info, "capabilities": CAPABILITIES})
+    return JSONResponse(
+        {
+            "license": info.license,
+            "modelfile": f"FROM {listed_name(info)}\n",
+            "parameters": _parameters(info),
+            "template": "",
+            "details": _details(info),
+            "model_info": {
+                "general.architecture": FAMILY,
+                "general.basename": info.name,
+                "general.parameter_count": info.parameter_count,
+                f"{FAMILY}.block_count": info.num_hidden_layers,
+                f"{FAMILY}.context_length": info.context_tokens,
+            },
+            "capabilities": CAPABILITIES,
+            "modified_at": await asyncio.to_thread(_modified, info),
+        }
+    )
+
+
+def _entry(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "name": listed_name(info),
+        "model": listed_name(info),
+        "modified_at": _modified(info),
+        "size": info.size_bytes,
+        "digest": hashlib.sha256(fingerprint(info).encode()).hexdigest(),
+        "details": _details(info),
+    }
+
+
+def _installed_entry(installed: Installed) -> dict[str, Any]:
+    # The model need not be loaded, so the digest is over file name, size and modification time.
+    model = installed.model
+    name, status = "-".join(model.name.lower().split()), model.path.stat()
+    digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": timestamp(datetime.fromtimestamp(status.st_mtime, UTC)),
+        "size": model.size_bytes,
+        "digest": digest,
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": FAMILY,
+            "families": [FAMILY],
+            "quantization_level": model.quantisation or "unknown",
+        },
+    }
+
+
+def _details(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": FAMILY,
+        "families": [FAMILY],
+        "parameter_size": _in_short(info.parameter_count),
+        "quantization_level": _main_format(info.quantisation),
+        "context_length": info.context_tokens,
+    }
+
+
+def _parameters(info: ModelInfo) -> str:
+    names = sampling_names("ollama")
+    known = {names[name]: value for name, value in info.sampling.items() if name in names}
+    return "\n".join(f"{name:<30} {value:g}" for name, value in known.items())
+
+
+def _modified(info: ModelInfo) -> str:
+    path = Path(info.path)
+    seconds = path.stat().st_mtime if info.path and path.exists() else 0.0
+    return timestamp(datetime.fromtimestamp(seconds, UTC))
+
+
+def _main_format(tensors: Mapping[str, int]) -> str:
+    # The format of most weights.
+    weights = {name: count for name, count in tensors.items() if name.upper() not in PLAIN_FORMATS} or tensors
+    return max(weights, key=lambda name: weights[name], default="unknown").upper()
+
+
+def _in_short(count: int) -> str:
+    return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.2f}M"
+
 
 router = APIRouter()
 

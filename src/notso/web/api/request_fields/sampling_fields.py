@@ -36,7 +36,7 @@ from notso.web.api.request_fields.fields import (
     schema_grammar,
     works,
 )
-from notso.web.edge.api_error import api_error_of
+from notso.web.edge.errors import api_error_of
 from notso.web.values.strict_fields import at_most
 
 
@@ -164,12 +164,10 @@ def _kind(parameter: Parameter) -> Any:
 
 
 def sampling_notes(api: Api) -> Notes:
-    """Return the documentation of an API's sampling parameters."""
     return {name: works(text) for each in PARAMETERS.values() for name, text in each.names(api).items()}
 
 
 def sampling_names(api: Api, within: str = "") -> dict[str, str]:
-    """Map engine parameters to the fields of an API."""
     return {name: within + next(iter(spelled)) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
 
 

@@ -1,8 +1,11 @@
-"""Routes for creating stored responses and counting their input."""
+"""Routes of OpenAI's Responses API: creation, input token counts, and stored and background responses: retrieval,
+resuming, listing, cancellation and deletion.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,21 +15,165 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
+from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
 from notso.web.api.responses.file_search import with_passages
-from notso.web.api.responses.items import Item, kept_input, referenced_items
-from notso.web.api.responses.request import ResponseRequest, parse_input_token_request, parse_response_request
-from notso.web.api.responses.stored import found_response, stored_response
+from notso.web.api.responses.request import (
+    Item,
+    ResponseRequest,
+    kept_input,
+    parse_input_token_request,
+    parse_response_request,
+    referenced_items,
+)
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
-from notso.web.api.shared.background import left_response
+from notso.web.api.shared.api_request import IGNORED, dropped_by_template, ignored_headers
+from notso.web.api.shared.background import left_response, queued_body
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
+from notso.web.api.shared.listing import page
+from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
+from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
+from notso.web.api.shared.serving import EventStream, Owner, known, respond, serving, sse_events, with_prompt
 from notso.web.edge.access import GUARDED
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 from notso.web.store.protocol import StoredResponse
+
+stored_router = APIRouter()
+
+HINTS = ("include", "include[]", "include_obfuscation")
+"""Ignored for stored responses, which always contain what was included originally."""
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@stored_router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
+async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
+    """Return a stored response, or a background response so far. With `stream`, stream its events after
+    `starting_after`."""
+    query, headers = _query(request, services, ("stream", "starting_after"))
+    streams, start = query.get("stream", "false"), query.get("starting_after")
+    if streams not in ("true", "false"):
+        raise invalid("stream", "stream must be true or false")
+    if start is not None and (streams == "false" or not _NUMBER.fullmatch(start)):
+        raise invalid("starting_after", "starting_after must be an event number, and requires stream: true")
+    running = _running(services, owner, response_id)
+    if streams == "true":
+        if running is None:
+            if (elsewhere := await services.resumable_streams.elsewhere.find(owner, response_id)) is not None:
+                services.reread_streams.opened(owner)
+                events = elsewhere.events(0 if start is None else int(start) + 1, PING)
+                return EventStream(events, lambda: services.reread_streams.closed(owner))
+            await found_response(services, owner, response_id, "response_id")
+            raise unsupported("stream", "the events of this response are not kept; use stream: false")
+        services.reread_streams.opened(owner)
+        again = running.serializer.again()
+        events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
+        return EventStream(events, lambda: services.reread_streams.closed(owner))
+    if running is not None:
+        if running.finished:  # wait until it is stored
+            await asyncio.shield(running.following)
+        return await whole_response(running.followed, headers)
+    if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+        return await large_response(lambda: elsewhere.log.body, headers)
+    if await stored_response(services, owner, response_id) is None:
+        left = await services.shared.store.records.open_response(owner, response_id)
+        if left is not None:
+            return JSONResponse(queued_body(left), headers=headers)
+    stored = await found_response(services, owner, response_id, "response_id")
+    return await large_response(lambda: stored.body, headers)
+
+
+@stored_router.get("/v1/responses/{response_id}/input_items", dependencies=[GUARDED])
+async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
+    """List the input items of a response, latest first, without those of the response it continues."""
+    query, headers = _query(request, services, ("limit", "order", "after"))
+    running = _running(services, owner, response_id)
+    if running is not None and isinstance(running.serializer, ResponseSerializer):
+        items = kept_input(running.serializer.asked.items, response_id)
+    else:
+        items = (await found_response(services, owner, response_id, "response_id")).input
+    listed = page(items, query)
+    return await large_response(lambda: listed, headers)
+
+
+@stored_router.post("/v1/responses/{response_id}/cancel", dependencies=[GUARDED])
+async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
+    """Stop a background response, keeping its text. No effect after its end."""
+    running = _running(services, owner, response_id)
+    if running is not None:
+        running.running.stop(by_asker=True)
+        await asyncio.shield(running.following)
+        return await whole_response(running.followed)
+    if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+        elsewhere.stop()
+        body = await elsewhere.whole()
+        return await large_response(lambda: body)
+    stored = await found_response(services, owner, response_id, "response_id")
+    if not stored.body.get("background"):
+        raise ApiError(400, "invalid_value", "only a background response can be cancelled", param="response_id")
+    return await large_response(lambda: stored.body)
+
+
+@stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
+async def delete(services: Services, owner: Owner, response_id: str) -> Response:
+    """Delete a stored response and its cached prompt. Responses that continue it stay."""
+    running = _running(services, owner, response_id)
+    if running is None:
+        if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+            elsewhere.stop()
+            await elsewhere.whole()
+        await found_response(services, owner, response_id, "response_id")
+    else:
+        running.running.stop(by_asker=True)
+        await asyncio.shield(running.following)
+        services.resumable_streams.forget(owner, response_id)
+    await services.shared.store.records.end_open_response(owner, response_id)
+    await services.shared.store.delete_response(owner, response_id)
+    await services.shared.engine.clear_cache(owner, response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+async def stored_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
+    try:
+        return await services.shared.store.response(owner, id)
+    except Exception as error:
+        raise known(error) from error
+
+
+async def found_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
+    """Return a response by id. Raise ApiError (404) naming `param` if unknown."""
+    found = await stored_response(services, owner, id)
+    if found is None:
+        raise ApiError(404, "not_found", "no response with that id is stored", param=param)
+    return found
+
+
+async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: str) -> AnswerElsewhere | None:
+    found = None
+    if await stored_response(services, owner, response_id) is None:
+        found = await services.resumable_streams.elsewhere.find(owner, response_id)
+    return found if found is not None and not found.finished else None
+
+
+def _running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:
+    """Return a background response that runs or ended recently."""
+    stream = services.resumable_streams.find(owner, response_id)
+    return stream if stream is not None and stream.serializer.id == response_id else None
+
+
+def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
+    """Return the query and the header of ignored names."""
+    # Raise ApiError (400) for unknown ones.
+    for name in request.query_params:
+        if name not in names and name not in HINTS:
+            raise unsupported(printable(name), "unknown field; remove it")
+    hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
+    if services.shared.settings.strict_fields:
+        refuse_hints(GivenHint(name, name, False) for name in hints)
+    return request.query_params, {IGNORED: ", ".join(hints)} if hints else {}
+
 
 router = APIRouter()
 

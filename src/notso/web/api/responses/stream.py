@@ -10,11 +10,10 @@ from typing import Any
 from notso.documents.citations import Mark, MarkReader
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
 from notso.web.api.responses.file_search import annotation_of
-from notso.web.api.responses.items import item_id
-from notso.web.api.responses.request import ResponseRequest
+from notso.web.api.responses.request import ResponseRequest, item_id
 from notso.web.api.shared.completion import entries
 from notso.web.api.shared.serializer import PING, named_event
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Stores a finished response and the conversation for the next one."""
@@ -118,7 +117,6 @@ class ResponseSerializer:
                 logprobs = []
 
     def _search(self) -> Iterator[bytes]:
-        """Report the search, which preceded the prompt."""
         self._searches, search = False, self.asked.search
         if search is None:
             return
@@ -130,7 +128,6 @@ class ResponseSerializer:
         yield from self._done("completed")
 
     async def finalise(self) -> None:
-        """Store the response."""
         # Before completion is reported. Messages dropped from its prompt stay dropped, so that a chain of responses
         # grows no longer than the context.
         if self.asked.keep:

@@ -24,8 +24,8 @@ from notso.web.api.responses.fields import (
     InputTokenFields,
     ResponseFields,
 )
-from notso.web.api.server.adapters import LOAD_NOTES, UNLOAD_NOTES, LoadFields, UnloadFields
 from notso.web.api.server.embeddings import EMBEDDING_NOTES, EmbeddingFields
+from notso.web.api.server.models import LOAD_NOTES, UNLOAD_NOTES, LoadFields, UnloadFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 from notso.web.api.shared.vector_search import RANKING_NOTES
 

@@ -1,24 +1,383 @@
-"""OpenAPI document, generated from the routes and the field tables that validate requests."""
+"""OpenAPI document, generated from the routes and the field tables that validate requests.
+
+Notation of the schemas of responses: a type's name, with `?` if it may be null; `@Name` for a component; a list for an
+array of its one member; a mapping for an object, in which names with `?` may be missing.
+
+`GET /docs` shows the reference as a page, made from the OpenAPI document, without scripts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Iterator
+from html import escape
 from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from notso.web.api.server.answers import SCHEMAS, components, responses_of
 from notso.web.api.server.compatibility import ADDRESSES
 from notso.web.api.shared.completion import release
 from notso.web.edge.access import GUARDED, public
-from notso.web.edge.api_error import OLLAMA_PREFIX
-from notso.web.edge.errors import is_api_path
+from notso.web.edge.errors import OLLAMA_PREFIX, is_api_path
+
+SCHEMAS = "#/components/schemas/"
+
+_DETAILS = {
+    **dict.fromkeys(("parent_model", "format", "family", "parameter_size", "quantization_level"), "string"),
+    "families": ["string"],
+    "context_length?": "integer",
+}
+_COUNTS = dict.fromkeys(
+    (
+        *("total_duration?", "load_duration?", "prompt_eval_count?", "prompt_eval_duration?"),
+        *("eval_count?", "eval_duration?"),
+    ),
+    "integer",
+)
+_OLLAMA = {"model": "string", "created_at": "string", "done": "boolean", "done_reason?": "string", **_COUNTS}
+_LIST = {"first_id": "string?", "last_id": "string?", "has_more": "boolean"}
+
+COMPONENTS: dict[str, Any] = {
+    "Usage": {
+        **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), "integer"),
+        "prompt_tokens_details": {"cached_tokens": "integer"},
+        "completion_tokens_details": {"reasoning_tokens": "integer"},
+    },
+    "Timings": {
+        **dict.fromkeys(("cache_n", "prompt_n", "predicted_n"), "integer"),
+        **dict.fromkeys(("prompt_ms", "prompt_per_token_ms", "prompt_per_second"), "number"),
+        **dict.fromkeys(("predicted_ms", "predicted_per_token_ms", "predicted_per_second"), "number"),
+        **dict.fromkeys(("draft_n?", "draft_n_accepted?"), "integer"),
+        "reasoning_mode?": "string",
+    },
+    "TokenLogprob": {
+        "token": "string",
+        "logprob": "number",
+        "bytes": ["integer"],
+        "top_logprobs?": ["@TokenLogprob"],
+    },
+    "ToolCall": {"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}},
+    "ChatCompletion": {
+        **dict.fromkeys(("id", "object", "model", "system_fingerprint"), "string"),
+        "created": "integer",
+        "choices": [
+            {
+                "index": "integer",
+                "message": {
+                    "role": "string",
+                    "content": "string?",
+                    "refusal": "string?",
+                    "reasoning_content?": "string",
+                    "tool_calls?": ["@ToolCall"],
+                },
+                "logprobs": "object?",
+                "finish_reason": "string",
+            }
+        ],
+        "usage": "@Usage",
+        "timings": "@Timings",
+    },
+    "TextCompletion": {
+        **dict.fromkeys(("id", "object", "model", "system_fingerprint"), "string"),
+        "created": "integer",
+        "choices": [{"index": "integer", "text": "string", "logprobs": "object?", "finish_reason": "string"}],
+        "usage": "@Usage",
+        "timings": "@Timings",
+    },
+    "Completion": {
+        **dict.fromkeys(("content", "model", "prompt", "stop_type", "stopping_word"), "string"),
+        **dict.fromkeys(("index", "id_slot", "tokens_predicted", "tokens_evaluated", "tokens_cached"), "integer"),
+        **dict.fromkeys(("stop", "has_new_line", "truncated"), "boolean"),
+        "tokens": ["integer"],
+        "generation_settings": "object",
+        "completion_probabilities?": ["object"],
+        "timings": "@Timings",
+    },
+    "Model": {
+        **dict.fromkeys(("id", "object", "owned_by"), "string"),
+        "created": "integer",
+        "aliases?": ["string"],
+        "meta?": "object",
+        "parent?": "string",
+        "root?": "string",
+    },
+    "Models": {"object": "string", "data": ["@Model"]},
+    "Message": {
+        **dict.fromkeys(("id", "type", "role", "model"), "string"),
+        "content": ["object"],
+        "stop_reason": "string",
+        "stop_sequence": "string?",
+        "context_management?": "object",
+        "usage": {
+            **dict.fromkeys(("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"), "integer"),
+            "output_tokens": "integer",
+            "output_tokens_details": {"thinking_tokens": "integer"},
+        },
+    },
+    "Response": {
+        **dict.fromkeys(("id", "object", "status", "model", "service_tier", "truncation"), "string"),
+        "created_at": "integer",
+        "error": "object?",
+        "incomplete_details": "object?",
+        "output": ["object"],
+        "usage": "object?",
+        **dict.fromkeys(("background", "parallel_tool_calls", "store"), "boolean"),
+        **dict.fromkeys(("instructions", "previous_response_id"), "string?"),
+        **dict.fromkeys(("max_output_tokens", "top_logprobs"), "integer?"),
+        **dict.fromkeys(("temperature", "top_p"), "number?"),
+        **dict.fromkeys(("metadata", "reasoning", "text"), "object"),
+        "tool_choice": "any",
+        "tools": ["object"],
+        "conversation?": "any",
+        "completed_at?": "integer",
+    },
+    "File": {
+        **dict.fromkeys(("id", "object", "filename", "purpose", "status"), "string"),
+        **dict.fromkeys(("bytes", "created_at"), "integer"),
+        "expires_at": "integer?",
+        "status_details": "string?",
+    },
+    "Batch": {
+        **dict.fromkeys(("id", "object", "endpoint", "input_file_id", "completion_window", "status"), "string"),
+        "errors": "object?",
+        **dict.fromkeys(("output_file_id", "error_file_id"), "string?"),
+        **dict.fromkeys(("created_at", "expires_at"), "integer"),
+        **dict.fromkeys(("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"), "integer?"),
+        **dict.fromkeys(("cancelling_at", "cancelled_at"), "integer?"),
+        "request_counts": dict.fromkeys(("total", "completed", "failed"), "integer"),
+        "metadata": "object?",
+    },
+    "VectorStore": {
+        **dict.fromkeys(("id", "object", "name", "status"), "string"),
+        **dict.fromkeys(("created_at", "last_active_at", "usage_bytes"), "integer"),
+        "file_counts": dict.fromkeys(("in_progress", "completed", "failed", "cancelled", "total"), "integer"),
+        "expires_after": "object?",
+        "expires_at": "integer?",
+        "metadata": "object",
+    },
+    "VectorStoreFile": {
+        **dict.fromkeys(("id", "object", "vector_store_id", "status"), "string"),
+        **dict.fromkeys(("created_at", "usage_bytes"), "integer"),
+        "last_error": "object?",
+        **dict.fromkeys(("attributes", "chunking_strategy"), "object"),
+    },
+    "Deleted": {"id": "string", "object": "string", "deleted": "boolean"},
+    "InputTokens": {"object": "string", "input_tokens": "integer"},
+    "Embeddings": {
+        "object": "string",
+        "data": [{"object": "string", "index": "integer", "embedding": "any"}],
+        "model": "string",
+        "usage": {"prompt_tokens": "integer", "total_tokens": "integer"},
+    },
+    "Health": {"status": "string", "model?": "string", "demo?": "boolean", "device?": "string", "missing?": ["string"]},
+    "OllamaChat": {
+        **_OLLAMA,
+        "message": {"role": "string", "content": "string", "thinking?": "string", "tool_calls?": ["object"]},
+        "logprobs?": ["object"],
+    },
+    "OllamaGenerate": {
+        **_OLLAMA,
+        "response": "string",
+        "thinking?": "string",
+        "context?": ["integer"],
+        "logprobs?": ["object"],
+    },
+    "OllamaModels": {
+        "models": [
+            {
+                **dict.fromkeys(("name", "model", "modified_at", "digest"), "string"),
+                "size": "integer",
+                "details": _DETAILS,
+                "expires_at?": "string",
+                **dict.fromkeys(("size_vram?", "context_length?"), "integer"),
+            }
+        ]
+    },
+}
+
+REFUSED = frozenset(
+    (
+        *(f"POST {prefix}/{name}" for prefix in ("", "/v1") for name in ("rerank", "reranking", "infill")),
+        *(f"POST /api/{name}" for name in ("pull", "push", "create", "copy")),
+        "DELETE /api/delete",
+    )
+)
+"""Operations that never succeed."""
+
+STREAMED = {
+    **{f"POST {prefix}/{name}": "text/event-stream" for prefix in ("", "/v1") for name in ("chat/completions",)},
+    **dict.fromkeys(
+        ("POST /v1/completions", "POST /completion", "POST /completions", "POST /v1/messages", "GET /v1/stream"),
+        "text/event-stream",
+    ),
+    **dict.fromkeys(
+        ("POST /v1/responses", "POST /responses", "GET /v1/responses/{response_id}"),
+        "text/event-stream",
+    ),
+    **dict.fromkeys(("POST /api/chat", "POST /api/generate"), "application/x-ndjson"),
+}
+"""Operations that stream by request, and the type of the stream."""
+
+OTHER_TYPES = {
+    "GET /metrics": "text/plain",
+    "POST /v1/load_lora_adapter": "text/plain",
+    "POST /v1/unload_lora_adapter": "text/plain",
+    "GET /docs": "text/html",
+    "GET /v1/files/{file_id}/content": "application/octet-stream",
+}
+
+_ALIASES = {
+    "POST /chat/completions": "POST /v1/chat/completions",
+    "POST /responses": "POST /v1/responses",
+    "GET /v1/responses/{response_id}": "POST /v1/responses",
+    "POST /v1/responses/{response_id}/cancel": "POST /v1/responses",
+    "POST /embeddings": "POST /v1/embeddings",
+    "POST /completions": "POST /completion",
+    "GET /v1/health": "GET /health",
+    "GET /ping": "GET /health",
+    "POST /ping": "GET /health",
+    "GET /v1/files/{file_id}": "POST /v1/files",
+    "DELETE /v1/files/{file_id}": "DELETE /v1/responses/{response_id}",
+    "GET /v1/batches/{batch_id}": "POST /v1/batches",
+    "POST /v1/batches/{batch_id}/cancel": "POST /v1/batches",
+    **{f"{verb} /v1/vector_stores/{{store_id}}": "POST /v1/vector_stores" for verb in ("GET", "POST")},
+    "GET /v1/vector_stores/{store_id}/files/{file_id}": "POST /v1/vector_stores/{store_id}/files",
+    **dict.fromkeys(
+        ("DELETE /v1/vector_stores/{store_id}", "DELETE /v1/vector_stores/{store_id}/files/{file_id}"),
+        "DELETE /v1/responses/{response_id}",
+    ),
+    "GET /api/ps": "GET /api/tags",
+    "POST /chat/completions/input_tokens": "POST /v1/chat/completions/input_tokens",
+    "POST /v1/responses/input_tokens": "POST /v1/chat/completions/input_tokens",
+}
+
+_BODIES: dict[str, Any] = {
+    "GET /health": "@Health",
+    "GET /livez": {"status": "string"},
+    "GET /version": {"version": "string"},
+    "GET /load": {"server_load": "integer"},
+    "GET /props": {
+        "default_generation_settings": {"n_ctx": "integer", "params": "object"},
+        **dict.fromkeys(("total_slots", "n_params", "size", "threads"), "integer"),
+        **dict.fromkeys(("model_alias", "model_path", "build_info", "chat_template", "bos_token"), "string"),
+        **dict.fromkeys(("eos_token", "device", "kernels", "kv_format"), "string"),
+        **dict.fromkeys(("modalities", "quantisation"), "object"),
+        **dict.fromkeys(("is_demo", "is_sleeping"), "boolean"),
+    },
+    "GET /slots": [{"id": "integer", "n_ctx": "integer", "is_processing": "boolean"}],
+    "GET /v1/models": "@Models",
+    "GET /v1/models/{name}": "@Model",
+    "POST /v1/chat/completions": "@ChatCompletion",
+    "POST /v1/chat/completions/control": {"id": "string", "action": "string", "success": "boolean"},
+    "POST /v1/chat/completions/input_tokens": "@InputTokens",
+    "DELETE /v1/stream": {"conv_id": "string", "id": "string", "stopped": "boolean"},
+    "POST /v1/completions": "@TextCompletion",
+    "POST /completion": "@Completion",
+    "POST /v1/embeddings": "@Embeddings",
+    "POST /embedding": [{"index": "integer", "embedding": [["number"]]}],
+    "POST /v1/messages": "@Message",
+    "POST /v1/messages/count_tokens": {"input_tokens": "integer", "context_management?": "object"},
+    "POST /v1/responses": "@Response",
+    "DELETE /v1/responses/{response_id}": "@Deleted",
+    "GET /v1/responses/{response_id}/input_items": {"object": "string", "data": ["object"], **_LIST},
+    "POST /v1/files": "@File",
+    "GET /v1/files": {"object": "string", "data": ["@File"], **_LIST},
+    "POST /v1/batches": "@Batch",
+    "GET /v1/batches": {"object": "string", "data": ["@Batch"], **_LIST},
+    "POST /v1/vector_stores": "@VectorStore",
+    "GET /v1/vector_stores": {"object": "string", "data": ["@VectorStore"], **_LIST},
+    "POST /v1/vector_stores/{store_id}/files": "@VectorStoreFile",
+    "GET /v1/vector_stores/{store_id}/files": {"object": "string", "data": ["@VectorStoreFile"], **_LIST},
+    "POST /v1/vector_stores/{store_id}/search": {
+        "object": "string",
+        "search_query": ["string"],
+        "data": [
+            {
+                **dict.fromkeys(("file_id", "filename"), "string"),
+                "score": "number",
+                "attributes": "object",
+                "content": [{"type": "string", "text": "string"}],
+            }
+        ],
+        "has_more": "boolean",
+        "next_page": "string?",
+    },
+    "GET /v1/vector_stores/{store_id}/files/{file_id}/content": {
+        "object": "string",
+        "data": [{"type": "string", "text": "string"}],
+        "has_more": "boolean",
+        "next_page": "string?",
+    },
+    "POST /api/chat": "@OllamaChat",
+    "POST /api/generate": "@OllamaGenerate",
+    "POST /api/embed": {"model": "string", "embeddings": [["number"]], **_COUNTS},
+    "POST /api/embeddings": {"embedding": ["number"]},
+    "GET /api/version": {"version": "string", "notso": "string"},
+    "GET /api/tags": "@OllamaModels",
+    "POST /api/show": {
+        **dict.fromkeys(("license", "modelfile", "parameters", "template", "modified_at"), "string"),
+        "details": _DETAILS,
+        "model_info": "object",
+        "capabilities": ["string"],
+    },
+    "POST /tokenize": {
+        "tokens": ["any"],
+        "count?": "integer",
+        "max_model_len?": "integer",
+        "token_strs?": ["string"],
+    },
+    "POST /detokenize": {"content": "string", "prompt": "string"},
+    "GET /tokenizer_info": {
+        "tokenizer_class": "string",
+        "bos_token": "string?",
+        "eos_token": "string",
+        "model_max_length": "integer",
+    },
+    "POST /apply-template": {"prompt": "string", "n_tokens": "integer"},
+    "GET /openapi.json": "object",
+}
+
+
+def components() -> dict[str, Any]:
+    return {name: schema_of(spec) for name, spec in COMPONENTS.items()}
+
+
+def responses_of(operation: str) -> dict[str, Any]:
+    """Return the successful responses of an operation, as "POST /v1/messages"; none if it never succeeds."""
+    if operation in REFUSED:
+        return {}
+    content: dict[str, Any] = {}
+    if not operation.startswith("HEAD "):
+        spec = _BODIES.get(_ALIASES.get(operation, operation))
+        if spec is not None:
+            content["application/json"] = {"schema": schema_of(spec)}
+        for types in (STREAMED, OTHER_TYPES):
+            if operation in types:
+                content[types[operation]] = {"schema": {"type": "string"}}
+    return {"200": {"description": "The response", **({"content": content} if content else {})}}
+
+
+def schema_of(spec: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type in this module's notation."""
+    if isinstance(spec, list):
+        return {"type": "array", "items": schema_of(spec[0])}
+    if isinstance(spec, dict):
+        return {
+            "type": "object",
+            "required": [name for name in spec if not name.endswith("?")],
+            "properties": {name.removesuffix("?"): schema_of(each) for name, each in spec.items()},
+        }
+    if spec.startswith("@"):
+        return {"$ref": SCHEMAS + spec[1:]}
+    if spec == "any":
+        return {}
+    return {"type": [spec[:-1], "null"] if spec.endswith("?") else spec}
+
 
 router = APIRouter()
 
@@ -32,7 +391,6 @@ async def openapi(request: Request) -> Response:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Build the OpenAPI document."""
     kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
@@ -114,3 +472,64 @@ _ERROR = {
 }
 
 _OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+
+reference_router = APIRouter()
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+summary { cursor: pointer; padding: .3rem 0; overflow-wrap: anywhere; }
+details details { margin-left: 1rem; }
+dl { margin: 0 0 1rem 1rem; }
+dt { font-weight: 600; }
+dd { margin: 0 0 .4rem 1rem; }
+"""
+
+
+@reference_router.get("/docs", dependencies=[GUARDED])
+async def reference(request: Request) -> Response:
+    """Return this API's reference as a page."""
+    page = await asyncio.to_thread(lambda: "".join(_page(document(request.app))))
+    return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
+
+
+def _page(described: dict[str, Any]) -> Iterator[str]:
+    schemas = described["components"]["schemas"]
+    title = f"{described['info']['title']} {described['info']['version']}"
+    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}: API</title>'
+    yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style><h1>{escape(title)}: API</h1>'
+    yield '<p>For programs: <a href="openapi.json">openapi.json</a>.</p>'
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            yield f"<details><summary><code>{method.upper()} {escape(path)}</code> {escape(operation['summary'])}"
+            yield f"</summary><p>{escape(operation['description'])}</p>"
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if body is not None:
+                yield from _fields("Request", body["schema"], schemas)
+            for status, response in operation["responses"].items():
+                for kind, content in response.get("content", {}).items() if status.startswith("2") else ():
+                    yield from _fields(f"Response {status}: {kind}", content["schema"], schemas)
+            yield "</details>"
+
+
+def _fields(title: str, schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[str]:
+    target = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    properties = target.get("properties", {})
+    yield f"<details><summary>{escape(title)}</summary><dl>"
+    for name, field in properties.items():
+        told = f"{_kind(field)} {field.get('description', '')}"
+        yield f"<dt><code>{escape(name)}</code></dt><dd>{escape(told)}</dd>"
+    yield "</dl></details>"
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    options = [_kind(each) for each in schema.get("anyOf", ())]
+    if options:
+        return " or ".join(dict.fromkeys(options))
+    kind = schema.get("type", "any value")
+    if kind == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)

@@ -12,12 +12,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo, SamplingParams
+from notso.web.api.llama_cpp.request import generation_settings
 from notso.web.api.shared.completion import release
-from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import require_serving
 from notso.web.edge.access import GUARDED, PUBLIC, operator_only
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 router = APIRouter()

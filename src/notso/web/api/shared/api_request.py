@@ -19,7 +19,7 @@ from notso.smollm3 import (
     ignored_keywords,
 )
 from notso.web.api.request_fields.fields import MAX_HINTS, GivenHint
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
 """A conversation, or text or token ids to continue."""
@@ -49,7 +49,6 @@ class ApiRequest:
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
-        """Prompt and parameters of each choice, grouped by prompt."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 
 
@@ -84,7 +83,6 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
 
 
 def header_naming(ignored: Iterable[str]) -> dict[str, str]:
-    """Return the header with these names; empty without any."""
     names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
     least = "at least " if len(names) >= MAX_HINTS else ""  # collection stops there

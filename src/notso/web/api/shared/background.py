@@ -15,20 +15,75 @@ from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from notso.smollm3 import NotsoError, Replay
-from notso.web.api.shared.inside import asked_inside, scope_inside
 from notso.web.api.shared.receipts import recorded
 from notso.web.api.shared.resumable import ResumableStream
-from notso.web.edge.access import Caller, KeyRing, caller_of
+from notso.web.edge.access import INSIDE, Caller, KeyRing, caller_of
 from notso.web.edge.access_log import AccessLog
-from notso.web.edge.api_error import ApiError
-from notso.web.edge.errors import ApiEdge
-from notso.web.engine.quotas import Submission
+from notso.web.edge.errors import ApiEdge, ApiError
+from notso.web.engine.running import Submission
 from notso.web.services import Shared
 from notso.web.store.protocol import StoredResponse
 from notso.web.store.records import OpenResponse
+
+RETRY_STATUSES = frozenset({429, 503})
+LONGEST_RETRY_SECONDS = 30
+
+
+def scope_inside(app: FastAPI | None, path: str, caller: Caller) -> Scope:
+    """Return the scope of a POST request with a JSON body, sent for `caller`."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+        "app": app,
+        "state": {},
+        INSIDE: caller,
+    }
+
+
+async def asked_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, bytes]:
+    """Send a request, again while the program is busy; return status and body."""
+    while True:
+        status, headers, answer = await sent_inside(app, {**scope, "state": {}}, body)
+        if status not in RETRY_STATUSES:
+            return status, answer
+        wait_s = headers.get("retry-after", "")
+        await asyncio.sleep(min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1)))
+
+
+async def sent_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    status, headers, pieces = 500, dict[str, str](), list[bytes]()
+    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if given:
+            return given.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in message["headers"]}
+        else:
+            pieces.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, headers, b"".join(pieces)
+
 
 LEFT = "notso.left"
 """Scope key of a request that continues a response left by another process: an OpenResponse."""

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from notso.web.api.request_fields.strict_json import parse_object
-from notso.web.edge.api_error import ApiError
+from notso.web.api.request_fields.fields import parse_object
+from notso.web.edge.errors import ApiError
 
 MAX_LINE_BYTES = 1 << 20
 

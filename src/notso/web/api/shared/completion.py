@@ -19,7 +19,6 @@ IMPOSSIBLE = -9999.0
 
 
 def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return chat log probabilities with bytes and top alternatives."""
     return [entry_of(token) | {"top_logprobs": [entry_of(other) for other in token.top]} for token in tokens]
 
 
@@ -43,7 +42,6 @@ def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
 
 
 def characters(tokens: Iterable[TokenLogprob]) -> int:
-    """Return the number of characters that begin in the tokens."""
     return sum(_begins(token.bytes) for token in tokens)
 
 
@@ -60,7 +58,6 @@ def _spelt(token: TokenLogprob) -> str:
 
 
 def entry_of(token: TokenLogprob) -> dict[str, Any]:
-    """Return a token's entry without alternatives."""
     return {"token": token.text, "logprob": max(token.logprob, IMPOSSIBLE), "bytes": list(token.bytes)}
 
 
@@ -69,8 +66,6 @@ OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
 @dataclass(slots=True)
 class Choice:
-    """One answer collected from its events."""
-
     raw_thinking: bool = False  # put the reasoning into the content within tags
     content: str = ""
     reasoning: str = ""
@@ -123,7 +118,6 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """The API's finish reason."""
         if self.tool_calls and self.finish_reason == "stop":
             return "tool_calls"
         return "stop" if self.finish_reason == "cancelled" else self.finish_reason
@@ -133,7 +127,6 @@ class Choice:
         return logprobs_body(self.content_logprobs, self.reasoning_logprobs)
 
     def body(self, index: int) -> dict[str, Any]:
-        """Return an entry of `choices`."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         message["refusal"] = None
         if self.reasoning:
@@ -218,7 +211,6 @@ class Completion:
         return self.head("chat.completion.chunk") | {"choices": [entry]} | more
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the final chunk with usage."""
         return self.head("chat.completion.chunk") | {"choices": [], "usage": usage_body(choices)}
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -232,13 +224,11 @@ class Completion:
 
 
 def new_id(kind: str, mark: str = "-") -> str:
-    """Return an unguessable id."""
     return f"{kind}{mark}{secrets.token_hex(12)}"
 
 
 @lru_cache(maxsize=8)
 def release() -> str:
-    """Return the installed version."""
     try:
         return version("notso-smollm3-bot")
     except PackageNotFoundError:
@@ -269,7 +259,6 @@ def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the first choice's timings under llama-server's names."""
     usage = next(_usages(choices), None)
     if usage is None:
         return {}
@@ -278,7 +267,6 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
-    """Return token counts and times of prefill and decode."""
     # The first token is produced by the prefill, so decode rates exclude it.
     read_ms, written_ms = round(read_ms, 3), round(written_ms, 3)
     return {
@@ -311,8 +299,6 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Timings of one choice while it is streamed."""
-
     def __init__(self) -> None:
         self._cached = self._read = 0
         self._began = self._first = 0.0

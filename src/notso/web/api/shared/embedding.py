@@ -12,7 +12,7 @@ from notso.smollm3 import ModelInfo, RequestOptions, SamplingParams, Usage
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import events_of_choices, serving, with_prompt
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 MAX_INPUTS = 2048
@@ -24,8 +24,6 @@ ONE_TOKEN = (SamplingParams(max_tokens=1),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
-    """A checked request for an embedding of each prompt."""
-
     dimensions: int | None = None  # only the model's own number is possible
     truncate: bool = False  # embed the beginning of a text that does not fit
 

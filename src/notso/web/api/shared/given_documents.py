@@ -23,7 +23,7 @@ from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.serving import T, read_body, require_json
 from notso.web.edge.access import owner_of
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 from notso.web.values.child_work import child_work
 from notso.web.values.visible_text import visible_line
@@ -53,22 +53,18 @@ class GivenFile:
 
     @property
     def key(self) -> str:
-        """Key in Files."""
         return self.file_id or digest_of(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenDocument:
-    """A document of a prompt, with the name it has there.
-
-    `starts` are the offsets of its pages or blocks; `facts` belong to one API.
-    """
+    """A document of a prompt, with the name it has there."""
 
     name: str
     text: str
     is_quoted: bool
-    starts: tuple[int, ...] = (0,)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    starts: tuple[int, ...] = (0,)  # offsets of its pages or blocks
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of one API
 
 
 class GivenDocuments:
@@ -91,11 +87,9 @@ class GivenDocuments:
         return framed(name, f"{context}\n\n{document.text}" if context else document.text)
 
     def numbers(self, kind: str) -> list[int]:
-        """Return the numbers of the documents of one kind, in order."""
         return [number for number, each in enumerate(self._documents, start=1) if each.facts.get("type") == kind]
 
     def found(self, number: int, words: str) -> tuple[GivenDocument, int, int] | None:
-        """Return a quotation's document and place, or None."""
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]
@@ -180,7 +174,6 @@ def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Ma
 
 
 def has_quoting_fields(options: RequestOptions) -> bool:
-    """Whether strings of a requested schema quote."""
     grammar = options.grammar
     return grammar is not None and grammar.kind == "json_schema" and QUOTE_OF in grammar.source
 
@@ -213,7 +206,6 @@ def _shown_name(file: Mapping[str, Any], document: Document) -> str:
 
 
 def digest_of(data: str) -> str:
-    """Return the key of a file in Files."""
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -28,8 +28,7 @@ from notso.web.api.shared.resumable import (
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import INCOMPLETE
 from notso.web.edge.access import KeyRing
-from notso.web.edge.api_error import ApiError, api_error_of
-from notso.web.edge.errors import is_api
+from notso.web.edge.errors import ApiError, api_error_of, is_api
 from notso.web.store.records import KeptAnswer
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
@@ -239,7 +238,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
-    """Follow a response that another replica makes. Raise ApiError (503) if that replica is gone."""
+    # Raise ApiError (503) if that replica is gone.
     while True:
         log.add(found.log.sse_events[len(log.sse_events) :])
         if found.finished:

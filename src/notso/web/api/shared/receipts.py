@@ -15,9 +15,9 @@ from fastapi import Request
 from notso.smollm3 import Event, NotsoError
 from notso.web.api.shared.resumable import TokenRecord
 from notso.web.api.shared.serializer import Serializer, as_json
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.quotas import Submission
+from notso.web.engine.running import Submission
 
 RECEIPT = "x-notso-receipt"
 FIELD = "notso_receipt"

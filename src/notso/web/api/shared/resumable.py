@@ -18,7 +18,7 @@ from notso.web.api.shared.serializer import (
     generation_events,
     sse_events_of,
 )
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 
@@ -31,8 +31,6 @@ PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    """Stream events of one answer and its body."""
-
     def __init__(self, id: str = "", body: Any = None) -> None:
         self.id = id  # names the answer
         self.body = body  # JSON; a preliminary one until the answer is finished
@@ -51,7 +49,6 @@ class AnswerLog:
         self._wake()
 
     def finish(self, body: Any) -> None:
-        """Set the final body."""
         self.body, self.finished = body, True
         self._wake()
 
@@ -90,8 +87,6 @@ class AnswerLog:
 
 
 class AnswerElsewhere:
-    """Copy of an answer written by another replica."""
-
     def __init__(self, exchange: Exchange, owner: str, conversation: str) -> None:
         self.log = AnswerLog()
         self._exchange = exchange
@@ -102,7 +97,6 @@ class AnswerElsewhere:
         return self.log.finished
 
     def stop(self) -> None:
-        """Ask the writer to stop; the text so far stays."""
         self._exchange.tell("stop answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
@@ -132,7 +126,6 @@ class AnswerElsewhere:
         return self.log.body
 
     async def is_abandoned(self) -> bool:
-        """Whether the writer is gone."""
         return not self.log.finished and not await self._exchange.is_held(self._name)
 
 
@@ -144,7 +137,6 @@ class AnswersElsewhere:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find(self, owner: str, conversation: str) -> AnswerElsewhere | None:
-        """Return a conversation's latest answer on another replica."""
         if not self._exchange.is_shared:
             return None
         found = AnswerElsewhere(self._exchange, owner, conversation)
@@ -162,7 +154,7 @@ class AnswersElsewhere:
         weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-        except BaseException as error:  # nobody reads the copy, also where the caller was canceled
+        except BaseException as error:  # the copy has no reader, also where the caller was canceled
             task.cancel()
             if isinstance(error, TimeoutError):
                 return None
@@ -183,7 +175,6 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    """Return an answer's name among replicas."""
     # Hashed, so that the exchange server learns neither owners nor conversations.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
@@ -329,7 +320,6 @@ class ResumableStreams:
         return stream
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
-        """Return the conversation's latest answer on this replica."""
         return self._streams.get((owner, conversation))
 
     def forget(self, owner: str, conversation: str) -> None:

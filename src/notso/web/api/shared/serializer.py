@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 
@@ -24,8 +24,7 @@ class Serializer(Protocol):
     id: str  # names the answer
     ping: bytes  # sent during silence
 
-    def again(self) -> Serializer:
-        """Return a serializer at the answer's beginning."""
+    def again(self) -> Serializer: ...
 
     def initial_events(self) -> Iterable[bytes]: ...
 
@@ -37,8 +36,7 @@ class Serializer(Protocol):
 
     def closing(self) -> Iterable[bytes]: ...
 
-    def failure(self, error: ApiError) -> bytes:
-        """Return the frame that ends a failed stream."""
+    def failure(self, error: ApiError) -> bytes: ...
 
     def body(self) -> Any:
         """Return the JSON body after the last event. Slow with log probabilities."""
@@ -76,7 +74,6 @@ async def whole_response(serializer: Serializer, headers: Mapping[str, str] | No
 
 
 async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Make a body that may be large, and encode it, off the event loop."""
     return await asyncio.to_thread(lambda: LargeJSONResponse(body(), headers=headers))
 
 
@@ -88,13 +85,11 @@ def as_json(value: Any, *, is_whole: bool = False) -> str:
 
 
 def data_event(value: Any, *, is_whole: bool = False) -> bytes:
-    """Encode an unnamed event."""
     # JSON escapes line ends, so the event is one line.
     return b"data: " + as_json(value, is_whole=is_whole).encode() + b"\n\n"
 
 
 def named_event(name: str, value: Any, *, is_whole: bool = False) -> bytes:
-    """Encode a named event."""
     return b"event: " + name.encode() + b"\n" + data_event(value, is_whole=is_whole)
 
 
@@ -105,7 +100,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
-    """Return prefill progress under llama-server's names."""
     computed = progress.done_tokens - progress.cached_tokens
     spent_ms = 1000 * computed / progress.tokens_per_s if progress.tokens_per_s else 0
     return {

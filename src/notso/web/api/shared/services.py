@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.resumable import ResumableStreams
-from notso.web.edge.open_streams import OpenStreams
+from notso.web.edge.limits import OpenStreams
 from notso.web.engine.metrics import Metrics
 from notso.web.services import Shared
 
@@ -24,8 +24,6 @@ async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
 
 @dataclass(slots=True)
 class ApiServices:
-    """API-specific services."""
-
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)

@@ -17,8 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
-from notso.web.api.request_fields.fields import refuse_hints
-from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.request_fields.fields import parse_object, refuse_hints
 from notso.web.api.shared.api_request import ApiRequest, dropped_by_template, ignored_headers
 from notso.web.api.shared.background import left_response, replayed
 from notso.web.api.shared.receipts import ReceiptSerializer, recorded, wanted_receipt
@@ -33,7 +32,7 @@ from notso.web.api.shared.serializer import (
 )
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
-from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import (
     ModelChoice,
     adapter_id,
@@ -43,8 +42,7 @@ from notso.web.engine.model_names import (
     model_id,
 )
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.quotas import Submission, Submissions
-from notso.web.engine.running import RunningRequest
+from notso.web.engine.running import RunningRequest, Submission, Submissions
 
 logger = logging.getLogger("notso.web.api")
 
@@ -84,7 +82,6 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
-    """Run work proportional to the request's prompt size."""
     # The body bounds the size of the prompt.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from notso.web.api.request_fields.fields import Fields, Hint, Label, Notes, hint, works
 from notso.web.api.shared.services import ApiServices
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.errors import ApiError
 from notso.web.store.documents import Library, PassageHit, StoredDocument
 
 MAX_RESULTS = 50
@@ -70,7 +70,6 @@ async def hits_in(
 
 
 def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
-    """Return a passage in the form of a file_search result."""
     return {
         "file_id": file_id,
         "filename": hit.document.name,

@@ -108,8 +108,6 @@ def _of_archive(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
 
 
 class _Unpacking:
-    """Unpacks the entries of one file, within MAX_UNPACKED_BYTES together."""
-
     def __init__(self) -> None:
         self._left = MAX_UNPACKED_BYTES
 
@@ -144,10 +142,8 @@ class _Unpacking:
 
 
 def _values(read: Callable[[int], str]) -> Iterator[Document]:
-    """Yield the values of a text, each as soon as it is complete, so that only one is in memory.
-
-    The entries of a list at the top are values of their own.
-    """
+    """Yield the values of a text, each as soon as it is complete, so that only one is in memory."""
+    # The entries of a list at the top are values of their own.
     text = _JsonText(read)
     while first := text.peek():
         if first != "[":
@@ -168,8 +164,6 @@ def _values(read: Callable[[int], str]) -> Iterator[Document]:
 
 
 class _JsonText:
-    """A JSON text that is read in growing pieces."""
-
     def __init__(self, read: Callable[[int], str]) -> None:
         self._read = read
         self._decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)

@@ -65,7 +65,6 @@ def decoded(answer: bytes) -> Iterator[Entry]:
 
 
 def parsed(body: bytes) -> bytes:
-    """Return the entries of a file, one a line."""
     answer = bytearray()
     for entry in entries(body):
         # Lone surrogates are refused by the server, with a sentence.

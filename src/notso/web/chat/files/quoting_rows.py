@@ -16,8 +16,7 @@ from notso.documents.citations import QUOTE_FIRST, quotable, revision_of
 from notso.documents.passages import Passage
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import Attachment
-from notso.web.turns.attachments import with_attachments
-from notso.web.turns.documents import PASSAGES_FOLLOW
+from notso.web.turns.documents import PASSAGES_FOLLOW, with_attachments
 
 LEAST_WORDS, MOST_WORDS = 6, 40
 """Of a quoted sentence; a quotation has at most 60 words."""

@@ -1,4 +1,7 @@
-"""The library: documents with their states, upload, search, and the text of a document by page."""
+"""The library: documents with their states, upload, search, and the text of a document by page.
+
+For a question, only the text of a document is returned, which the page attaches; nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
-from notso.documents.values import UnreadableError
+from notso.documents.reading import DocumentReader
+from notso.documents.values import Document, UnreadableError
 from notso.web.chat.library import is_open, shown_name
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
@@ -19,10 +23,47 @@ from notso.web.chat.views import Owner, find_chat, find_project, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.store.documents import DEFAULT_LIBRARY, Library, StoredDocument
-from notso.web.turns.attachments import MAX_ATTACHMENTS
+from notso.web.turns.documents import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
+from notso.web.values.child_work import child_work
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_id
 from notso.web.values.wording import number, words
+
+attachments_router = APIRouter()
+
+
+@attachments_router.post("/attachments", dependencies=[GUARDED])
+async def read_attachment(
+    request: Request, services: Services, owner: Owner, extension: Annotated[str, Query(max_length=10)] = ""
+) -> JSONResponse:
+    """Return the text of the document in the body, or the sentence in which it is refused (422)."""
+    data = await request.body()
+    try:
+        async with services.documents.turn(owner):
+            document = await child_work(
+                lambda: DocumentReader(data, f"document.{extension}", services.shared.settings.unconfined_documents),
+                DocumentReader.read,
+            )
+    except UnreadableError as error:
+        return _problem(422, f"{error}.")
+    except Problem as problem:
+        return _problem(problem.status, problem.sentence)
+    text = document.text
+    if len(text) > MAX_ATTACHMENT_BYTES or len(text.encode()) > MAX_ATTACHMENT_BYTES:
+        return _problem(422, words["attach_too_long"].format(characters=number(len(document.text))))
+    return JSONResponse({"text": text, "facts": _facts(document), "warnings": list(document.warnings)})
+
+
+def _facts(document: Document) -> str:
+    facts: dict[str, Any] = {"kind": document.kind, "characters": number(len(document.text))}
+    if len(document.pages) == 1:
+        return words["attach_facts"].format(**facts)
+    return words["attach_facts_pages"].format(**facts, pages=number(len(document.pages)))
+
+
+def _problem(status: int, sentence: str) -> JSONResponse:
+    return JSONResponse({"problem": sentence}, status)
+
 
 router = APIRouter()
 
@@ -55,7 +96,6 @@ async def library_page(
 
 
 async def documents_context(services: ChatServices, owner: str, project: Library | None = None) -> dict[str, Any]:
-    """Return the list of documents of a project, or of none."""
     store = services.shared.store.documents
     libraries = [project] if project is not None else await store.libraries(owner)
     shown = {each.id for each in libraries if project is not None or not each.is_project}
@@ -193,7 +233,8 @@ async def delete(request: Request, services: Services, owner: Owner, document_id
 
 
 async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
-    """Return the address of the list that a document is in. Raises Problem 404."""
+    """Return the address of the list that a document is in."""
+    # Raises Problem 404.
     document = await _find(services, owner, document_id)
     libraries = await services.shared.store.documents.libraries(owner)
     is_in_project = any(each.id == document.library_id and each.is_project for each in libraries)
@@ -207,7 +248,6 @@ async def chosen_documents(services: ChatServices, owner: str, ids: Sequence[str
 
 
 def facts_of(document: StoredDocument) -> str:
-    """Return kind, pages and characters of a document that is ready."""
     if document.state != "ready":
         return ""
     facts = {"kind": document.kind, "characters": number(document.characters), "pages": number(document.pages)}

@@ -15,10 +15,9 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
-from notso.web.engine.adapter_files import adapter_files, within
 from notso.web.engine.downloads import change_over
 from notso.web.engine.model_names import model_facts, served_file
-from notso.web.engine.models import Inventory, take_inventory
+from notso.web.engine.models import Inventory, adapter_files, take_inventory, within
 from notso.web.engine.port import AdapterSource
 from notso.web.values.errors import NotsoError, Problem
 from notso.web.values.ids import is_id

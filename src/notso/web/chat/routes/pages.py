@@ -42,7 +42,7 @@ from notso.web.chat.views import (
 from notso.web.edge.access import GUARDED, PUBLIC
 from notso.web.edge.assets import FOREVER, accepts_gzip
 from notso.web.edge.forms import read_form
-from notso.web.edge.open_streams import CountedStream
+from notso.web.edge.limits import CountedStream
 from notso.web.store.protocol import MOST_SHOWN, Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import changed
 from notso.web.turns.sse import both, feed_events, finished_log, last_number, turn_events
@@ -60,7 +60,7 @@ Chosen = Annotated[Sequence[str], Query(max_length=100)]
 @router.get("/static/{path:path}", dependencies=[PUBLIC])
 async def static_file(request: Request, services: Services, path: str) -> Response:
     """Serve an asset from memory."""
-    asset = services.assets.find(path)
+    asset = services.assets.by_path.get(path)
     if asset is None:
         return PlainTextResponse("Not found.\n", 404)
     # The address holds the digest, so an asset never changes.

@@ -1,8 +1,11 @@
-"""Saved prompts: reusable texts with a name that the command palette offers."""
+"""Saved prompts, reusable texts with a name that the command palette offers; and memory, the short list of an owner
+that prompts contain.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from typing import cast
 
 from fastapi import APIRouter, Request, Response
@@ -12,10 +15,65 @@ from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.views import Owner, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
-from notso.web.store.protocol import PromptKind, SavedPrompt
+from notso.web.store.protocol import MAX_MEMORIES, MAX_MEMORY_CHARACTERS, Memory, PromptKind, SavedPrompt
+from notso.web.tools.built_in import MAX_MEMORY_ENTRY
 from notso.web.values.errors import Problem
+from notso.web.values.ids import is_id, new_id
 from notso.web.values.slash_commands import commands_of
+from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import number, words
+
+memory_router = APIRouter()
+
+
+@memory_router.get("/memory", dependencies=[GUARDED])
+async def show_memory(request: Request, services: Services, owner: Owner) -> Response:
+    return await _memory_page(request, services, owner)
+
+
+@memory_router.post("/memory", dependencies=[GUARDED])
+async def save_memory(request: Request, services: Services, owner: Owner) -> Response:
+    """Add an entry, or replace the text of `id`; an empty text deletes it."""
+    fields = await read_form(request)
+    typed, entry_id = fields.get("text", ""), fields.get("id", "")
+    known = {each.id: each for each in await services.shared.store.memories(owner)}
+    if entry_id and (not is_id(entry_id) or entry_id not in known):
+        raise Problem(404, words["error_unknown_page"], draft=typed)
+    text = visible_line(typed, MAX_MEMORY_ENTRY + 1)
+    if not text and entry_id:
+        await services.shared.store.delete_memory(owner, entry_id)
+    elif not 1 <= len(text) <= MAX_MEMORY_ENTRY:
+        return await _memory_page(request, services, owner, words["error_title"].format(limit=MAX_MEMORY_ENTRY), typed)
+    else:
+        entry = Memory(entry_id or new_id(), text, time.time_ns() // 1_000_000)
+        if not await services.shared.store.save_memory(owner, entry):
+            limits = {"limit": MAX_MEMORIES, "characters": number(MAX_MEMORY_CHARACTERS)}
+            return await _memory_page(request, services, owner, words["error_memory"].format(**limits), typed)
+    return RedirectResponse("/memory", 303)
+
+
+@memory_router.post("/memory/{memory_id}/delete", dependencies=[GUARDED])
+async def delete_memory(request: Request, services: Services, owner: Owner, memory_id: str) -> Response:
+    await read_form(request)
+    if not await services.shared.store.delete_memory(owner, memory_id):
+        raise Problem(404, words["error_unknown_page"])
+    return RedirectResponse("/memory", 303)
+
+
+async def _memory_page(
+    request: Request, services: ChatServices, owner: str, problem: str = "", typed: str = ""
+) -> Response:
+    return await services.pages.respond(
+        request,
+        "memory.html",
+        400 if problem else 200,
+        **await sidebar_context(services, owner),
+        memories=await services.shared.store.memories(owner),
+        most=MAX_MEMORY_ENTRY,
+        problem=problem,
+        typed=typed,
+    )
+
 
 router = APIRouter()
 

@@ -27,7 +27,6 @@ from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.documents import Library
 from notso.web.store.protocol import Chat, SettingValue
-from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import (
     ChatSettings,
     changed,
@@ -37,7 +36,7 @@ from notso.web.turns.chat_settings import (
     shown_defaults,
     shown_values,
 )
-from notso.web.turns.documents import NO_DOCUMENTS, prompt_documents
+from notso.web.turns.documents import NO_DOCUMENTS, attachments_from, prompt_documents
 from notso.web.turns.prompt import text_size
 from notso.web.values.errors import Problem
 from notso.web.values.wording import LANGUAGES, words

@@ -26,8 +26,7 @@ class Provider(Protocol):
 
     is_https: bool
 
-    async def begin(self, browser: str) -> str:
-        """Return the provider's authorization URL."""
+    async def begin(self, browser: str) -> str: ...
 
     async def finish(self, browser: str, state: str, code: str) -> Caller:
         """Verify the callback."""

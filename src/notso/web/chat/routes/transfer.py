@@ -37,7 +37,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, find_chat, sidebar_context, tab_of
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
-from notso.web.edge.client_connection import connection_of
+from notso.web.edge.connections import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
 from notso.web.rendering.mathml import with_mathml
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat, StoredMessage
@@ -148,7 +148,6 @@ class ImportReport:
 
     @property
     def sentence(self) -> str:
-        """The report in one line, in the language of the request."""
         known = len(self.chats) - len(self.changed)
         counts = {"chats": len(self.added), "messages": self.messages, "extended": len(self.extended), "known": known}
         parts = [

@@ -56,8 +56,6 @@ class RefusedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Status of an engine."""
-
     state: str = "loading"  # of the default model, or `stopping`
     failure: str = ""
     info: ModelInfo | None = None
@@ -70,14 +68,11 @@ class About:
 
     @property
     def has_failed(self) -> bool:
-        """Whether waiting is useless."""
         return self.state in ("failed", "stopped", "stopping")
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An unfinished answer."""
-
     generation: Generation
     events: int = 0
     begun: bool = False  # accepted by the engine
@@ -112,7 +107,6 @@ class EngineLink:
             threading.Thread(target=work, name="notso-link", daemon=True).start()
 
     def close(self) -> None:
-        """End all answers and the stream."""
         self._closed = True
         self._steering.put(None)
         self._break_calls()
@@ -160,7 +154,6 @@ class EngineLink:
             each.generation.stop()
 
     def end_all(self) -> None:
-        """End all answers without waiting for the engine."""
         self.stop_all()
         self._break_calls()
         self._end_all("the engine was closed")
@@ -395,7 +388,6 @@ class EngineLink:
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server has closed an idle connection."""
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.sock, selectors.EVENT_READ)
@@ -418,7 +410,7 @@ def checked_numbers(value: T) -> T:
 
 
 def _checked(event: Event) -> Event:
-    """Check an event's fields for its kind. Raise ValueError."""
+    # Raise ValueError.
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:
             raise ValueError(f"a {event.kind} without {name}")

@@ -32,7 +32,7 @@ class RemoteSource:
         self._link = EngineLink(url, key, self._changed)
         self._started = False
         self._engine: RemoteEngine | None = None
-        self._when_back: list[Callable[[], None]] = []
+        self._when_back: list[Callable[[], object]] = []
 
     def __call__(self) -> RemoteEngine:
         """Wait for the engine. Raise EngineError if unreachable or unable to answer."""
@@ -49,7 +49,7 @@ class RemoteSource:
         self._changed()  # the engine may already be lost
         return engine
 
-    def when_back(self, callback: Callable[[], None]) -> None:
+    def when_back(self, callback: Callable[[], object]) -> None:
         with self._lock:
             self._when_back = [callback]
         self._changed()
@@ -180,7 +180,6 @@ class RemoteEngine:
         callback()
 
     def lose(self) -> None:
-        """Mark the engine as lost."""
         with self._lock:
             self._lost, callbacks = True, self._when_lost
             self._when_lost = []

@@ -49,7 +49,6 @@ METHODS = frozenset(
 
 
 def packed(value: Any) -> Any:
-    """Convert a value for `json`."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, NotsoError):
@@ -72,7 +71,6 @@ def unpacked(hint: Any, given: Any) -> Any:
 
 
 def packed_error(error: NotsoError) -> dict[str, Any]:
-    """Serialize an error with its classes and fields."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, NotsoError)]
     return {"kinds": kinds, "message": str(error)} | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
 
@@ -96,8 +94,6 @@ def unpacked_error(given: Any) -> NotsoError:
 
 
 class MethodTypes:
-    """Argument and result types of a method in METHODS."""
-
     def __init__(self, name: str) -> None:
         method = getattr(ChatEngine, name)
         self._signature = inspect.signature(method)

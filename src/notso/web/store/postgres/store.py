@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections
-from notso.web.store.postgres.database import PostgresDatabase
+from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections, PostgresDatabase
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import Database, Statements
@@ -26,8 +25,6 @@ COMMIT_SPREAD = 1000  # identity numbers may be committed out of order
 
 
 class PostgresStore(SQLStore):
-    """A ChatStore in the database at `url`."""
-
     damage: Damage = ""
 
     def __init__(self, url: str) -> None:
@@ -49,11 +46,9 @@ class PostgresStore(SQLStore):
         return True
 
     def access(self) -> PostgresAccessStore:
-        """Return a store of keys over the same connections."""
         return PostgresAccessStore(self._connections)
 
     async def open(self) -> None:
-        """Connect, migrate the schema and take a lease. Idempotent."""
         if not self._is_open:
             await self._lease_thread.run(self._connections.open)
             self._is_open = True
@@ -115,8 +110,6 @@ ACCESS_THREADS = 2  # so that no request's key lookup waits for a write of usage
 
 
 class PostgresAccessStore(SQLAccessStore):
-    """An AccessStore over shared `connections`."""
-
     NOW_MS = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
     ALONE = "SELECT pg_advisory_xact_lock(hashtextextended(?, 36))"
 
@@ -127,7 +120,6 @@ class PostgresAccessStore(SQLAccessStore):
         self._is_open = False
 
     async def open(self) -> None:
-        """Connect and migrate the schema. Idempotent."""
         if not self._is_open:
             await self._threads.run(self._connections.open)
             self._is_open = True

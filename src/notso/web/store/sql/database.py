@@ -93,12 +93,10 @@ class Database(ABC):
         """Interrupt the chat's unfinished answer if its process exited."""
 
     @abstractmethod
-    def holds(self, message_id: str) -> bool:
-        """Whether this process runs the answer."""
+    def holds(self, message_id: str) -> bool: ...
 
     @abstractmethod
-    def let_go(self, message_id: str) -> None:
-        """Release a finished answer."""
+    def let_go(self, message_id: str) -> None: ...
 
     # ---- permanent deletion
 

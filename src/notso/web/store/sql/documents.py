@@ -59,8 +59,6 @@ DELETED_AT_ONCE = 20  # documents of a library, in one transaction
 
 
 class SQLDocuments:
-    """The libraries in the database of a SQLStore."""
-
     def __init__(self, write: Run, look: Run, *, is_shared: bool) -> None:
         """`is_shared`: other processes use the database, and have caches of their own."""
         self._write = write
@@ -482,7 +480,6 @@ def _stored(value: Any) -> Any:
 
 
 def project_of(db: Database, owner: str, library_id: str) -> Library | None:
-    """Return a project that the owner may read."""
     sql = f"SELECT {_LIBRARY} FROM libraries WHERE id = ? AND id IN ({_READABLE})"
     row = db.execute(sql, (library_id, owner)).fetchone() if library_id else None
     return _library(row) if row is not None else None

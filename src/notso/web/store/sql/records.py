@@ -44,8 +44,6 @@ DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
 
 
 class Run(Protocol):
-    """SQLStore's `write` or `look`."""
-
     def __call__(self, work: Callable[[Database], T], owner: str = "") -> Coroutine[Any, Any, T]: ...
 
 
@@ -54,8 +52,6 @@ def _leased(now_ms: int) -> int:
 
 
 class SQLRecords:
-    """The records in the database of a SQLStore."""
-
     def __init__(self, write: Run, look: Run) -> None:
         self._write = write
         self._look = look
@@ -113,7 +109,7 @@ class SQLRecords:
 
     async def add_batch(self, batch: StoredBatch) -> None:
         sql = f"INSERT INTO api_batches ({_BATCH}, holder, held_until_ms) VALUES (?, ?, ?, ?, ?, ?, '', 0)"
-        texts = _json(batch.body), _json(batch.plan)
+        texts = json.dumps(batch.body, ensure_ascii=False), json.dumps(batch.plan, ensure_ascii=False)
         values = (batch.id, batch.owner, batch.created_ms, *texts, batch.is_open)
         await self._write(lambda db: db.execute(sql, values).rowcount, batch.owner)
 
@@ -165,7 +161,7 @@ class SQLRecords:
             if row is None or json.loads(row["body"])["status"] != before:
                 return False
             sql = "UPDATE api_batches SET body = ?, is_open = ? WHERE id = ?"
-            db.execute(sql, (_json(body), is_open, batch_id))
+            db.execute(sql, (json.dumps(body, ensure_ascii=False), is_open, batch_id))
             return True
 
         return await self._write(work, owner)
@@ -299,7 +295,3 @@ def _batch(row: Any) -> StoredBatch:
 
 def _values(file: StoredFile) -> tuple[str | int, ...]:
     return file.id, file.name, file.purpose, file.size, file.created_ms, file.expires_ms
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False)

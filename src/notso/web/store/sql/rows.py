@@ -54,7 +54,6 @@ def _chat_value(kind: Any, stored: Any) -> Any:
 
 
 def stored_value(value: Any) -> Any:
-    """Return a field of a chat as its column holds it."""
     if isinstance(value, date):
         return value.isoformat()
     return settings_text(value) if isinstance(value, Mapping) else value

@@ -68,7 +68,6 @@ def _pairs(run: str) -> Iterator[str]:
 
 
 def fold(text: str) -> str:
-    """Remove accents and case."""
     if text.isascii():
         return text.lower()
     plain = unicodedata.normalize("NFKD", text)
@@ -76,7 +75,6 @@ def fold(text: str) -> str:
 
 
 def indexed_text(text: str) -> str:
-    """Return the words of a text, separated by spaces."""
     return " ".join(words_in(text[:MAX_INDEXED_CHARACTERS]))
 
 
@@ -103,7 +101,6 @@ def terms_of(query: str) -> list[Term]:
 
 
 def fts5_query(terms: Sequence[Term]) -> str:
-    """Return a query for SQLite's full-text index."""
     return " AND ".join(
         "(" + " OR ".join(f'"{word}"' for word in term.words) + ")"
         if term.is_choice
@@ -113,7 +110,6 @@ def fts5_query(terms: Sequence[Term]) -> str:
 
 
 def tsquery(terms: Sequence[Term]) -> str:
-    """Return a query as a `tsquery` literal for PostgreSQL."""
     return " & ".join(
         "("
         + (" | " if term.is_choice else " <-> ").join(f"'{word}'" for word in term.words)

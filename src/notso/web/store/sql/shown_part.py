@@ -161,7 +161,6 @@ def part_above(
     *,
     limit: int,
 ) -> tuple[list[Shown], int] | None:
-    """Return `limit` messages above this one, and the number above those."""
     key = (message_id, chat_id, owner)
     found = db.execute(_ABOVE, (*key, MOST_SHOWN))
     above = db.execute(_DEPTH, (*key, _NO_END))
@@ -175,7 +174,6 @@ def part_above(
 def one_shown(
     db: Database, owner: str, chat_id: str, message_id: str, message_of: Callable[[Any], StoredMessage]
 ) -> Shown | None:
-    """Return one message with the nearest question above it."""
     line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN)).fetchall()
     return _shown(db, owner, chat_id, line, 0, 1, message_of, whole_turns=False)[0] if line else None
 

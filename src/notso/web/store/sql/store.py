@@ -43,7 +43,6 @@ from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.documents import SQLDocuments, project_of
 from notso.web.store.sql.records import SQLRecords
-from notso.web.store.sql.removal import forget_conversations, remove_piece
 from notso.web.store.sql.rows import (
     CHAT_FIELDS,
     attachments_of,
@@ -54,6 +53,7 @@ from notso.web.store.sql.rows import (
     trace_of,
 )
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
+from notso.web.store.sql.tree_writes import forget_conversations, remove_piece
 from notso.web.store.tree import branch, end_of, line_to, shown_path
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
@@ -109,6 +109,28 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
     )
 
 
+def save_memory(db: Database, owner: str, memory: Memory) -> bool:
+    others = "SELECT count(*) AS n, coalesce(sum(length(text)), 0) AS size FROM memories WHERE owner = ? AND id <> ?"
+    held = db.execute(others, (owner, memory.id)).fetchone()
+    if held["n"] >= MAX_MEMORIES or held["size"] + len(memory.text) > MAX_MEMORY_CHARACTERS:
+        return False
+    db.execute(
+        "INSERT INTO memories (owner, id, text, created_ms) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET text = excluded.text WHERE memories.owner = excluded.owner",
+        (owner, memory.id, memory.text, memory.created_ms),
+    )
+    return True
+
+
+def add_share(db: Database, owner: str, share: Share) -> bool:
+    if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
+        return False
+    db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
+    values = [getattr(share, name.strip()) for name in _SHARE.split(",")]
+    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    return True
+
+
 def _writing(
     work: Callable[Concatenate[Database, str, P], T],
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
@@ -132,8 +154,6 @@ def _adding(
 
 
 class SQLStore(ABC):
-    """Base of ChatStores (see protocol.py for the methods)."""
-
     def __init__(self) -> None:
         self.most_kept: Callable[[str], int] = lambda owner: 0  # characters per owner; 0: no limit
         self.records: ApiRecords = SQLRecords(self.write, self.look)
@@ -371,12 +391,11 @@ class SQLStore(ABC):
     restore = _writing(tree_writes.restore)
     keep_html = _writing(tree_writes.keep_html)
     save_response = _writing(save_response)
+    save_memory = _writing(save_memory)
+    add_share = _writing(add_share)
 
     async def memories(self, owner: str) -> list[Memory]:
         return [Memory(**row) for row in await self._read(owner, _MEMORIES, owner)]
-
-    async def save_memory(self, owner: str, memory: Memory) -> bool:
-        return await self.write(lambda db: _save_memory(db, owner, memory), owner)
 
     async def delete_memory(self, owner: str, memory_id: str) -> bool:
         return await self._change(owner, "DELETE FROM memories WHERE id = ? AND owner = ?", memory_id, owner)
@@ -466,9 +485,6 @@ class SQLStore(ABC):
         if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
             raise StorageError(_TOO_SLOW)
 
-    async def add_share(self, owner: str, share: Share) -> bool:
-        return await self.write(lambda db: _add_share(db, owner, share), owner)
-
     async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
         sql = f"SELECT {_SHARE} FROM shares WHERE chat_id = ? AND owner = ? AND expires_ms > ? ORDER BY created_ms DESC"
         return [Share(**row) for row in await self._read(owner, sql, chat_id, owner, now_ms)]
@@ -549,15 +565,6 @@ class SQLStore(ABC):
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
 
 
-def _add_share(db: Database, owner: str, share: Share) -> bool:
-    if db.execute(_CHAT, (share.chat_id, owner)).fetchone() is None:
-        return False
-    db.execute("DELETE FROM shares WHERE owner = ? AND expires_ms <= ?", (owner, share.created_ms))
-    values = [getattr(share, name.strip()) for name in _SHARE.split(",")]
-    db.execute(f"INSERT INTO shares ({_SHARE}) VALUES (?, ?, ?, ?, ?, ?)", values)
-    return True
-
-
 def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) -> list[SearchHit]:
     rows = db.find(owner, terms, limit)
     similar = None
@@ -619,19 +626,6 @@ def _base(db: Database, owner: str) -> Callable[[str], ChatBase]:
         return ChatBase(settings | dict(project.settings if project is not None else {}), project, texts)
 
     return found
-
-
-def _save_memory(db: Database, owner: str, memory: Memory) -> bool:
-    others = "SELECT count(*) AS n, coalesce(sum(length(text)), 0) AS size FROM memories WHERE owner = ? AND id <> ?"
-    held = db.execute(others, (owner, memory.id)).fetchone()
-    if held["n"] >= MAX_MEMORIES or held["size"] + len(memory.text) > MAX_MEMORY_CHARACTERS:
-        return False
-    db.execute(
-        "INSERT INTO memories (owner, id, text, created_ms) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (id) DO UPDATE SET text = excluded.text WHERE memories.owner = excluded.owner",
-        (owner, memory.id, memory.text, memory.created_ms),
-    )
-    return True
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:

@@ -90,8 +90,6 @@ SHORT_MS = 50  # after a timeout, queued reads must not wait as long one after t
 
 
 class SQLiteAccessStore(SQLAccessStore):
-    """An AccessStore in one file of the data directory, opened on first use."""
-
     NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
     def __init__(self, directory: Path) -> None:
@@ -102,7 +100,6 @@ class SQLiteAccessStore(SQLAccessStore):
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Whether keys were ever kept there."""
         return (directory / ACCESS_FILE).exists()
 
     async def open(self) -> None:
@@ -135,8 +132,6 @@ class SQLiteAccessStore(SQLAccessStore):
 
 
 class _Lane:
-    """One thread with one connection."""
-
     def __init__(self, path: Path, name: str, patience_ms: int) -> None:
         self.thread = WorkerThreads(1, thread_name_prefix=f"notso-access-{name}")
         self._path = path

@@ -21,24 +21,22 @@ from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.connection import (
     DirectoryLock,
-    copy,
-    fold,
-    open_nothing,
-    open_reader,
-    open_writer,
-    snapshot,
-    storage_errors,
-    transaction,
-)
-from notso.web.store.sqlite.damage import (
     Witness,
     commits_acknowledged,
     commits_in,
+    copy,
     damage_of,
+    fold,
     keep_copy,
     move_strange_log,
+    open_nothing,
+    open_reader,
+    open_writer,
     roll_back,
     said_of,
+    snapshot,
+    storage_errors,
+    transaction,
 )
 from notso.web.store.sqlite.migrations import SCHEMA_VERSION
 from notso.web.values.errors import DataDirectoryBusyError, StorageDamagedError, StorageError
@@ -92,7 +90,6 @@ class Writer:
             copy(self.connection, target)
 
     def close(self) -> None:
-        """Mark a clean end, checkpoint and close."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("DELETE FROM facts WHERE name = 'open'")
             # The number must be in the file itself before it is acknowledged: a log may get lost.
@@ -123,8 +120,6 @@ _UNFINISHED = (
 
 
 class SQLiteStore(SQLStore):
-    """A ChatStore in `directory`/notso.db."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
@@ -343,8 +338,6 @@ MERGED_PAGES = 500  # of the search index, per transaction
 
 
 class SQLiteDatabase(Database):
-    """Database in which every unfinished answer is this process's."""
-
     # One process owns the file, and only one of its connections writes.
     for_update = ""
 

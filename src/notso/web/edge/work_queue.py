@@ -60,7 +60,6 @@ class WorkLine:
             return await self.work(work)
 
     def close(self) -> None:
-        """Cancel work that has not begun."""
         self._queue.close()
         self._small.shutdown(wait=False, cancel_futures=True)
 
