@@ -65,4 +65,4 @@ def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str
 def test_a_missing_barrier_is_noticed(emulated_module: Path, part: str, test: str) -> None:
     """Threads take turns in another order at each launch. Else the tests above prove little."""
     run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", test, fault="barrier")
-    assert run.returncode == 1 and f"{FAMILY} differs from generic" in run.stdout, run.stdout[-3000:]
+    assert run.returncode == 1 and " differs from " in run.stdout, run.stdout[-3000:]
