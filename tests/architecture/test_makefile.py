@@ -141,5 +141,6 @@ def test_what_a_mac_lacks_is_found(line: str, fault: str) -> None:
 
 
 def test_help_lists_the_targets() -> None:
-    said = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    command = ["make", "--no-print-directory", "help"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert said[0] == "help          list these commands" and len(said) > 30

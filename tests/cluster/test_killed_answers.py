@@ -19,7 +19,9 @@ pytestmark = [
     pytest.mark.long("ray"),
     pytest.mark.timeout(0),
     pytest.mark.skipif(not HAS_RAY, reason=NO_RAY),
-    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="kills replicas for minutes: CHAOS=long make test-ray"),
+    pytest.mark.skipif(
+        os.environ.get("CHAOS") != "long", reason="kills replicas for minutes: CHAOS=long make test-ray"
+    ),
 ]
 
 ANSWERS = int(os.environ.get("KILLED_ANSWERS", 3))
