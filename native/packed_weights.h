@@ -68,15 +68,15 @@ struct Packing<BlockIQ4_XS> : PackedBlock<BlockIQ4_XS, 0> {  // d and upper bits
 // Eight blocks of 32 with a half in front of each, and those whose two halves are a dword.
 template <class Block>
 struct EightWithHalves : PackedBlock<Block, 8, 8> {
-  static constexpr int dwords = int(sizeof(Block)) / 4;
+  static constexpr int dwords = int(sizeof(Block)) / 4;  // of each block
   static constexpr int in_file(int i) { return i / dwords * int(sizeof(Block)) + 2 + i % dwords * 4; }
   static constexpr int dword(int i) { return in_file(i); }
   static constexpr int half(int i) { return i * int(sizeof(Block)); }
 };
 template <class Block>
-struct EightWithMins : PackedBlock<Block, 0, 8> {
-  static constexpr int dwords = int(sizeof(Block)) / 4;
-  static constexpr int dword(int i) { return 4 * i; }
+struct EightWithMins : PackedBlock<Block, 0, 8> {  // the eight of d and m first
+  static constexpr int size = int(sizeof(Block)), others = size / 4 - 1;
+  static constexpr int dword(int i) { return i < 8 ? size * i : (i - 8) / others * size + 4 + (i - 8) % others * 4; }
 };
 template <>
 struct Packing<BlockQ4_0> : EightWithHalves<BlockQ4_0> {};

@@ -179,6 +179,24 @@ bool has_packing(Format f) {
   return with_packing(f, [](auto) { return true; }, [] { return false; });
 }
 
+// Quantized batch rows, now and then with the largest sums there can be.
+struct Activations {
+  Guarded<BlockQ8K> q;
+  Guarded<BlockQ8x32> q32;
+  Activations(Guarded<float>& x, int64_t m, int64_t k, Random& random)
+      : q(m * ((k + 255) / 256), random, 64), q32(m * ((k + 255) / 256), random, 64) {
+    const int64_t blocks = (k + 255) / 256;
+    for (int64_t j = 0; j < m; j++) {
+      generic->quantize_q8k(x.data() + j * k, k, q.data() + j * blocks);
+      generic->quantize_q8x32(x.data() + j * k, k, q32.data() + j * blocks);
+    }
+    if (!random.often(10)) return;
+    const int sign = random.often(50) ? 1 : -1;
+    saturate(q, sign);
+    saturate(q32, sign);
+  }
+};
+
 // Sizes as they come, or those of tiles, in which a family without tiles takes the same products row by row.
 void matmul_case(Format f, bool tiles, Random& random) {
   const int64_t m = tiles ? random.from(5, 40) : random.often(60) ? random.from(1, 4) : random.from(5, 20);
@@ -190,18 +208,8 @@ void matmul_case(Format f, bool tiles, Random& random) {
   Guarded<float> x(m * k, random), out(m * rows, random), expected(m * rows, random);
   fill(weight, f, random, random.often(10));
   fill_nasty(x, random);
-  Guarded<BlockQ8K> q(m * blocks, random, 64);
-  Guarded<BlockQ8x32> q32(m * blocks, random, 64);
-  for (int64_t j = 0; j < m; j++) {
-    generic->quantize_q8k(x.data() + j * k, k, q.data() + j * blocks);
-    generic->quantize_q8x32(x.data() + j * k, k, q32.data() + j * blocks);
-  }
-  if (random.often(10)) {
-    const int sign = random.often(50) ? 1 : -1;
-    saturate(q, sign);
-    saturate(q32, sign);
-  }
-  MatmulTask task{weight.data(),   row_bytes, k, q.data(), q32.data(), blocks, x.data(), m,
+  Activations a(x, m, k, random);
+  MatmulTask task{weight.data(),   row_bytes, k, a.q.data(), a.q32.data(), blocks, x.data(), m,
                   expected.data(), rows,      0, rows};
   kernel_of(*generic, f)(task);
   const std::string what = "format " + std::to_string(int(f)) + (tiles ? " tiles" : "") + ", M " + std::to_string(m) +
@@ -224,7 +232,7 @@ void matmul_case(Format f, bool tiles, Random& random) {
                                    : tested.packed_bytes)(blocks, m),
                           later, 64);
   Guarded<uint8_t> scratch(tested.tile_scratch_bytes(m), later, 64);
-  const PackTask packing{q.data(), q32.data(), blocks, m, f != Format::Q6_K, f == Format::Q6_K, packed.data()};
+  const PackTask packing{a.q.data(), a.q32.data(), blocks, m, f != Format::Q6_K, f == Format::Q6_K, packed.data()};
   for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
     for (int64_t b = 0; b < blocks; b++)
       (of_32 ? tested.pack_block_32 : lanes ? tested.pack_block_lanes : tested.pack_block)(packing, tile, b);
@@ -241,19 +249,10 @@ void slab_case(Format f, Random& random) {
   Guarded<float> x(m * k, random), out(m * rows, random), expected(m * rows, random);
   fill(weight, f, random, random.often(10));
   fill_nasty(x, random);
-  Guarded<BlockQ8K> q(m * blocks, random, 64);
-  Guarded<BlockQ8x32> q32(m * blocks, random, 64);
-  for (int64_t j = 0; j < m; j++) {
-    generic->quantize_q8k(x.data() + j * k, k, q.data() + j * blocks);
-    generic->quantize_q8x32(x.data() + j * k, k, q32.data() + j * blocks);
-  }
-  if (random.often(10)) {
-    const int sign = random.often(50) ? 1 : -1;
-    saturate(q, sign);
-    saturate(q32, sign);
-  }
+  Activations a(x, m, k, random);
   MatmulTask task{
-      weight.data(), bytes_per_row(f, k), k, q.data(), q32.data(), blocks, x.data(), m, expected.data(), rows, 0, rows};
+      weight.data(), bytes_per_row(f, k), k, a.q.data(), a.q32.data(), blocks, x.data(), m, expected.data(), rows, 0,
+      rows};
   kernel_of(*generic, f)(task);
   const std::string what = "format " + std::to_string(int(f)) + " packed, M " + std::to_string(m) + ", rows " +
                            std::to_string(rows) + ", K " + std::to_string(k);
@@ -272,9 +271,9 @@ void slab_case(Format f, Random& random) {
   for (int64_t j = 0; j < m; j++) {
     uint8_t* const to = batch.data() + j * tested.slab_block_bytes;
     if (has_blocks_of_32(f))
-      tested.pack_slab_batch_row_32(q32.data() + j * blocks, blocks, m, to);
+      tested.pack_slab_batch_row_32(a.q32.data() + j * blocks, blocks, m, to);
     else
-      tested.pack_slab_batch_row(q.data() + j * blocks, blocks, m, to);
+      tested.pack_slab_batch_row(a.q.data() + j * blocks, blocks, m, to);
   }
   Guarded<float> sums(kSlabRows * m, later, 64), y(m * rows, later);
   tested.slab_kernel(f)({slabs.data(), stride, rows, blocks, batch.data(), m, y.data(), rows, sums.data()});

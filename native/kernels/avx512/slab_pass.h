@@ -133,9 +133,9 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
                                   moved(fifth, 2 * pair + 1, 7), _mm512_set1_epi8(char(0x80)), 0xf8);
   }
 };
+// A is sixteen values, B those 64 farther; sums begin with -32 times their activations'.
 template <>
-struct SlabPairs<BlockQ6_K>
-    : SlabOfKQuant {  // A is sixteen values, B those 64 farther; sums begin with -32 times their activations'
+struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
   static constexpr bool has_min = false;
   static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
@@ -265,6 +265,7 @@ QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBloc
       _mm512_store_ps(to, _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
     }
 }
+
 // M batch rows; the sums of magnitudes tell whether words will do.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {

@@ -14,7 +14,7 @@
 namespace qtensor {
 namespace {
 
-// BlockQ8x32 with what sums begin with, by the offset of a format, and the sums as floats for mins.
+// BlockQ8x32 with its sums as floats, for mins.
 struct alignas(64) SlabBatchBlock32 {
   int8_t q[256];
   float d[8];
@@ -62,14 +62,13 @@ struct SlabOf32 {
       h.d[s] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.halves + 2 * kGroupRows * s)));
   }
 };
-template <class Block>
 struct SlabOf32WithMins : SlabOf32<0> {
   static constexpr bool has_min = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {
 #pragma GCC unroll 8
     for (int s = 0; s < 8; s++) {
-      const __m512i both = line(w, Packing<Block>::dwords * s);
+      const __m512i both = line(w, s);
       h.d[s] = halves_of(both);
       h.m[s] = halves_of(_mm512_srli_epi32(both, 16));
     }
@@ -102,10 +101,10 @@ struct SlabPairs<BlockIQ4_NL> : SlabOf32<7> {
   }
 };
 template <>
-struct SlabPairs<BlockQ4_1> : SlabOf32WithMins<BlockQ4_1> {
+struct SlabPairs<BlockQ4_1> : SlabOf32WithMins {
   template <bool IN_ORDER>
   QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
-    nibbles(line(w, 5 * s + 1 + i), a, b);
+    nibbles(line(w, 8 + 4 * s + i), a, b);
   }
 };
 // Bit l of a dword of fifth bits belongs to value l.
@@ -127,11 +126,11 @@ struct SlabPairs<BlockQ5_0> : SlabOf32<4> {
   }
 };
 template <>
-struct SlabPairs<BlockQ5_1> : SlabOf32WithMins<BlockQ5_1> {
+struct SlabPairs<BlockQ5_1> : SlabOf32WithMins {
   template <bool IN_ORDER>
   QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
-    nibbles(line(w, 6 * s + 2 + i), a, b);
-    add_fifth_bits(line(w, 6 * s + 1), i, a, b);
+    nibbles(line(w, 8 + 5 * s + 1 + i), a, b);
+    add_fifth_bits(line(w, 8 + 5 * s), i, a, b);
   }
 };
 

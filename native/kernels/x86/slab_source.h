@@ -17,8 +17,8 @@ struct PairsWithMins {
   static constexpr int a(int pair, int four) { return 64 * pair + 4 * four; }  // of the activations
   static constexpr int b(int pair, int four) { return a(pair, four) + 32; }
 };
-// Of sixteen rows of a packed block: halves of its lines, and of its half line. IN_ORDER: each line is loaded once, in
-// the order of memory, whatever the compiler would rather do.
+// Of sixteen rows of a packed block: halves of its lines, and of its half line. IN_ORDER: lines are loaded in the
+// order in which the code names them, which is that of memory, whatever the compiler would rather do.
 template <bool IN_ORDER>
 struct Lines {
   const uint8_t *at, *halves;
