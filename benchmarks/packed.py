@@ -14,19 +14,30 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from notso.qtensor import FORMATS_BY_NAME, HugePageArena, QTensor, kernel_choice, random_blocks
-from notso.qtensor.backends.cpu import ops
+from notso.qtensor import (
+    CPU,
+    FORMATS_BY_NAME,
+    HugePageArena,
+    QTensor,
+    Weight,
+    ceilings,
+    kernel_choice,
+    random_blocks,
+    zeroed,
+)
 
 FORMATS = ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"]
 MEMORY_BYTES = 200 << 20
+READ_BYTES = 3 * ceilings.WINDOW_BYTES
 CACHED_ROWS = 320
 CACHED_SECONDS = 0.01  # of one measurement
 
 RNG = np.random.default_rng(1)
+OPS = CPU()
 
 
 def main() -> None:
@@ -39,37 +50,39 @@ def main() -> None:
     given = parser.parse_args()
     is_cached = given.place == "cache"
     kernel_choice.set_threads(1 if is_cached else 2)
-    reading = np.ones(MEMORY_BYTES, np.uint8)
+    reading = np.ones(READ_BYTES, np.uint8)
     print(f"{kernel_choice.kernels()} kernels, K = {given.columns:,}")
     for name in given.formats:
         rows, packed = weights_of(name, given.columns, is_cached)
         for m in given.batch_rows:
-            x, y = RNG.standard_normal((m, given.columns), np.float32), ops.empty(m, rows[0].rows)
+            x, y = RNG.standard_normal((m, given.columns), np.float32), OPS.empty(m, rows[0].rows)
             calls = {"rows": products(x, rows, y), "packed": products(x, packed, y)}
             if not is_cached:
-                calls["read"] = lambda: kernel_choice.native.read_memory(reading, 1)
+                calls["read"] = lambda: ceilings.read_bandwidth(reading)
             measured = alternating(calls, given.rounds, CACHED_SECONDS if is_cached else 0)
             print(f"{name}, M = {m}: {told(measured, rows, is_cached)}", flush=True)
 
 
-def weights_of(name: str, columns: int, is_cached: bool) -> tuple[list[QTensor], list[QTensor]]:
-    """Return weights in rows and packed: one in the cache, or as many as fill MEMORY_BYTES."""
+def weights_of(name: str, columns: int, is_cached: bool) -> tuple[list[QTensor], list[Weight]]:
+    """Return weights in rows, on large pages as well, and packed: one in the cache, or as many as fill MEMORY_BYTES."""
     format = FORMATS_BY_NAME[name]
     rows = CACHED_ROWS if is_cached else 11008 * 2048 // columns // 64 * 64
     count = rows * columns // format.block_values
     data = random_blocks(format, count, RNG).reshape(-1)
     weight = QTensor("w", format, (rows, columns), data)
     copies = 1 if is_cached else -(-MEMORY_BYTES // weight.nbytes)
-    arena = HugePageArena(2 * copies * weight.nbytes, 2 * copies)
+    arena = HugePageArena(copies * weight.nbytes, copies)
     packed = [arena.copy(weight)[0] for _ in range(copies)]
-    assert not isinstance(packed[0], QTensor), f"these kernels do not pack {name}"
-    return [arena._copied(weight) for _ in range(copies)], packed
+    assert arena.layout == "packed", f"the {kernel_choice.kernels()} kernels do not pack {name}"
+    memory = zeroed(copies * weight.nbytes).reshape(copies, -1)
+    memory[:] = data
+    return [QTensor("w", format, (rows, columns), each) for each in memory], packed
 
 
-def products(x: np.ndarray, weights: list[QTensor], y: np.ndarray) -> Callable[[], None]:
+def products(x: np.ndarray, weights: Sequence[Weight], y: np.ndarray) -> Callable[[], None]:
     def call() -> None:
         for weight in weights:
-            ops.matmul(x, weight, y)
+            OPS.matmul(x, weight, y)
 
     return call
 
@@ -94,7 +107,7 @@ def told(seconds: dict[str, list[float]], weights: list[QTensor], is_cached: boo
         return f"rows {figures['rows']:.2f} ns, packed {figures['packed']:.2f} ns"
     size = sum(weight.nbytes for weight in weights)
     rates = {name: [size / each / 1e9 for each in times] for name, times in seconds.items() if name != "read"}
-    reads = [MEMORY_BYTES / each / 1e9 for each in seconds["read"]]
+    reads = [READ_BYTES / each / 1e9 for each in seconds["read"]]
     figures = [
         f"{name} {statistics.median(each):.1f} GB/s ({statistics.median(map(float.__truediv__, each, reads)):.2f})"
         for name, each in rates.items()
