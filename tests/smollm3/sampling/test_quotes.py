@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notso.smollm3 import Engine, InvalidRequestError, Message, QuoteSource, RequestOptions, SamplingParams
+from notso.documents.citations import agrees, place_of
+from notso.smollm3 import (
+    Completion,
+    Engine,
+    InvalidRequestError,
+    Message,
+    QuoteSource,
+    RequestOptions,
+    SamplingParams,
+)
 from notso.smollm3.sampling import quote_index, quote_index_child
 from notso.smollm3.sampling.quote_index import QUOTE_BYTES, Interval, QuoteIndex, QuoteLimits, TokenTexts
 from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation, QuotedOutput, Quotes
@@ -361,41 +370,48 @@ def test_the_largest_hostile_texts_cost_no_more_per_token(
     quote_hostile(quotes, demo_engine.tokenizer, hostile, 6, examined)
 
 
-def batch(count: int, seed: int) -> list[tuple[list[Message], SamplingParams, RequestOptions]]:
+def asked_for(count: int, seed: int) -> list[tuple[list[Message], SamplingParams, RequestOptions]]:
+    """Requests that continue with a quotation of one of three documents, chosen among 40."""
     rng = random.Random(seed)
-    sources = [written(rng, at % len(SCRIPTS), 60) for at in range(40)]
+    sources = [QuoteSource(written(rng, at % len(SCRIPTS), (30, 200, 900)[at % 3])) for at in range(40)]
     asked = []
     for at in range(count):
-        number = rng.randint(1, 3)
-        chosen = tuple(QuoteSource(each) for each in rng.sample(sources, 3))
-        messages = [Message("user", "Quote it."), Message("assistant", f"[[{number}: ")]
-        params = SamplingParams(
-            max_tokens=400, temperature=rng.choice([0, 0.7, 1.5]), top_k=rng.choice([0, 40]), seed=at
+        messages = [Message("user", "Quote it."), Message("assistant", f"[[{rng.randint(1, 3)}: ")]
+        temperature, top_k = rng.choice([0, 0.7, 1.5]), rng.choice([0, 40])
+        params = SamplingParams(max_tokens=400, temperature=temperature, top_k=top_k, seed=at, stop=("]]",))
+        chosen = tuple(rng.sample(sources, 3))
+        asked.append(
+            (messages, params, RequestOptions(thinking=False, continue_last=True, sources=chosen, top_logprobs=0))
         )
-        asked.append((messages, params, RequestOptions(thinking=False, continue_last=True, sources=chosen)))
     return asked
 
 
-def compare_batch_with_alone(engine: Engine, count: int, seed: int) -> None:
-    asked, rng = batch(count, seed), random.Random(seed)
-    texts = list[str]()
-    while len(texts) < count:
-        together = asked[len(texts) : len(texts) + rng.randint(1, 16)]
-        running = [engine.submit(*each) for each in together]
-        texts += [each.result().text for each in running]
-    for at, ((messages, params, options), text) in enumerate(zip(asked, texts, strict=True)):
-        number = int(messages[-1].content[2])
-        words, closed, _ = text.partition("]]")
-        assert closed
-        check(options.sources[number - 1].text, words)
-        if at % 10 == 0:
-            assert engine.submit(messages, params, options).result().text == text
+def compare_batch_with_alone(count: int, seed: int) -> None:
+    """1 to 16 at a time and alone, every quotation has the same bits, and is found where its citation says."""
+    asked, rng = asked_for(count, seed), random.Random(seed)
+    answers = list[Completion]()
+    # One thread: two would wait for each other at each of these short steps wherever a machine is busy.
+    with Engine.load("demo", threads=1) as engine:
+        while len(answers) < count:
+            together = asked[len(answers) : len(answers) + rng.randint(1, 16)]
+            running = [engine.submit(*each) for each in together]
+            answers += [each.result() for each in running]
+        for (messages, params, options), answer in zip(asked, answers, strict=True):
+            assert answer.stop == "]]" and answer.logprobs
+            source, words = options.sources[int(messages[-1].content[2]) - 1].text, answer.text
+            check(source, words)
+            place = place_of(source, words)
+            assert place is not None and source[slice(*place)] == words and agrees(source, *place, words)
+            alone = engine.submit(messages, params, options).result()
+            assert (alone.text, alone.logprobs) == (words, answer.logprobs)
 
 
-def test_together_as_alone(demo_engine: Engine) -> None:
-    compare_batch_with_alone(demo_engine, 20, 6)
+@pytest.mark.usefixtures("own_kernels")
+def test_together_as_alone() -> None:
+    compare_batch_with_alone(20, 6)
 
 
 @pytest.mark.long("quotes")
-def test_many_together_as_alone(demo_engine: Engine) -> None:
-    compare_batch_with_alone(demo_engine, QUOTES, 7)
+@pytest.mark.usefixtures("own_kernels")
+def test_many_together_as_alone() -> None:
+    compare_batch_with_alone(QUOTES, 7)
