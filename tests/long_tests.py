@@ -57,8 +57,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "quotes": (
         "src/notso/documents/citations.py",
         "src/notso/smollm3/sampling/quote_index.py",
+        "src/notso/smollm3/sampling/quote_index_child.py",
+        "src/notso/smollm3/sampling/quoted_fields.py",
         "src/notso/smollm3/sampling/quotes.py",
         "tests/documents/test_citations.py",
+        "tests/smollm3/sampling/test_quoted_fields.py",
         "tests/smollm3/sampling/test_quotes.py",
     ),
     "conversion": (

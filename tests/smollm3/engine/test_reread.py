@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -17,8 +19,10 @@ from notso.smollm3 import (
     ContextLengthError,
     Engine,
     FixedPrefix,
+    Grammar,
     InvalidRequestError,
     Message,
+    QuoteSource,
     RequestOptions,
     SamplingParams,
     Usage,
@@ -26,6 +30,8 @@ from notso.smollm3 import (
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.block_file import file_bytes
 from notso.smollm3.kv.kv_cache import KVFormat
+from notso.smollm3.sampling import quotes
+from notso.smollm3.sampling.quote_index import QuoteIndex
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 
 READING_DAY = date(2026, 11, 25)
@@ -296,6 +302,35 @@ def test_a_forgotten_reading_is_nowhere(tmp_path: Path, kv: KVFormat, restarts: 
         assert usage(engine, "What?", options(DOCUMENTS["a"], owner="bob"), DOCUMENTS["a"]).cached_tokens == 0
     finally:
         engine.close()
+
+
+def test_indices_of_quotations_are_kept_and_forgotten_with_their_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotes, "CHARACTERS_FILED", 100)
+    made, find = list[str](), QuoteIndex._found_places
+    monkeypatch.setattr(
+        QuoteIndex, "_found_places", lambda self, text, *a, **k: made.append(text) or find(self, text, *a, **k)
+    )
+    pinned, later = DOCUMENT.replace("\n", " "), " ".join(WORDS[500:600])
+    asked = replace(options(), sources=(QuoteSource(pinned, "a"), QuoteSource(later, "b")))
+    schema = Grammar("json_schema", json.dumps({"type": "string", "x-quote-of": "a", "maxLength": 20}))
+    folder = tmp_path / "quotes"
+    for restarts in range(2):
+        with load(None, tmp_path) as engine:
+            read(engine, "Who?", replace(asked, prefix=replace(asked.prefix, reading=None)))
+            assert restarts or not folder.exists(), "nothing is kept of what is not pinned"
+        made.clear()
+        with load(None, tmp_path) as engine:
+            read(engine, "Who?", asked)
+            read(engine, "Who?", replace(asked, grammar=schema))
+            assert made == ([later] if restarts else [pinned, later, pinned])
+            assert len(list(folder.iterdir())) == 2
+    with load(None, tmp_path) as engine:
+        engine.forget_reading("other.txt", scope="library")
+        assert len(list(folder.iterdir())) == 2
+        engine.forget_reading("a.txt", scope="library")
+        assert not list(folder.iterdir())
 
 
 # ---------------------------------------------------------------- the same bits

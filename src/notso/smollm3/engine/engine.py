@@ -164,6 +164,7 @@ class Engine:
             find_processor,
             sampling,
             arithmetic,
+            None if config.cache_dir is None else Path(config.cache_dir) / "quotes",
         )
         self._when_lost: list[Callable[[], None]] = []
         lost = partial(_lost, backend, self._when_lost)
@@ -279,6 +280,7 @@ class Engine:
             self._clear_cache(digest)
 
         self._core.call(clear)
+        self._inputs.forget_reading(digest)
 
     def close(self) -> None:
         """Release file and cache; running generations end."""

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from notso.smollm3.engine.engine_core import WorkSignal
@@ -19,7 +20,7 @@ from notso.smollm3.output.output_processor import OutputProcessor, PromptScores,
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.logits_processor import FindProcessor, answer_end_for, logits_processors_for
 from notso.smollm3.sampling.quoted_fields import quoted_fields
-from notso.smollm3.sampling.quotes import Quotes
+from notso.smollm3.sampling.quotes import Pinned, Quotes
 from notso.smollm3.sampling.sampler import NO_BREAKERS, Sampler, SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for, tool_names
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, NO_SALT, CacheSalt, conversation_digest, reading_digest
@@ -58,11 +59,12 @@ class InputProcessor:
         find_processor: FindProcessor | None = None,
         sampling: Mapping[str, float] | None = None,
         arithmetic: str = "",
+        quote_folder: Path | None = None,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
-        self._quotes = Quotes(tokenizer)
+        self._quotes = Quotes(tokenizer, quote_folder)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
         self._document_tokens = document_tokens
@@ -93,7 +95,8 @@ class InputProcessor:
         tokenizer = self._tokenizer
         is_plain = isinstance(asked, str) or options.is_plain
         room = self.context_of(options) - len(prompt.ids)
-        options, fields = quoted_fields(options, self._quotes)
+        pinned = _pinned(asked, options)
+        options, fields = quoted_fields(options, self._quotes, pinned)
         structured_output = structured_output_for(
             options,
             tokenizer,
@@ -103,7 +106,7 @@ class InputProcessor:
             closing=len(self._prompts.end_of_reasoning),
             fields=fields,
         )
-        structured_output = self._quotes.output(options.sources, structured_output, prompt.started)
+        structured_output = self._quotes.output(options.sources, structured_output, prompt.started, pinned)
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
         _require_end(params, is_structured, tokenizer.vocab_size)
@@ -191,6 +194,10 @@ class InputProcessor:
         prompt = self._fitting_prompt(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
+
+    def forget_reading(self, reading: bytes) -> None:
+        """Remove what is kept in files of a reading, beside its blocks."""
+        self._quotes.forget(reading)
 
     def context_of(self, options: RequestOptions) -> int:
         return self._document_tokens if options.prefix is not None else self._context_tokens
@@ -281,6 +288,14 @@ def reading_of(options: RequestOptions) -> bytes | None:
     if prefix is None or prefix.reading is None:
         return None
     return reading_digest(options.owner, prefix.scope, prefix.reading)
+
+
+def _pinned(asked: PromptInput, options: RequestOptions) -> Pinned | None:
+    reading, prefix = reading_of(options), options.prefix
+    if reading is None or prefix is None or isinstance(asked, str) or prefix.message >= len(asked):
+        return None
+    message = asked[prefix.message]
+    return Pinned(reading, message.content[: prefix.characters]) if isinstance(message, Message) else None
 
 
 def _require_end(params: SamplingParams, is_structured: bool, vocab_size: int) -> None:

@@ -56,12 +56,16 @@ def work(request: bytes) -> bytes:
     given = json.loads(request[4:size])
     barred = [bytes.fromhex(each) for each in given["barred"]]
     text = request[size:].decode("utf-8", "surrogatepass")
-    places = QuoteIndex(text, QuoteLimits(*given["limits"]), barred, escaped=given["escaped"]).places
+    return packed(QuoteIndex(text, QuoteLimits(*given["limits"]), barred, escaped=given["escaped"]).places)
+
+
+def packed(places: Places) -> bytes:
+    """Return places as `unpacked` reads them."""
     counts = np.array([len(places.starts), len(places.ends)], np.int64)
     return b"".join(each.tobytes() for each in (counts, places.starts, places.ends, places.shortest, places.longest))
 
 
-def unpacked(data: mmap.mmap | bytes, size: int) -> Places:
+def unpacked(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
     """Return the places in an answer about a text of `size` bytes. Raises ConfinedWorkError if they cannot be its."""
     if len(data) < 16:
         raise ConfinedWorkError("it sent an invalid result")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.quote_index import QuoteIndex, QuoteLimits
-from notso.smollm3.sampling.quotes import Ids, Quotation, Quotes, QuoteVocabulary
+from notso.smollm3.sampling.quotes import Ids, Pinned, Quotation, Quotes, QuoteVocabulary
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
 
@@ -161,7 +161,9 @@ class QuotedFields:
         return np.array([each for text, each in quoting if matches(text)], np.intp)
 
 
-def quoted_fields(options: RequestOptions, quotes: Quotes) -> tuple[RequestOptions, QuotedFields | None]:
+def quoted_fields(
+    options: RequestOptions, quotes: Quotes, pinned: Pinned | None = None
+) -> tuple[RequestOptions, QuotedFields | None]:
     """Return the quoting strings of a request's schema, and options with a schema without them.
 
     Raises InvalidRequestError for an unknown source, and for keywords that cannot be combined with it.
@@ -176,7 +178,7 @@ def quoted_fields(options: RequestOptions, quotes: Quotes) -> tuple[RequestOptio
     if options.tools and options.tool_choice != "none":
         raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
     fields = {
-        id(part): _field(part, options.sources, quotes)
+        id(part): _field(part, options.sources, quotes, pinned)
         for part in _objects(schema)
         if isinstance(part.get(QUOTE_OF), str)
     }
@@ -187,7 +189,9 @@ def quoted_fields(options: RequestOptions, quotes: Quotes) -> tuple[RequestOptio
     return plain, QuotedFields(quotes.vocabulary, schema, fields)
 
 
-def _field(part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: Quotes) -> QuotedField:
+def _field(
+    part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: Quotes, pinned: Pinned | None
+) -> QuotedField:
     types = part.get("type")
     named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
     if "string" not in named or not named <= {"string", "null"}:
@@ -202,7 +206,7 @@ def _field(part: Mapping[str, Any], sources: Sequence[QuoteSource], quotes: Quot
     if source is None:
         names = ", ".join(each.name for each in sources) or "none"
         raise InvalidRequestError(f"{QUOTE_OF} names no document; there are: {names}", param="grammar")
-    index = quotes.index(source.text, replace(FIELD, most_length=most), escaped=True)
+    index = quotes.index(source.text, replace(FIELD, most_length=most), escaped=True, pinned=pinned)
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 
 

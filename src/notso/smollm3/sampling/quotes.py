@@ -11,13 +11,16 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, QuoteIndex, QuoteLimits, TokenTexts
+from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, Places, QuoteIndex, QuoteLimits, TokenTexts
 from notso.smollm3.sampling.quote_index_child import places_of
+from notso.smollm3.sampling.quote_index_files import QuoteIndexFiles
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -41,6 +44,8 @@ LAST_TOKENS = 8
 """With fewer tokens left, a quotation ends as soon as it may."""
 CHARACTERS_INDEXED_HERE = 1_000_000
 """Characters of a text, beyond which it is indexed in a process of its own."""
+CHARACTERS_FILED = 50_000
+"""Characters of a text in a pinned reading, beyond which its index is kept in a file."""
 KEPT_CHARACTERS = 8_000_000
 """Of the indexed texts that are kept for later requests."""
 
@@ -278,11 +283,24 @@ class QuotedOutput(StructuredOutput):
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A pinned reading, and the text in it; sources that are a part of it share its life."""
+
+    reading: bytes
+    text: str
+
+    def has(self, source: str) -> bool:
+        return _on_one_line(source) in _on_one_line(self.text)
+
+
 class Quotes:
     """Builds the constraint of quotations, and keeps the indices of recent texts. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
+        """`folder`: for indices of long texts in pinned readings."""
         self._tokenizer = tokenizer
+        self._files = None if folder is None else QuoteIndexFiles(folder)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[bytes, QuoteLimits, bool], QuoteIndex] = OrderedDict()
 
@@ -291,33 +309,57 @@ class Quotes:
         return QuoteVocabulary(self._tokenizer)
 
     def output(
-        self, sources: Sequence[QuoteSource], inner: StructuredOutput | None, started: str
+        self,
+        sources: Sequence[QuoteSource],
+        inner: StructuredOutput | None,
+        started: str,
+        pinned: Pinned | None = None,
     ) -> StructuredOutput | None:
         """Return the constraint of an answer that may quote `sources`."""
         if not sources or (inner is not None and inner.has_grammar):
             return inner
-        indices = [self.index(each.text) for each in sources]
+        indices = [self.index(each.text, pinned=pinned) for each in sources]
         return QuotedOutput(self._tokenizer, self.vocabulary, indices, inner, started)
 
-    def index(self, text: str, limits: QuoteLimits = PROSE, *, escaped: bool = False) -> QuoteIndex:
-        """Return the index of a text."""
+    def index(
+        self, text: str, limits: QuoteLimits = PROSE, *, escaped: bool = False, pinned: Pinned | None = None
+    ) -> QuoteIndex:
+        """Return the index of a text, which is kept in a file if the text is long and in a pinned reading."""
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), limits, escaped
         with self._lock:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        barred, places = self.vocabulary.control_texts, None
-        if len(text) > CHARACTERS_INDEXED_HERE:
-            with contextlib.suppress(ConfinedWorkError):  # it is indexed here, then
-                places = places_of(text, limits, barred, escaped=escaped)
-        made = QuoteIndex(text, limits, barred, escaped=escaped, places=places)
+        barred = self.vocabulary.control_texts
+
+        def places() -> Places:
+            if len(text) > CHARACTERS_INDEXED_HERE:
+                with contextlib.suppress(ConfinedWorkError):  # it is indexed here, then
+                    return places_of(text, limits, barred, escaped=escaped)
+            return QuoteIndex(text, limits, barred, escaped=escaped).places
+
+        if self._files is None or pinned is None or len(text) < CHARACTERS_FILED or not pinned.has(text):
+            found = places()
+        else:
+            depends = repr((key[0], astuple(limits), escaped, sorted(barred)))
+            found = self._files.places(pinned.reading, hashlib.sha256(depends.encode()).digest(), len(text), places)
+        made = QuoteIndex(text, limits, barred, escaped=escaped, places=found)
         with self._lock:
             self._known[key] = made
             held = sum(len(each.content) for each in self._known.values())
             while held > KEPT_CHARACTERS and len(self._known) > 1:
                 held -= len(self._known.popitem(last=False)[1].content)
         return made
+
+    def forget(self, reading: bytes) -> None:
+        """Remove the files of indices of a reading."""
+        if self._files is not None:
+            self._files.forget(reading)
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", " ")
 
 
 def _likeliest(logits: Floats, count: int) -> Ids:

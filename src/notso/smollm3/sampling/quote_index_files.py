@@ -1,0 +1,109 @@
+"""Places of long texts in files, so that the first quotation after a restart does not wait for an index.
+
+A file belongs to a pinned reading that contains the text, and is removed with it. It is named by a digest of all that
+its places depend on, holds no text, and is mapped for reading. Damage is found by a checksum and costs another build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from notso.smollm3.sampling.quote_index import Places
+from notso.smollm3.sampling.quote_index_child import packed, unpacked
+from notso.system.confinement import ConfinedWorkError
+
+BUDGET_BYTES = 512 << 20
+"""Of all files. Those that were used the longest ago are removed first."""
+FREE_BYTES = 1 << 30
+"""Kept free on the disk."""
+MAGIC = b"notso quote 1\n".ljust(16, b"\0")
+DIGEST_BYTES = 16
+HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
+
+
+class QuoteIndexFiles:
+    """Files in a private folder. Any number of processes may use it; disk errors only cost time."""
+
+    def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
+        self._folder = folder
+        self._budget_bytes = budget_bytes
+
+    def places(self, reading: bytes, digest: bytes, size: int, make: Callable[[], Places]) -> Places:
+        """Return the places of a text of `size` bytes from its file, or else make and keep them."""
+        path = self._folder / f"{reading.hex()}-{digest.hex()[:32]}"
+        known = _read(path, size)
+        if known is not None:
+            return known
+        # It has a name before it has contents, so that forgetting the reading meanwhile removes it, too.
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(".tmp", f"{path.name}.", self._folder)
+        except OSError:
+            return make()
+        made = None
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                made = make()
+                body = packed(made)
+                self._make_room(HEAD_BYTES + len(body))
+                file.write(MAGIC + _digest(body))
+                file.write(body)
+            Path(name).replace(path)
+        except OSError:
+            if made is None:
+                raise
+        finally:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+        return made
+
+    def forget(self, reading: bytes) -> None:
+        """Remove the files of a reading."""
+        for path in self._folder.glob(f"{reading.hex()}-*"):
+            path.unlink(missing_ok=True)
+
+    def _make_room(self, size: int) -> None:
+        if size > self._budget_bytes:
+            raise OSError("beyond the budget")
+        found = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        used = sum(each for _, each, _ in found)
+        for _, held, path in sorted(found):
+            if used + size <= self._budget_bytes:
+                break
+            if held:  # not those that are being made
+                path.unlink(missing_ok=True)
+                used -= held
+        status = os.statvfs(self._folder)
+        if status.f_bavail * status.f_frsize < FREE_BYTES + size:
+            raise OSError("the disk is almost full")
+
+
+def _read(path: Path, size: int) -> Places | None:
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        body = memoryview(mapped)[HEAD_BYTES:]
+        if mapped[:HEAD_BYTES] == MAGIC + _digest(body):
+            with contextlib.suppress(OSError):
+                os.utime(path)  # keeps the order of their use
+            return unpacked(body, size)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, ConfinedWorkError):  # ValueError: it is empty
+        pass
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return None
+
+
+def _digest(body: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
