@@ -24,12 +24,15 @@ MAX_WORD = 64
 BLOCK_BYTES = 64
 SAMPLED = 64
 """One of so many places is read first in a search of all of them."""
+SAMPLES = 512
+"""So many of the places of another interval are read first, to search the rest of it in few steps."""
 CLOSE = b"]]"
 """Ends a quotation, which therefore cannot contain it."""
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Shorts: TypeAlias = npt.NDArray[np.uint16]
 Flags: TypeAlias = npt.NDArray[np.bool_]
+Keys: TypeAlias = npt.NDArray[np.uint64]
 
 _OTHER, _SPACE, _LETTER, _DIGIT, _JOINER, _MID_LETTER, _MID_DIGIT, _MID_BOTH, _EXTEND, _ALONE = range(10)
 # Scripts that are written without blanks: Thai, Lao, Myanmar, Khmer, Kana, Bopomofo, Yi and Chinese characters.
@@ -79,6 +82,14 @@ class Places(NamedTuple):
     shortest: Shorts
     longest: Shorts
     ends: Ints
+
+
+class _Sample(NamedTuple):
+    """What follows at one of `every` places of an interval, which begins at `low`."""
+
+    low: int
+    every: int
+    keys: Keys
 
 
 _NONE, _NO_LENGTHS = np.zeros(0, np.int32), np.zeros(0, np.uint16)
@@ -177,8 +188,8 @@ class QuoteIndex:
             filled = np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (unread * 8 - 1).astype(np.uint64) >> np.uint64(1)
             last = texts.words[at[rest] + level].astype(np.uint64) | filled
             first = last ^ filled
-            is_whole = level == found.depth == 0 and high[0] - low[0] == len(self.starts)
-            low = self._bound(low, high, found.depth + level, first, is_upper=False, is_whole=is_whole)
+            sample = self._sample(found) if level == 0 else None
+            low = self._bound(low, high, found.depth + level, first, sample, is_upper=False)
             place = np.minimum(low, len(self.starts) - 1)
             here = self._words[self.starts[place] + (found.depth + level)].astype(np.uint64)
             continues = (low < high) & (here <= last)
@@ -187,18 +198,26 @@ class QuoteIndex:
             more = np.flatnonzero(continues & ~ends)
             rest, low, high, last = rest[more], low[more], high[more], last[more]
             if len(rest):
-                high = self._bound(low, high, found.depth + level, last, is_upper=True, is_whole=is_whole)
+                high = self._bound(low, high, found.depth + level, last, sample, is_upper=True)
             level += 8
         return agrees
 
-    def _bound(
-        self, low: Ints, high: Ints, depth: int, keys: npt.NDArray[np.uint64], *, is_upper: bool, is_whole: bool
-    ) -> Ints:
-        """Return the first place of each interval whose 8 bytes at `depth` are not below a key, or above it."""
-        if is_whole and len(self._sampled):
-            block = np.searchsorted(self._sampled, keys, "right" if is_upper else "left").astype(np.int32)
-            low = np.maximum(low, (block - 1) * SAMPLED)
-            high = np.minimum(high, block * SAMPLED)
+    def _sample(self, found: Interval) -> _Sample:
+        if found == self.whole:
+            return _Sample(0, SAMPLED, self._sampled)
+        every = max(1, (found.high - found.low) // SAMPLES)
+        places = self.starts[found.low : found.high : every] + found.depth
+        return _Sample(found.low, every, self._words[places].astype(np.uint64))
+
+    def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
+        """Return the first place of each interval whose 8 bytes at `depth` are not below a key, or above it.
+
+        `sample`: of the interval that contains them all.
+        """
+        if sample is not None:
+            block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
+            low = np.maximum(low, sample.low + (block - 1) * sample.every)
+            high = np.minimum(high, sample.low + block * sample.every)
         for _ in range(int((high - low).max()).bit_length()):
             middle = (low + high) >> 1
             here = self._words[self.starts[np.minimum(middle, len(self.starts) - 1)] + depth]
@@ -214,7 +233,7 @@ class QuoteIndex:
         at = np.minimum(np.searchsorted(self.ends, places), len(self.ends) - 1)
         return bool((self.ends[at] == places).any()) if len(self.ends) else False
 
-    def continuations(self, found: Interval) -> tuple[npt.NDArray[np.uint64], Ints, Ints]:
+    def continuations(self, found: Interval) -> tuple[Keys, Ints, Ints]:
         """Return the 8 bytes that follow at each place, where they stand, and how long a continuation may be (n,)."""
         rooms = self.longest[found.low : found.high].astype(np.int32) - found.depth
         at = self.starts[found.low : found.high] + found.depth

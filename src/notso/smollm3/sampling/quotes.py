@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, Places, QuoteIndex, QuoteLimits, TokenTexts
+from notso.smollm3.sampling.quote_index import CLOSE, PROSE, Interval, Keys, Places, QuoteIndex, QuoteLimits, TokenTexts
 from notso.smollm3.sampling.quote_index_child import places_of
 from notso.smollm3.sampling.quote_index_files import QuoteIndexFiles
 from notso.smollm3.sampling.sampler import Floats
@@ -30,13 +30,13 @@ from notso.system.confinement import ConfinedWorkError
 OPEN = re.compile(rb"\[\[(\d{1,3}):\Z")
 OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
-NARROW = 512
+NARROW = 256
 """Places up to which every continuation is allowed. Of more, those among the LIKELIEST tokens are, which bounds the
 time of a mask; if there is none, those at the FIRST_PLACES."""
 LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
-LOOKUPS = 1_024
+LOOKUPS = 512
 """Of long tokens in a mask; those at later places are then written in parts."""
 LEAST_LEFT = 48
 """Tokens that must be left where a quotation begins."""
@@ -51,7 +51,6 @@ KEPT_CHARACTERS = 8_000_000
 
 Ids = npt.NDArray[np.intp]
 Ints = npt.NDArray[np.int32]
-Keys = npt.NDArray[np.uint64]
 
 
 class QuoteVocabulary:
