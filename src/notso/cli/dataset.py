@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from notso.cli import backup, options, terminal
+
+if TYPE_CHECKING:
+    from notso.web.chat.files.export import DocumentsOf
+    from notso.web.store.protocol import WholeChat
 
 EXAMPLES = """\
   notso dataset chats.jsonl
@@ -51,9 +58,10 @@ def dataset(
 ) -> None:
     """Export conversations as a fine-tuning dataset.
 
-    Each chat becomes one row with its visible branch, in TRL's conversational format. Temporary and deleted chats are
-    left out. With --documents, rows are made from the texts of a library: each answer first quotes the document, or
-    says that nothing mentions what was asked. Nothing leaves this machine, and only you can read the file.
+    Each chat becomes one row with its visible branch, in TRL's conversational format, with its documents as prompts
+    contain them. Temporary and deleted chats are left out. With --documents, rows are made from the texts of a library:
+    each answer first quotes the document, or says that nothing mentions what was asked. Nothing leaves this machine,
+    and only you can read the file.
     """
     options.require_free_place(out, force, "OUT.jsonl")
     if pairs is not None:
@@ -63,13 +71,13 @@ def dataset(
     from notso.web.chat.files.export import conversation, preferences
     from notso.web.chat.files.quoting_rows import quoting_rows
     from notso.web.edge.access import LOCAL_OWNER
-    from notso.web.store.sqlite.store import whole_chats, whole_documents
+    from notso.web.store.sqlite.store import whole_documents
     from notso.web.values.errors import StorageError
 
     rows: list[str] = []
     preferred: list[str] = []
     with TemporaryDirectory(prefix="notso-dataset-") as folder:
-        copy = Path(folder, "chats.db")
+        copy = Path(folder, "notso.db")
         backup.copy_chats(copy, server, data_dir, api_key_file)
         if library is not None:
             found = list(whole_documents(copy, LOCAL_OWNER, library))
@@ -80,10 +88,10 @@ def dataset(
             _write(out, rows)
             terminal.say(f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})")
             return
-        for whole in whole_chats(copy):
-            row = conversation(whole)
+        for whole, documents_of in _chats(copy):
+            row = conversation(whole, documents_of)
             rows += [json.dumps(row, ensure_ascii=False)] if row is not None else []
-            preferred += [json.dumps(pair, ensure_ascii=False) for pair in preferences(whole)]
+            preferred += [json.dumps(pair, ensure_ascii=False) for pair in preferences(whole, documents_of)]
     _write(out, rows)
     terminal.say(f"{out} ({len(rows):,} conversations)")
     if pairs is not None:
@@ -91,6 +99,24 @@ def dataset(
         terminal.say(f"{pairs} ({len(preferred):,} pairs)")
     elif preferred:
         terminal.note(f"{len(preferred):,} preference pairs found; --preferences writes them to a file.")
+
+
+def _chats(copy: Path) -> Iterator[tuple[WholeChat, DocumentsOf]]:
+    """Yield the chats in a copy of the database, and what documents add to their prompts. Raises StorageError."""
+    from notso.web.store.sqlite.store import SQLiteStore, kept_chats
+    from notso.web.turns.documents import prompt_documents
+
+    kept, store = kept_chats(copy), SQLiteStore(copy.parent)
+    with asyncio.Runner() as runner:
+        runner.run(store.open())
+        try:
+            for owner, chat_id in kept:
+                whole = runner.run(store.whole_chat(owner, chat_id))
+                if whole is not None:
+                    asked = partial(prompt_documents, store, owner, whole.chat.prompt_date, project=whole.base.project)
+                    yield whole, lambda line, asked=asked: runner.run(asked(line))  # type: ignore[misc]
+        finally:
+            runner.run(store.close())
 
 
 def _write(path: Path, lines: list[str]) -> None:

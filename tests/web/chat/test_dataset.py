@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine, say
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store
+from web.store.test_documents import added
 
 from notso.cli.app import run_command_line
+from notso.documents.citations import QUOTE_FIRST
+from notso.documents.values import Document
 from notso.web.chat.files.export import NO_THOUGHTS, conversation, preferences
-from notso.web.store.protocol import Attachment, Chat, ChatBase, StoredMessage, ToolUse, WholeChat
+from notso.web.store.documents import StoredDocument
+from notso.web.store.protocol import Attachment, Chat, ChatBase, NewTurn, StoredMessage, ToolUse, WholeChat
+from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -147,6 +153,48 @@ def test_an_edited_version_is_preferred_to_the_shown_one() -> None:
 def test_without_versions_nothing_is_preferred() -> None:
     assert not list(preferences(whole(user("1", "Why?"), assistant("2", "Because", "1", edited=True))))
     assert conversation(whole(user("1", "Why?"))) is None and conversation(whole()) is None
+
+
+def test_documents_stand_where_prompts_have_them(tmp_path: Path) -> None:
+    """Of chats and projects: whole where they fit, and what a search finds where not."""
+    long = " ".join(f"Item {number} costs {number * 7} coins." for number in range(4_000))
+
+    async def fill(store: Any) -> None:
+        def asks(document: StoredDocument, text: str) -> NewTurn:
+            turn = a_turn(chat, text)
+            files = (Attachment(document.name, "", document.id),)
+            return replace(turn, user_message=replace(turn.user_message, attachments=files))
+
+        short = await added(store, "The heron stands in the reeds.", name="birds.txt")
+        gone = await added(store, "Nobody reads this.", name="gone.txt")
+        prices = await added(store, long, name="prices.txt")
+        for document, text in ((short, "Where is it?"), (gone, "What?"), (prices, "What does item 2977 cost?")):
+            chat = a_chat(text)
+            await finished(store, asks(document, text), f"[[1: {text}]] Here.", chat)
+        project = await store.documents.new_library(OWNER, "Zoo")
+        assert await store.documents.change_library(
+            OWNER, project.id, instructions="Feed them.", settings={"system_prompt": "Rhyme."}
+        )
+        inside = await store.documents.add(OWNER, project.id, "zoo.txt", b"zoo")
+        await store.documents.claim(1)
+        await store.documents.finish(inside.id, Document("text", "", "Lions roar.", (0,)))
+        chat = replace(a_chat("in the project"), project=project.id)
+        await finished(store, a_turn(chat, "Who roars?"), "Lions.", chat)
+        assert await store.documents.delete(OWNER, gone.id)
+
+    in_store(SQLiteStore(tmp_path / "data"), fill)
+    out = tmp_path / "rows.jsonl"
+    assert run_command_line(["dataset", str(out), "--data-dir", str(tmp_path / "data")]) == 0
+    asked = {said(row)[-1][1]: "\n".join(text for role, text in said(row) if role != "assistant") for row in lines(out)}
+    assert len(asked) == 4
+    whole = asked["[[1: Where is it?]] Here."]
+    assert whole.startswith("--- birds.txt ---\nThe heron stands in the reeds.\n--- end of birds.txt ---\n\nToday is ")
+    assert whole.endswith(f"Where is it?\n\n{QUOTE_FIRST}")
+    assert asked["[[1: What?]] Here."] == "What?", "a deleted document is left out"
+    found = asked["[[1: What does item 2977 cost?]] Here."]
+    assert "[prices.txt]\n" in found and f"Item 2977 costs {2977 * 7} coins." in found and len(found) < len(long) / 4
+    project = asked["Lions."]
+    assert project.startswith("--- zoo.txt ---\nLions roar.") and "Feed them." in project and "Rhyme." in project
 
 
 def lines(path: Path) -> list[Any]:

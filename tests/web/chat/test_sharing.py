@@ -14,8 +14,8 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.files.export import conversation, preferences
+from notso.web.edge.access import LOCAL_OWNER
 from notso.web.store.protocol import WholeChat
-from notso.web.store.sqlite.store import whole_chats
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words
 
@@ -127,9 +127,7 @@ def test_ratings_decide_what_a_dataset_prefers(server: Any, tmp_path: Path) -> N
     url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
     server.client.post(f"{url}/regenerate", data={"key": new_id()})
     server.wait(lambda: server.chat.turns.unfinished == 0)
-    target = tmp_path / "copy.db"
-    server.on_loop(lambda: server.shared.store.backup(target))
-    (whole,) = whole_chats(target)
+    whole = server.on_loop(lambda: server.shared.store.whole_chat(LOCAL_OWNER, asked.chat_id))
     question, first, second = whole.messages
 
     def rated(*ratings: int) -> WholeChat:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
@@ -19,15 +19,23 @@ from notso.web.store.protocol import Chat, StoredMessage, ToolUse, WholeChat
 from notso.web.store.tree import line_to, shown_path
 from notso.web.turns.chat_settings import SETTING_NAMES, settings_from
 from notso.web.turns.citations import markdown_with_citations
+from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
 from notso.web.turns.prompt import answer_messages, parts_of, prompt_messages
 from notso.web.values.wording import words
 
 Row = dict[str, Any]
+Line = Sequence[StoredMessage]
+DocumentsOf = Callable[[Line], PromptDocuments]
+"""What the documents of a branch add to its prompt."""
 NO_THOUGHTS = "<think>\n\n</think>\n"
 """What the template puts before answers in conversations without thinking."""
 
 
-def conversation(whole: WholeChat) -> Row | None:
+def _none_of(line: Line) -> PromptDocuments:
+    return NO_DOCUMENTS
+
+
+def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row | None:
     """Return the shown branch up to its last finished answer that is not rated down, if any."""
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
     # Nothing after an unfinished message is used.
@@ -35,12 +43,12 @@ def conversation(whole: WholeChat) -> Row | None:
     last = next((at for at in reversed(range(cut)) if _teaches(shown[at]) and _is_good(shown[at])), None)
     if last is None:
         return None
-    messages = _prompt(whole, shown[: last + 1])
+    messages = _prompt(whole, shown[: last + 1], documents_of)
     thinking = any(message.reasoning_content for message in messages)
     return {"messages": [_as_row(each, thinking) for each in messages], "chat_template_kwargs": _options(thinking)}
 
 
-def preferences(whole: WholeChat) -> Iterator[Row]:
+def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Iterator[Row]:
     """Pair the preferred answer of each question with each of its other finished answers.
 
     Preferred is the edited version, else the one rated highest, else the shown one or the newest. An answer rated down
@@ -60,7 +68,7 @@ def preferences(whole: WholeChat) -> Iterator[Row]:
         line = line_to(whole.messages, question.id)
         if not all(_is_whole(message) for message in line):
             continue
-        before = _prompt(whole, line)
+        before = _prompt(whole, line, documents_of)
         for rejected in answers:
             if rejected.content == chosen.content:
                 continue
@@ -85,9 +93,9 @@ def _is_good(message: StoredMessage) -> bool:
     return message.rating >= 0 or message.edited
 
 
-def _prompt(whole: WholeChat, line: Sequence[StoredMessage]) -> tuple[Message, ...]:
+def _prompt(whole: WholeChat, line: Line, documents_of: DocumentsOf) -> tuple[Message, ...]:
     settings = settings_from(whole.base.defaults, whole.chat.settings)
-    return prompt_messages(line, settings.system_prompt, keep_thinking=True)
+    return prompt_messages(line, settings.system_prompt, keep_thinking=True, documents=documents_of(line))
 
 
 def _options(thinking: bool) -> Row:

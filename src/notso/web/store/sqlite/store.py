@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from notso.web.store.documents import DocumentText
-from notso.web.store.protocol import MOST_TRIES, ChatBase, Damage, Heartbeat, Orphan, StoredMessage, WholeChat
+from notso.web.store.protocol import MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.documents import text_of
-from notso.web.store.sql.rows import chat_of, message_of
+from notso.web.store.sql.rows import message_of
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.connection import (
@@ -265,22 +264,16 @@ def _opened_copy(copy: Path) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
-def whole_chats(copy: Path) -> Iterator[WholeChat]:
-    """Yield all chats of all owners, oldest first, except temporary and deleted ones.
+def kept_chats(copy: Path) -> list[tuple[str, str]]:
+    """Return owner and id of the chats of all owners, oldest first, except temporary and deleted ones.
 
     Raises StorageError, also for another schema version.
     """
     with _opened_copy(copy) as db:
-        defaults = {row["owner"]: json.loads(row["settings"]) for row in db.execute("SELECT * FROM preferences")}
-        chats = db.execute(
-            "SELECT * FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
-        ).fetchall()
-        for row in chats:
-            messages = db.execute(
-                "SELECT * FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", (row["id"],)
-            )
-            owned = ChatBase(defaults.get(row["owner"], {}))
-            yield WholeChat(chat_of(row), owned, tuple(message_of(message) for message in messages))
+        rows = db.execute(
+            "SELECT owner, id FROM chats WHERE trash_id IS NULL AND NOT temporary ORDER BY created_ms, id"
+        )
+        return [(row["owner"], row["id"]) for row in rows]
 
 
 def whole_documents(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
