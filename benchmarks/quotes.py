@@ -9,6 +9,7 @@ of the tokens that continue the text are raised as a model would. Without --toke
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import re
 import resource
@@ -88,6 +89,8 @@ def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
     arrays = (index.starts, index.shortest, index.longest, index.ends)
     held_mb = (len(index.content) + sum(each.nbytes for each in arrays)) / 1e6
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    gc.collect()
+    gc.freeze()  # as a server does when it has started
     drawn = np.random.default_rng(2)
     first, later = list[float](), list[float]()
     for _ in range(quotations):

@@ -70,10 +70,11 @@ class QuoteVocabulary:
         short = sorted((_key(text), each) for text, each in self.ids.items() if len(text) < 8)
         self._short = np.array([key for key, _ in short], np.uint64)
         self._short_ids = np.array([each for _, each in short], np.intp)
-        self._long: dict[bytes, set[int]] = {}
+        long: dict[bytes, set[int]] = {}
         for text in self.ids:
             if len(text) >= 8:
-                self._long.setdefault(text[:8], set()).add(len(text))
+                long.setdefault(text[:8], set()).add(len(text))
+        self._long = {head: tuple(sizes) for head, sizes in long.items()}  # which garbage collections do not visit
         self.control_texts = [
             tokenizer.token_bytes(each) for each in tokenizer.special_ids if len(tokenizer.token_bytes(each)) > 1
         ]

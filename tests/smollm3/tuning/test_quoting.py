@@ -1,0 +1,94 @@
+"""Training on rows of one's own documents: the demo model learns to quote first, in other documents, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smollm3.tuning.test_trainer import needs_libraries
+from web.store.some_chats import in_store
+
+from notso import Engine, Message, RequestOptions, SamplingParams
+from notso.cli.app import run_command_line
+from notso.documents.citations import marks_in, quotable
+from notso.documents.passages import passages_of
+from notso.documents.values import Document
+from notso.smollm3.values.engine_config import AdapterSource
+from notso.web.chat.files.quoting_rows import quoting_rows
+from notso.web.edge.access import LOCAL_OWNER
+from notso.web.store.documents import DocumentText
+from notso.web.store.sqlite.store import SQLiteStore
+
+DOCUMENTS, ROWS = 25, 8
+RECIPE = ["--epochs", "4", "--learning-rate", "2e-3", "--no-rehearsal"]
+WHO = ("heron", "farmer", "teacher", "doctor", "dog", "child", "painter", "sailor", "baker", "king", "fox", "singer")
+DOES = ("waits", "sleeps", "works", "reads", "walks", "sings", "plays", "cooks", "swims", "writes", "dances", "runs")
+WHERE = ("river", "garden", "school", "forest", "kitchen", "market", "village", "station", "castle", "library", "lake")
+WHEN = ("morning", "evening", "summer", "winter", "Monday", "Friday", "spring", "autumn", "night", "holiday", "week")
+
+
+def text(seed: int, sentences: int = 16) -> str:
+    rng = random.Random(seed)
+    made = (
+        f"The {rng.choice(WHO)} {rng.choice(DOES)} near the {rng.choice(WHERE)} for {rng.randint(2, 99)} minutes"
+        f" every {rng.choice(WHEN)}."
+        for _ in range(sentences)
+    )
+    return " ".join(made)
+
+
+def rows(seed: int, count: int) -> list[Any]:
+    content = text(seed)
+    return list(
+        quoting_rows(f"notes {seed}.txt", DocumentText(content, (0,), tuple(passages_of(content, (0,)))), count)
+    )
+
+
+def quotes(adapter: Path | None, asked: list[Any]) -> tuple[int, int]:
+    """Return how many answers begin with a quotation, and in how many its words stand in the prompt: unconstrained."""
+    begun = verbatim = 0
+    sources = (AdapterSource("quotes", str(adapter)),) if adapter is not None else ()
+    with Engine.load("demo", adapters=sources) as engine:
+        for row in asked:
+            prompt = row["messages"][0]["content"]
+            options = RequestOptions(thinking=False, adapter="quotes" if adapter is not None else None)
+            sampling = SamplingParams(temperature=0, max_tokens=80)
+            answer = engine.submit([Message("user", prompt)], sampling, options).result().text
+            mark = next(marks_in(answer), None)
+            begun += mark is not None and mark.start == 0
+            verbatim += mark is not None and bool(mark.words) and mark.words in quotable(prompt)
+    return begun, verbatim
+
+
+@needs_libraries
+@pytest.mark.timeout(1800)
+def test_rows_of_documents_teach_to_quote(tmp_path: Path) -> None:
+    async def fill(store: Any) -> None:
+        library = await store.documents.library(LOCAL_OWNER, "Notes")
+        for seed in range(DOCUMENTS):
+            await store.documents.add(LOCAL_OWNER, library.id, f"notes {seed}.txt", text(seed).encode())
+            (document, _) = await store.documents.claim(1)
+            content = text(seed)
+            await store.documents.finish(document.id, Document("text", "", content, (0,)))
+
+    in_store(SQLiteStore(tmp_path / "data"), fill)
+    data, out = tmp_path / "quotes.jsonl", tmp_path / "quotes.gguf"
+    command = ["dataset", str(data), "--documents", "Notes", "--data-dir", str(tmp_path / "data"), "--rows", str(ROWS)]
+    assert run_command_line(command) == 0
+    command = [sys.executable, "-m", "notso", "tune", str(data), "--out", str(out), "--json", *RECIPE]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NOTSO_MODEL": ""}, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    print(told)
+    assert told["held_out_after"] < 0.5 * told["held_out_before"]
+    asked = [each for seed in range(1000, 1005) for each in rows(seed, 6)]  # of documents that no row is about
+    before, after = quotes(None, asked), quotes(out, asked)
+    print(before, after, len(asked))
+    assert before[0] < 0.1 * len(asked) and after[0] >= 0.9 * len(asked)
+    assert after[1] > before[1]
