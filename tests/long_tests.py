@@ -69,6 +69,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "src/notso/smollm3/conversion",
         "tests/smollm3/conversion",
     ),
+    "store": (
+        "src/notso/documents/passages.py",
+        "src/notso/web/store",
+        "tests/web/store/test_document_crash.py",
+        "tests/web/store/test_documents.py",
+    ),
     "chaos": (
         "deploy",
         "src/notso/cli",
@@ -89,6 +95,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tune": (
         "src/notso/cli/tune.py",
         "src/notso/smollm3/tuning",
+        "src/notso/web/chat/files/quoting_rows.py",
         "supply/tune.txt",
         "tests/smollm3/tuning",
     ),

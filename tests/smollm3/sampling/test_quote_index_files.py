@@ -109,6 +109,15 @@ def test_files_used_the_longest_ago_make_room(tmp_path: Path) -> None:
     assert names(tmp_path / "small") == []
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left, made = tmp_path / f"{READING.hex()}-0.abc.tmp", tmp_path / f"{OTHER.hex()}-0.def.tmp"
+    for path in (left, made):
+        path.touch()
+    os.utime(left, (1, 1))
+    QuoteIndexFiles(tmp_path).places(OTHER, DIGEST, len(TEXT), Made())
+    assert not left.exists() and made.exists()
+
+
 @pytest.mark.parametrize("trouble", ["full", "nearly full", "no folder"])
 def test_a_disk_in_trouble_costs_only_time(tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "quotes"

