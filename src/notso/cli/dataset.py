@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from notso.cli import backup, options, terminal
-
-if TYPE_CHECKING:
-    from notso.web.chat.files.export import DocumentsOf
-    from notso.web.store.protocol import WholeChat
 
 EXAMPLES = """\
   notso dataset chats.jsonl
@@ -68,10 +61,10 @@ def dataset(
         if library is not None:
             raise typer.BadParameter("is for conversations, not for --documents", param_hint="--preferences")
         options.require_free_place(pairs, force, "--preferences")
-    from notso.web.chat.files.export import conversation, preferences
+    from notso.web.chat.files.export import chats_in, conversation, preferences
     from notso.web.chat.files.quoting_rows import quoting_rows
     from notso.web.edge.access import LOCAL_OWNER
-    from notso.web.store.sqlite.store import whole_documents
+    from notso.web.store.sqlite.store import SQLiteStore, kept_chats, whole_documents
     from notso.web.values.errors import StorageError
 
     rows: list[str] = []
@@ -88,7 +81,7 @@ def dataset(
             _write(out, rows)
             terminal.say(f"{out} ({len(rows):,} questions about {len(found):,} document{'s' * (len(found) != 1)})")
             return
-        for whole, documents_of in _chats(copy):
+        for whole, documents_of in chats_in(SQLiteStore(copy.parent), kept_chats(copy)):
             row = conversation(whole, documents_of)
             rows += [json.dumps(row, ensure_ascii=False)] if row is not None else []
             preferred += [json.dumps(pair, ensure_ascii=False) for pair in preferences(whole, documents_of)]
@@ -99,24 +92,6 @@ def dataset(
         terminal.say(f"{pairs} ({len(preferred):,} pairs)")
     elif preferred:
         terminal.note(f"{len(preferred):,} preference pairs found; --preferences writes them to a file.")
-
-
-def _chats(copy: Path) -> Iterator[tuple[WholeChat, DocumentsOf]]:
-    """Yield the chats in a copy of the database, and what documents add to their prompts. Raises StorageError."""
-    from notso.web.store.sqlite.store import SQLiteStore, kept_chats
-    from notso.web.turns.documents import prompt_documents
-
-    kept, store = kept_chats(copy), SQLiteStore(copy.parent)
-    with asyncio.Runner() as runner:
-        runner.run(store.open())
-        try:
-            for owner, chat_id in kept:
-                whole = runner.run(store.whole_chat(owner, chat_id))
-                if whole is not None:
-                    asked = partial(prompt_documents, store, owner, whole.chat.prompt_date, project=whole.base.project)
-                    yield whole, lambda line, asked=asked: runner.run(asked(line))  # type: ignore[misc]
-        finally:
-            runner.run(store.close())
 
 
 def _write(path: Path, lines: list[str]) -> None:

@@ -7,19 +7,21 @@ preferences; `chat_template_kwargs` for the template's arguments.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from notso.web.engine.port import Message
-from notso.web.store.protocol import Chat, StoredMessage, ToolUse, WholeChat
+from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse, WholeChat
 from notso.web.store.tree import line_to, shown_path
 from notso.web.turns.chat_settings import SETTING_NAMES, settings_from
 from notso.web.turns.citations import markdown_with_citations
-from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
+from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments, prompt_documents
 from notso.web.turns.prompt import answer_messages, parts_of, prompt_messages
 from notso.web.values.wording import words
 
@@ -33,6 +35,20 @@ NO_THOUGHTS = "<think>\n\n</think>\n"
 
 def _none_of(line: Line) -> PromptDocuments:
     return NO_DOCUMENTS
+
+
+def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tuple[WholeChat, DocumentsOf]]:
+    """Open a store, yield chats by owner and id and what documents add to their prompts. Raises StorageError."""
+    with asyncio.Runner() as runner:
+        runner.run(store.open())
+        try:
+            for owner, chat_id in kept:
+                whole = runner.run(store.whole_chat(owner, chat_id))
+                if whole is not None:
+                    asked = partial(prompt_documents, store, owner, whole.chat.prompt_date, project=whole.base.project)
+                    yield whole, lambda line, asked=asked: runner.run(asked(line))  # type: ignore[misc]
+        finally:
+            runner.run(store.close())
 
 
 def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row | None:
