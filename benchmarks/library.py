@@ -5,7 +5,7 @@
 
 Measures a PDF of some pages, a folder of text files, and of a book the parsing of all pages and two parts of "ask every
 part"; the rest of the book is calculated from these. Times are those of a user of the page, who asks over HTTP; the
-figures of a prompt are those that the page shows. Run it on a quiet machine.
+figures of a prompt are those that the page shows. Answers are cut off. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from documents.made import text_pdf  # noqa: E402
 from server import Server  # noqa: E402
 
+ANSWER_TOKENS = 16
+"""A model with random weights ends no answer."""
 WORDS_A_PAGE = 380
 WORDS_A_LINE = 12
 PARTS = 2
@@ -121,6 +123,7 @@ def disk_mb(folder: str) -> float:
 
 def measure(user: User, folder: str, given: argparse.Namespace) -> None:
     rng, known = random.Random(1), words()
+    user.send("/settings", urllib.parse.urlencode({"max_tokens": ANSWER_TOKENS}).encode())
 
     def timed_upload(name: str, pages: int) -> tuple[str, int]:
         made = [page_of(rng, known, number) for number in range(1, pages + 1)]
