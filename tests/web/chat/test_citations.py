@@ -85,3 +85,22 @@ def test_planted_errors_are_caught_when_stored(start: Callable[..., Any]) -> Non
     for each in planted:
         assert store(each) == (Citation(each.at, each.to),), each
     assert store(replace(true, page=7, name="false")) == (true,)
+
+
+def test_a_document_replaced_while_it_is_quoted_is_not_cited(start: Callable[..., Any]) -> None:
+    """The answer ends, and its quotation is looked up in what is there then."""
+    documents, replaced = list[str](), list[str]()
+
+    def answer(messages: Any, thinking: bool) -> Any:
+        assert "The stork eats frogs" in messages[-1].content
+        assert server.on_loop(lambda: server.shared.store.documents.delete("local", documents[0]))
+        replaced.append(upload(server, "birds.txt", b"Here. The stork sleeps now. The heron stands.")["id"])
+        return say("[[1: The stork eats frogs]] It eats.")
+
+    server = start(ScriptedEngine(answer)).ready()
+    documents.append(upload(server, "birds.txt", b"Here. The stork eats frogs. The heron stands.")["id"])
+    asked = server.stored(ask(server, "What?", documents[0]))
+    assert asked.state == "done" and asked.content == "[[1: The stork eats frogs]] It eats."
+    assert [(each.document, each.start, each.end) for each in asked.citations] == [("", 0, 0)]
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert replaced and 'class="citation"' not in page and "not in the documents" in page
