@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import re
+import threading
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +225,36 @@ def test_a_long_text_is_indexed_in_a_child_and_mapped(
             quote_index_child.unpacked(each, 10)
     monkeypatch.setattr(quote_index_child, "PROGRAM", "raise SystemExit(1)")
     assert np.array_equal(Quotes(quotes._tokenizer).index(source, escaped=escaped).starts, here.starts), "built here"
+
+
+def test_a_text_that_is_being_indexed_holds_up_its_own_request_only(
+    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.smollm3.sampling import quotes as module
+
+    begun, may_end, places_of = threading.Event(), threading.Event(), module.places_of
+
+    def slow(*given: Any, **more: Any) -> Any:
+        begun.set()
+        may_end.wait()
+        return places_of(*given, **more)
+
+    def ask(source: str) -> str:
+        options = RequestOptions(thinking=False, continue_last=True, sources=(QuoteSource(source),))
+        messages = [Message("user", "Quote"), Message("assistant", "[[1: ")]
+        return demo_engine.submit(messages, SamplingParams(max_tokens=60, stop=("]]",)), options).result().text
+
+    monkeypatch.setattr(module, "CHARACTERS_INDEXED_HERE", 1_000)
+    monkeypatch.setattr(module, "places_of", slow)
+    hostile, answers = "word " * 400 + "at the end", list[str]()
+    other = threading.Thread(target=lambda: answers.append(ask(hostile)))
+    other.start()
+    assert begun.wait(60)
+    assert ask("one two three four five").startswith(("one two", "two three"))
+    assert not answers
+    may_end.set()
+    other.join()
+    assert answers[0] in hostile
 
 
 def test_wide_and_narrow_intervals_agree(quotes: Quotes, demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
