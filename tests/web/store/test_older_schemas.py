@@ -61,7 +61,7 @@ def a_half_answer(write: Write) -> None:
 
 
 async def taken_in(store: ChatStore) -> list[str]:
-    return [each.message_id for each in (await store.heartbeat(frozenset(), takes=True)).taken]
+    return [each.message_id for each in (await store.heartbeat(frozenset(), frozenset())).taken]
 
 
 def test_an_answer_without_a_trace_is_interrupted(kept: Kept, older: Any) -> None:

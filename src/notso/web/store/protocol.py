@@ -285,7 +285,8 @@ class Orphan:
 class Heartbeat:
     """Result of a heartbeat.
 
-    `orphans` were interrupted by it and are reported only once, as are `taken`, which are this process's from now on.
+    `orphans` were interrupted by it and are reported only once. `taken` are this process's from now on, and reported
+    until it knows them: the result of a heartbeat that has taken some may be lost.
     `lost`: generations of this process that another one interrupted or took because of late heartbeats.
     """
 
@@ -450,10 +451,13 @@ class ChatStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
+    async def heartbeat(
+        self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
+    ) -> Heartbeat:
         """Renew this process's lease, and take or interrupt turns of dead processes.
 
-        `running`: generations of this process. `takes`: it continues turns that have a trace. Shared stores need it
+        `running`: generations of this process. `known`: those and the ones that it is about to start, if it continues
+        turns that have a trace. One that `is_leaving` leaves turns of dead processes to others. Shared stores need it
         every HEARTBEAT_SECONDS, others once.
         """
 

@@ -419,7 +419,7 @@ class TurnConsumer:
             renderer=RENDERER_VERSION,
         )
         message = replace(message, citations=await self._citations(message.content))
-        self.turn.message = message
+        self.turn.message, self.turn.trace = message, trace
         log.words = len(message.content.split())
         error = note if state == "failed" else None
         if is_left:  # to the next process; this one was not ended by the answer
