@@ -203,10 +203,11 @@ class AnswerRun:
 class AnswerTrace:
     """How an answer was written: its engine requests in order, and what they were sent with besides the chat's
     settings: the setting `model`, those `own` of this version (None: the chat's), whether `every` part of the documents
-    is asked, and whether the reasoning ends at once (`hurry`). An answer without requests has not begun.
+    is asked, of which so many were answered (`parts`), and whether the reasoning ends at once (`hurry`). An answer
+    without requests has not begun.
 
     An answer left by a process that ended is taken up by another, unless MOST_TRIES processes have begun it with its
-    last token so far (`tries`). `resumes` counts how often it was taken up.
+    last token or part so far (`tries`). `resumes` counts how often it was taken up.
     """
 
     runs: tuple[AnswerRun, ...]
@@ -216,6 +217,7 @@ class AnswerTrace:
     own: Mapping[str, SettingValue] | None = None
     every: bool = False
     hurry: bool = False
+    parts: int = 0
 
 
 MOST_TRIES = 2
