@@ -138,7 +138,7 @@ class BackgroundResponses:
         record = stream.record
         if record is None:
             return
-        begun, noted, stored = record.tokens, ("", record.tokens), record.tokens
+        begun, stored, noted = record.begun, record.begun, ("", record.begun)
         while not (await asyncio.wait([stream.following], timeout=NOTE_SECONDS))[0]:
             if noted == (record.origin, record.tokens):
                 continue

@@ -193,6 +193,7 @@ class TokenRecord:
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
         self._closed_at = list(replay.closed_at) if replay is not None else []
+        self.begun = len(self._ids)
         self.origin = ""
         self.limit = 0
         self.finish: FinishReason | None = None
