@@ -25,8 +25,8 @@ pytestmark = [
 ]
 
 ANSWERS = int(os.environ.get("KILLED_ANSWERS", 3))
-# Python imports this at its start: each step of the engine takes 250 ms more, so that there is a middle to be killed in: a short
-# answer has twenty tokens, which are stored each second.
+# Python imports this at its start: each step of the engine takes 250 ms more, so that there is a middle to be killed
+# in. A short answer has twenty tokens, and they are stored each second.
 PACED = """
 import sys, time
 

@@ -305,7 +305,7 @@ class TurnConsumer:
             answer = answer_of_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
             async for event in answer:
                 self.take([event])
-                if event.kind == "text":  # a part's whole answer
+                if event.kind == "text" and answered < len(parts):  # the whole answer of one
                     answered += 1
                     trace = self.turn.trace
                     if trace is not None and answered > trace.parts:
