@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Server:
     """The demo model behind a server that kills itself at a place: so many tokens, or "tool"; "": never."""
 
     def __init__(self, folder: Path, place: str = "", database: str | None = None, valkey: str | None = None) -> None:
+        began = time.monotonic()
         ready, told = CONTEXT.Pipe(duplex=False)
         given = (place, told, folder, PACE_S, database, valkey)
         self.process = CONTEXT.Process(target=serve_until, args=given, daemon=True)
@@ -53,6 +54,7 @@ class Server:
         except EOFError:  # it died as it took up an answer
             url = "http://127.0.0.1:1"
         self.client = httpx.Client(base_url=url, timeout=60)
+        self.start_s = time.monotonic() - began
 
     def ask(self, question: str, seed: int) -> str:
         fields = {"seed": str(seed), "tools": "calculator", "temperature": "1.5", "max_tokens": "120"}
@@ -113,6 +115,13 @@ def answer(folder: Path, chat: str) -> tuple[str, ...]:
     return (*texts, json.dumps(told))
 
 
+def stored_tokens(folder: Path) -> int:
+    """Return how many tokens of a chat's only answer are stored."""
+    with closing(sqlite3.connect(f"{(folder / 'notso.db').as_uri()}?mode=ro", uri=True)) as database:
+        traces = database.execute("SELECT trace FROM answer_traces").fetchall()
+    return sum(len(run["ids"]) for (trace,) in traces for run in json.loads(trace)["runs"])
+
+
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
     with postgres_server() as server:
@@ -142,6 +151,26 @@ class Killed:
     kills: int = 0
     extra_s: float = 0.0
     differs: str = ""
+    parts: list[tuple[float, ...]] = field(default_factory=list)
+
+    def watch(self, server: Server, folder: Path, before: int) -> None:
+        """Note the seconds of a start after a kill: the process, the model, and the replay with a further token."""
+        began, loaded = time.monotonic(), 0.0
+        while server.process.is_alive():
+            try:
+                if not loaded and server.client.get("/health").status_code == 200:
+                    loaded = time.monotonic()
+            except httpx.HTTPError:
+                return  # it was killed again
+            if loaded and stored_tokens(folder) > before:
+                self.parts.append((server.start_s, loaded - began, time.monotonic() - loaded))
+                return
+            time.sleep(0.01)
+
+    @property
+    def told_parts(self) -> dict[str, float]:
+        names = ("process s", "model s", "replay and token s")
+        return {name: statistics.median(each) for name, each in zip(names, zip(*self.parts, strict=True), strict=False)}
 
 
 def kill_repeatedly(folder: Path, number: int) -> Killed:
@@ -150,7 +179,10 @@ def kill_repeatedly(folder: Path, number: int) -> Killed:
     chat = generation = ""
     began = time.monotonic()
     for place in places(rng, has_call=number % len(QUESTIONS) < 2):
+        before = stored_tokens(folder) if chat else 0
         server = Server(folder, place)
+        if chat:
+            threading.Thread(target=told.watch, args=(server, folder, before), daemon=True).start()
         try:
             chat = chat or server.ask(question, seed=number)
             generation = generation or server.generation(chat)
@@ -177,7 +209,11 @@ def kill_repeatedly(folder: Path, number: int) -> Killed:
             told.differs = f"{number}: {killed} for {expected}"
     finally:
         server.end()
-    print(f"answer {number}: {told.kills} kills, {told.extra_s:.1f} s for each, {told.differs or 'equal'}", flush=True)
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told.told_parts.items())
+    print(
+        f"answer {number}: {told.kills} kills, {told.extra_s:.1f} s each ({parts}), {told.differs or 'equal'}",
+        flush=True,
+    )
     return told
 
 

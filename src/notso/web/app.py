@@ -350,7 +350,7 @@ async def begin_stopping(parts: Parts) -> None:
     # A proxy that polls /health sees this first.
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
-    parts.shared.stopping = True
+    parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
     parts.chat.turns.interrupt_all(asking_only=True)  # an answer from the user would come too late
     try:
@@ -431,7 +431,7 @@ def _taking_up(chat: ChatServices) -> Callable[[Orphan], None]:
 
 
 async def _shut_down(parts: Parts) -> None:
-    parts.shared.stopping = True
+    parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
     await parts.background.close()
     parts.chat.turns.interrupt_all()

@@ -47,9 +47,9 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     COPIED.clear()
     monkeypatch.setattr(secrets, "randbits", lambda bits: 3)  # its answers are long enough
 
-    async def noted(self: Any, response_id: str, holder: str, progress: str, *, is_further: bool) -> None:
-        await note(self, response_id, holder, progress, is_further=is_further)
-        if not COPIED.is_set() and len(json.loads(progress)["ids"]) >= 8:
+    async def noted(self: Any, id: str, holder: str, first: int, progress: str, *, is_further: bool) -> None:
+        await note(self, id, holder, first, progress, is_further=is_further)
+        if not COPIED.is_set() and first + len(json.loads(progress)["ids"]) >= 8:
             shutil.copytree(tmp_path / "data", copy, ignore=shutil.ignore_patterns("*lock*"))
             COPIED.set()
 
@@ -120,6 +120,15 @@ def test_a_response_in_the_background_goes_on(start: Start, left: Path, streams:
     else:
         assert events(again.client.get(f"/v1/responses/{id}?stream=true").text)[:30] == events(answer.text)[:30]
     assert 0 < generated(again) <= generated(server) - 8
+
+
+def test_a_response_that_ends_while_its_server_drains_has_ended(start: Start, left: Path) -> None:
+    """Else the next process writes it again, which with another model is another text."""
+    server = start(load).ready()
+    id = server.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()["id"]
+    server.on_loop(lambda: setattr(server.shared, "stopping", True))
+    COPIED.set()
+    server.wait(lambda: server.on_loop(lambda: server.shared.store.records.open_response("local", id)) is None)
 
 
 def other_arithmetic() -> Engine:

@@ -80,3 +80,20 @@ def test_choices_have_one_each_and_an_unknown_form_is_refused(served: Any, engin
     assert [engine.check_receipt(each).problem for each in receipts["notso_receipt"]] == ["", ""]
     refused = served.client.post("/v1/chat/completions", json=body, headers={"x-notso-receipt": "yes"})
     assert refused.status_code == 400 and "x-notso-receipt" in refused.json()["error"]["message"]
+
+
+def test_a_stored_response_has_the_receipt_that_was_asked_for(served: Any, engine: Engine) -> None:
+    body = {"input": "Hello", "max_output_tokens": 30, "background": True}
+    for form in ("open", "sealed"):
+        id = served.client.post("/v1/responses", json=body, headers={"x-notso-receipt": form}).json()["id"]
+        url = f"/v1/responses/{id}"
+        assert served.client.get(f"{url}/input_items").json()["data"], "while it is written"
+        served.wait(lambda url=url: served.client.get(url).json()["status"] not in ("queued", "in_progress"))
+        told = served.client.get(url).json()
+        served.on_loop(lambda id=id: served.api.resumable_streams.forget("local", id))  # as it is after a while
+        assert served.client.get(url).json() == told and told["notso_receipt"]["form"] == form
+    whole = served.client.post("/v1/responses", json={"input": "Hello"}, headers={"x-notso-receipt": "open"}).json()
+    stored = served.client.get(f"/v1/responses/{whole['id']}").json()
+    assert (
+        stored["notso_receipt"] == whole["notso_receipt"] and not engine.check_receipt(stored["notso_receipt"]).problem
+    )

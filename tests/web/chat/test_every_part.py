@@ -145,6 +145,12 @@ def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_
     chat_id = server.client.post("/chats", data=fields).headers["location"].rpartition("/")[2]
     asked = server.last(chat_id)
     assert begun.wait(60)
+
+    def trace(server: Any) -> Any:
+        return server.on_loop(lambda: server.shared.store.trace("local", asked.message_id))
+
+    server.wait(lambda: trace(server).parts)
+    assert (trace(server).parts, trace(server).tries) == (1, 1)
     shutil.copytree(tmp_path / "data", tmp_path / "left", ignore=shutil.ignore_patterns("*lock*"))
     go_on.set()
     whole = server.finished(asked)
@@ -152,6 +158,7 @@ def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_
     again = start(engine, data_dir=tmp_path / "left").ready()
     answer = again.finished(asked)
     assert (answer.state, answer.content) == ("done", whole.content) and "**Sum: 9**" in whole.content
+    assert (trace(again).parts, trace(again).tries) == (len(engine.requests), 1), "a further part is progress"
     seeds = {each.params.seed for each in engine.requests}
     assert seeds == {each.params.seed for each in server.shared.engine.default.engine.requests} and None not in seeds
 

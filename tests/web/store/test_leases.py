@@ -29,7 +29,9 @@ class OtherProcesses:
         self.asked: list[frozenset[str]] = []
         self.all_said = asyncio.Event()
 
-    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
+    async def heartbeat(
+        self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
+    ) -> Heartbeat:
         self.asked.append(frozenset(running))
         found = self.said.pop(0) if self.said else Heartbeat()
         if not self.said:

@@ -61,7 +61,7 @@ def a_half_answer(write: Write) -> None:
 
 
 async def taken_in(store: ChatStore) -> list[str]:
-    return [each.message_id for each in (await store.heartbeat(frozenset(), takes=True)).taken]
+    return [each.message_id for each in (await store.heartbeat(frozenset(), frozenset())).taken]
 
 
 def test_an_answer_without_a_trace_is_interrupted(kept: Kept, older: Any) -> None:
@@ -103,17 +103,17 @@ def test_a_background_response_of_that_release_begins_again_with_its_seed(kept: 
     older(BEFORE_PROGRESS[kept.kind], rows)
 
     async def look(store: ChatStore) -> None:
-        left = await store.records.claim_open_response("me", 2)
+        left = await store.records.claim_open_response("me", (), 2)
         assert left is not None and (left.seed, left.path, left.progress, left.headers) == (
             7,
             "/v1/responses",
             "",
             "{}",
         )
-        await store.records.note_progress("resp_1", "another", "{}", is_further=True)
-        await store.records.note_progress("resp_1", "me", '{"ids":[1]}', is_further=True)
+        await store.records.note_progress("resp_1", "another", 0, "{}", is_further=True)
+        await store.records.note_progress("resp_1", "me", 0, '{"ids":[1]}', is_further=True)
         found = await store.records.open_response(OWNER, "resp_1")
-        assert found is not None and (found.progress, found.tries) == ('{"ids":[1]}', 0)
+        assert found is not None and (json.loads(found.progress)["ids"], found.tries) == ([1], 0)
         assert await store.records.open_stream(OWNER, "") is None
 
     kept.run(look)

@@ -19,6 +19,7 @@ from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_
 
 from notso.web.store.documents import Member
 from notso.web.store.protocol import (
+    AnswerTrace,
     Conversation,
     Heartbeat,
     Memory,
@@ -106,6 +107,30 @@ def test_what_a_process_left_is_interrupted_by_one_heartbeat_of_the_others(datab
             assert await other.heartbeat(frozenset()) == await one.heartbeat(frozenset()) == Heartbeat()
             stored = (await other.messages(OWNER, chat.id))[1]
             assert (stored.state, stored.content) == ("interrupted", "half")
+
+    run(work)
+
+
+def test_what_was_taken_is_told_until_it_is_known(database: str) -> None:
+    """The first heartbeats of a busy machine end late: what they took was taken, and nobody was told of it."""
+
+    async def work() -> None:
+        async with stores(database, 3) as (dead, alive, leaving):
+            chat = a_chat()
+            turn = replace(a_turn(chat), trace=AnswerTrace(()))
+            answer, nothing = turn.assistant_message, frozenset[str]()
+            await dead.add_turn(OWNER, turn, chat)
+            await expire(alive, dead)
+            async with asyncio.timeout(60):
+                while not (found := await alive.heartbeat(nothing, nothing)).taken:
+                    assert await leaving.heartbeat(nothing, nothing, is_leaving=True) == Heartbeat()
+                    await asyncio.sleep(0.05)
+            (left,) = found.taken
+            assert left.message_id == answer.id and not found.orphans
+            await alive.save_message(replace(answer, state="running"), OWNER, AnswerTrace((), tries=2))
+            assert (await alive.heartbeat(nothing, nothing)).taken == (left,)
+            assert await alive.heartbeat(nothing, frozenset({left.generation_id})) == Heartbeat()
+            assert await leaving.heartbeat(nothing, nothing) == Heartbeat(), "it is the other's"
 
     run(work)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from web.store.conftest import Kept
 
-from notso.web.store.records import LEASE_SECONDS, PART_BYTES, KeptAnswer, StoredBatch, StoredFile
+from notso.web.store.records import LEASE_SECONDS, PART_BYTES, KeptAnswer, OpenResponse, StoredBatch, StoredFile
 
 LEASE_MS = int(1000 * LEASE_SECONDS)
 FILE = StoredFile("file-1", "a\u2028.jsonl", "batch", 2 * PART_BYTES + 1, 1000)
@@ -105,5 +106,45 @@ def test_answers_are_kept_for_a_day(kept: Kept) -> None:
         assert await records.kept_answer("a", "key \u2028", 0) == ANSWER and await records.files("a")
         await records.purge(5000 + day)
         assert await records.kept_answer("a", "key \u2028", 0) is None and not await records.files("a")
+
+    kept.run(work)
+
+
+def test_the_tokens_of_a_response_are_stored_once(kept: Kept) -> None:
+    def tokens(*ids: int, closed_at: tuple[int, ...] = ()) -> str:
+        return json.dumps({"ids": ids, "closed_at": closed_at, "origin": "o"})
+
+    async def work(store: Any) -> None:
+        records = store.records
+        await records.add_open_response(OpenResponse("r", "a", "{}", "[]", 7, 1, conversation="c"), "one")
+        for first, told in ((0, tokens()), (0, tokens(1, 2)), (2, tokens(3, closed_at=(2,))), (3, tokens(4))):
+            await records.note_progress("r", "one", first, told, is_further=False)
+        await records.note_progress("r", "two", 0, tokens(9), is_further=False)
+        for found in (await records.open_response("a", "r"), await records.open_stream("a", "c")):
+            assert json.loads(found.progress) == {"ids": [1, 2, 3, 4], "closed_at": [2], "origin": "o"}
+        stored = await store._read("", "SELECT told FROM response_tokens ORDER BY first")
+        assert [json.loads(row["told"])["ids"] for row in stored] == [[1, 2], [3], [4]]
+        left = await records.claim_open_response("two", (), 2 + LEASE_MS)
+        assert left.tries == 1 and json.loads(left.progress)["ids"] == [1, 2, 3, 4]
+        await records.note_progress("r", "two", 4, tokens(5), is_further=True)
+        assert (await records.open_response("a", "r")).tries == 0
+        await records.note_progress("r", "two", 0, tokens(6), is_further=False)  # another model begins it again
+        assert json.loads((await records.open_response("a", "r")).progress)["ids"] == [6]
+        await records.end_open_response("a", "r")
+        assert await store._read("", "SELECT told FROM response_tokens") == []
+
+    kept.run(work)
+
+
+def test_a_claim_whose_result_was_lost_is_told_again(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        records = store.records
+        await records.add_open_response(OpenResponse("r", "a", "{}", "[]", 7, 1), "one")
+        assert await records.claim_open_response("one", ("r",), 1) is None
+        for _ in range(2):
+            assert (await records.claim_open_response("two", (), 2 + LEASE_MS)).tries == 1
+        assert await records.claim_open_response("two", ("r", "s"), 2 + LEASE_MS) is None
+        await records.leave_open_responses("two")
+        assert (await records.claim_open_response("three", (), 2)).tries == 1, "one that stops is not counted"
 
     kept.run(work)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +17,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.smollm3 import Engine
 from notso.web.chat import submit
 from notso.web.engine.port import Event, Message, ToolCall
+from notso.web.store.protocol import Orphan
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.turns.answer_trace import TraceRecorder
@@ -134,6 +139,55 @@ def test_a_process_that_ends_before_the_engine_is_asked_is_counted(
         left, before = tmp_path / f"left {number}", left
         shutil.copytree(before, left, ignore=shutil.ignore_patterns("*lock*"))
         held.gate.set()
+
+
+def test_what_is_told_again_is_taken_up_once(start: Start, left_at: Callable[..., Path]) -> None:
+    left = left_at(Turns, "start")
+    asked = start(ScriptedEngine()).ready().ask("Hello")
+    engine = ScriptedEngine()
+    engine.gate.clear()
+    again = start(engine, data_dir=left).ready()
+    again.wait(lambda: again.on_loop(lambda: again.chat.turns.find(asked.generation_id)) is not None)
+    told = Orphan("local", asked.chat_id, asked.message_id, asked.generation_id)
+    again.on_loop(lambda: submit.take_up(again.chat, told))
+    engine.gate.set()
+    assert again.finished(asked).state == "done"
+    assert len([each for each in engine.requests if each.options.token_ids]) == 1
+
+
+def test_a_server_that_stops_while_it_takes_up_leaves_the_answer_to_the_next(
+    start: Start, left_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_at(Turns, "start")
+    before = start(ScriptedEngine()).ready()
+    asked = before.ask("Hello")
+    before.finished(asked)
+    save, interrupt_all, unasked = SQLiteStore.save_message, Turns.interrupt_all, ScriptedEngine()
+    saving, stopping = threading.Event(), threading.Event()
+
+    async def late(self: Any, *arguments: Any) -> None:
+        if arguments[0].id != asked.message_id:  # of a server of another test, which ends
+            return await save(self, *arguments)
+        monkeypatch.setattr(SQLiteStore, "save_message", save)
+        saving.set()
+        await asyncio.to_thread(stopping.wait, 60)
+        return await save(self, *arguments)
+
+    def interrupt(self: Turns, *, asking_only: bool = False) -> None:
+        interrupt_all(self, asking_only=asking_only)
+        if not asking_only:
+            stopping.set()
+
+    monkeypatch.setattr(Turns, "interrupt_all", interrupt)
+    monkeypatch.setattr(SQLiteStore, "save_message", late)
+    server = start(unasked, data_dir=left, drain_seconds=0.0)
+    assert saving.wait(60)
+    server.close()
+    with closing(sqlite3.connect(left / "notso.db")) as database:
+        sql = "SELECT state, tries FROM messages JOIN answer_traces ON id = message_id"
+        assert database.execute(sql).fetchall() == [("running", 0)], "the answer has not ended this process"
+    again = start(ScriptedEngine(), data_dir=left).ready()
+    assert again.finished(asked).state == "done" and not unasked.requests
 
 
 def test_a_full_disk_delays_what_is_taken_up(

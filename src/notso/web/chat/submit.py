@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from itertools import chain, repeat
 from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_branch
@@ -39,7 +40,7 @@ from notso.web.turns.prompt import SUMMARY_REQUEST, next_request, prompt_message
 from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
-from notso.web.values.errors import Problem, QuotaError, StorageError
+from notso.web.values.errors import Problem, QuotaError, StorageError, lacks_threads
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.wording import number, words
 
@@ -488,29 +489,41 @@ async def take_up(services: ChatServices, left: Orphan) -> None:
 
     What cannot be continued is interrupted.
     """
-    with services.turns.expecting(left.generation_id):
-        for pause in (*TAKE_UP_RETRY_SECONDS, None):
+    turns = services.turns
+    if not turns.lost(left.generation_id):  # it was started during the heartbeat, or its last save failed
+        if (turn := turns.find(left.generation_id)) is not None and turn.log.finished:
+            with contextlib.suppress(StorageError):  # a shared store asks for it again
+                await services.shared.store.save_message(turn.message, left.owner, turn.trace)
+        return
+    pauses = chain(TAKE_UP_RETRY_SECONDS, repeat(TAKE_UP_RETRY_SECONDS[-1]))
+    with turns.expecting(left.generation_id):
+        while not services.shared.stopping:
             try:
                 return await _take_up(services, left)
-            except StorageError as error:
+            except Exception as error:
+                if not isinstance(error, StorageError) and not lacks_threads(error):
+                    raise
                 logger.warning("an answer could not be continued: %s", error)
-                if pause is not None and not services.shared.stopping:
-                    await asyncio.sleep(pause)
-    # Now the next message in the chat tries to interrupt it.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(turns.closing.wait(), next(pauses))
 
 
 async def _take_up(services: ChatServices, left: Orphan) -> None:
     store, owner = services.shared.store, left.owner
     message = await store.message(owner, left.chat_id, left.message_id)
-    if message is None or not message.active or services.shared.stopping:
+    if message is None or not message.active or message.generation_id != left.generation_id:
         return
-    if message.generation_id != left.generation_id:
-        return
+    turn = None
     try:
         turn = await _left_turn(services, owner, message)
     except (Problem, ModelError) as error:
         logger.warning("an answer cannot be continued: %s", error)
-        turn = None
+    except Exception as error:  # a fault must not leave it unfinished for ever
+        if isinstance(error, StorageError) or lacks_threads(error):
+            raise
+        logger.exception("an answer cannot be continued")
+    if services.shared.stopping:
+        return
     if turn is None:
         await store.save_message(replace(message, state="interrupted"), owner)
         return

@@ -68,6 +68,7 @@ TABLES = (
         ),
         ("id",),
     ),
+    Table("response_tokens", ("response_id", "first", "told"), ("response_id", "first")),
     Table("api_files", ("id", "owner", "name", "purpose", "size", "created_ms", "expires_ms"), ("id",)),
     Table("api_file_parts", ("file_id", "part", "content"), ("file_id", "part")),
     Table("api_batches", ("id", "owner", "created_ms", "body", "plan", "is_open"), ("id",), frozenset({"is_open"})),

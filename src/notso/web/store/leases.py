@@ -18,6 +18,9 @@ class RunningTurns(Protocol):
     @property
     def generations(self) -> frozenset[str]: ...
 
+    @property
+    def known(self) -> frozenset[str]: ...
+
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool: ...
 
 
@@ -31,6 +34,7 @@ class Leases:
         self._store = store
         self._turns = turns
         self.failing = False  # whether the last heartbeat failed
+        self.leaving = False  # whether this process stops, and takes up no turn
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -51,7 +55,8 @@ class Leases:
 
     async def beat(self) -> None:
         try:
-            found = await self._store.heartbeat(self._turns.generations, takes=self.at_taken is not None)
+            known = self._turns.known if self.at_taken is not None else None
+            found = await self._store.heartbeat(self._turns.generations, known, is_leaving=self.leaving)
         except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
             if not self.failing:
                 logger.warning("leases could not be renewed: %s", error)

@@ -203,10 +203,11 @@ class AnswerRun:
 class AnswerTrace:
     """How an answer was written: its engine requests in order, and what they were sent with besides the chat's
     settings: the setting `model`, those `own` of this version (None: the chat's), whether `every` part of the documents
-    is asked, and whether the reasoning ends at once (`hurry`). An answer without requests has not begun.
+    is asked, of which so many were answered (`parts`), and whether the reasoning ends at once (`hurry`). An answer
+    without requests has not begun.
 
     An answer left by a process that ended is taken up by another, unless MOST_TRIES processes have begun it with its
-    last token so far (`tries`). `resumes` counts how often it was taken up.
+    last token or part so far (`tries`). `resumes` counts how often it was taken up.
     """
 
     runs: tuple[AnswerRun, ...]
@@ -216,6 +217,7 @@ class AnswerTrace:
     own: Mapping[str, SettingValue] | None = None
     every: bool = False
     hurry: bool = False
+    parts: int = 0
 
 
 MOST_TRIES = 2
@@ -285,7 +287,8 @@ class Orphan:
 class Heartbeat:
     """Result of a heartbeat.
 
-    `orphans` were interrupted by it and are reported only once, as are `taken`, which are this process's from now on.
+    `orphans` were interrupted by it and are reported only once. `taken` are this process's from now on, and reported
+    until it knows them: the result of a heartbeat that has taken some may be lost.
     `lost`: generations of this process that another one interrupted or took because of late heartbeats.
     """
 
@@ -450,10 +453,13 @@ class ChatStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
+    async def heartbeat(
+        self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
+    ) -> Heartbeat:
         """Renew this process's lease, and take or interrupt turns of dead processes.
 
-        `running`: generations of this process. `takes`: it continues turns that have a trace. Shared stores need it
+        `running`: generations of this process. `known`: those and the ones that it is about to start, if it continues
+        turns that have a trace. One that `is_leaving` leaves turns of dead processes to others. Shared stores need it
         every HEARTBEAT_SECONDS, others once.
         """
 

@@ -58,8 +58,8 @@ MOST_LEFT, MOST_LEFT_BEGUN = 6, 2
 class OpenResponse:
     """A response that has not ended and survives its process: its request, who sent it (as JSON), and its seed.
 
-    `headers` and `progress`, its tokens so far, are JSON; `conversation` is that of X-Conversation-Id. `tries` counts
-    the processes that left it without a further token. It is given up after MOST_LEFT of them, or after
+    `headers` is JSON, as is `progress`, its tokens so far; `conversation` is that of X-Conversation-Id. `tries` counts
+    the processes that were killed with it before a further token. It is given up after MOST_LEFT of them, or after
     MOST_LEFT_BEGUN if the engine had begun.
     """
 
@@ -131,14 +131,21 @@ class ApiRecords(Protocol):
     async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
         """Return the latest response of a named conversation."""
 
-    async def note_progress(self, response_id: str, holder: str, progress: str, *, is_further: bool) -> None:
-        """Store the tokens of a response that the process still holds. `is_further`: they are more than it took up."""
+    async def note_progress(
+        self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
+    ) -> None:
+        """Store the tokens of a response that the process still holds, from number `first`, with which earlier ones
+        were. `is_further`: they are more than it took up."""
 
     async def renew_open_responses(self, holder: str, now_ms: int) -> None:
         """Renew the leases of a process."""
 
-    async def claim_open_response(self, holder: str, now_ms: int) -> OpenResponse | None:
-        """Lease the oldest response that no other live process holds."""
+    async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
+        """Lease the oldest response that no live process holds, or that this one holds and does not know: the result
+        of a claim may be lost."""
+
+    async def leave_open_responses(self, holder: str) -> None:
+        """End the leases of a process that stops, without counting it."""
 
     async def end_open_response(self, owner: str, response_id: str) -> None: ...
 

@@ -300,10 +300,17 @@ class TurnConsumer:
             self._wake.set()
 
     async def _listen_to_parts(self, parts: Sequence[Part]) -> None:
+        answered = 0
         try:
             answer = answer_of_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
             async for event in answer:
                 self.take([event])
+                if event.kind == "text" and answered < len(parts):  # the whole answer of one
+                    answered += 1
+                    trace = self.turn.trace
+                    if trace is not None and answered > trace.parts:
+                        self.turn.trace = replace(trace, parts=answered, tries=1)
+                        await self._save_partial()
         except NotsoError as error:
             self._failure = error
         except Exception as error:
@@ -419,7 +426,7 @@ class TurnConsumer:
             renderer=RENDERER_VERSION,
         )
         message = replace(message, citations=await self._citations(message.content))
-        self.turn.message = message
+        self.turn.message, self.turn.trace = message, trace
         log.words = len(message.content.split())
         error = note if state == "failed" else None
         if is_left:  # to the next process; this one was not ended by the answer

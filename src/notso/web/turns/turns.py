@@ -61,6 +61,7 @@ class Turns:
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
         self._expected: dict[str, asyncio.Event] = {}
+        self.closing = asyncio.Event()  # every turn is interrupted, also one that starts only now
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -71,6 +72,11 @@ class Turns:
     def generations(self) -> frozenset[str]:
         """Generation ids of unfinished turns."""
         return frozenset(self._consumers)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Generation ids of unfinished turns, and of those that are about to start."""
+        return frozenset(self._consumers) | frozenset(self._expected)
 
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
         """Start a stored turn as the admitted request."""
@@ -98,6 +104,8 @@ class Turns:
             phase = "queued" if self._requests.host.model(turn.request.model).takes_requests else "loading"
             # The engine may be in a long step before its first event.
             turn.log.set_phase(phase, words[f"phase_{phase}"])
+        if self.closing.is_set():
+            self._leave(consumer)
         task = asyncio.create_task(self._follow(consumer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -207,15 +215,23 @@ class Turns:
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
         """Interrupt every turn, or those that wait for the user; the next process continues them."""
-        for generation_id, consumer in list(self._consumers.items()):
+        if not asking_only:
+            self.closing.set()
+        for consumer in list(self._consumers.values()):
             if not asking_only or consumer.calls.asking is not None:
-                consumer.turn.is_left = not consumer.turn.cancelled
-                self.stop(generation_id, interrupted=True)
+                self._leave(consumer)
+
+    def _leave(self, consumer: TurnConsumer) -> None:
+        consumer.turn.is_left = not consumer.turn.cancelled
+        self.stop(consumer.turn.id, interrupted=True)
 
     async def wait_for_all(self) -> None:
-        """Wait until every turn is saved."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        """Wait until every turn is saved, also those that are about to start."""
+        while self._tasks or self._expected:
+            for begun in list(self._expected.values()):
+                await begun.wait()
+            if self._tasks:
+                await asyncio.wait(set(self._tasks))
 
     async def _follow(self, consumer: TurnConsumer) -> None:
         turn = consumer.turn

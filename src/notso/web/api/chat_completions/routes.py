@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -155,7 +155,7 @@ class ChatSerializer:
             untold = logprobs_body(event.logprobs, ()) if event.logprobs else None
             yield data_event(chunk(number, {}, choice.reason, untold, timings=report))
 
-    async def finalise(self) -> None: ...
+    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         if self._asked.include_usage:

@@ -332,7 +332,7 @@ class NativeSerializer:
             self._stopped_by[number] = event.stop
             yield data_event(self._final(number) | {"content": "", "tokens": []})
 
-    async def finalise(self) -> None: ...
+    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         yield from ()

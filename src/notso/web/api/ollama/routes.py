@@ -81,7 +81,7 @@ class OllamaSerializer:
             case "tool_call" if event.tool_call is not None:
                 yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
 
-    async def finalise(self) -> None: ...
+    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         # Counts, and log probabilities of tokens without visible text.

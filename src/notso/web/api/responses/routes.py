@@ -31,6 +31,7 @@ from notso.web.api.shared.background import left_response, queued_body
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.listing import page
+from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
@@ -90,8 +91,11 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
     """List the input items of a response, latest first, without those of the response it continues."""
     query, headers = _query(request, services, ("limit", "order", "after"))
     running = _running(services, owner, response_id)
-    if running is not None and isinstance(running.serializer, ResponseSerializer):
-        items = kept_input(running.serializer.asked.items, response_id)
+    serializer = running.serializer if running is not None else None
+    if isinstance(serializer, ReceiptSerializer):
+        serializer = serializer.inner
+    if isinstance(serializer, ResponseSerializer):
+        items = kept_input(serializer.asked.items, response_id)
     else:
         items = (await found_response(services, owner, response_id, "response_id")).input
     listed = page(items, query)

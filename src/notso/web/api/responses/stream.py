@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from notso.documents.citations import Mark, MarkReader
@@ -127,14 +127,16 @@ class ResponseSerializer:
         self._item["results"] = [dict(each) for each in search.results] if search.shows_results else None
         yield from self._done("completed")
 
-    async def finalise(self) -> None:
+    async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
         # Before completion is reported. Messages dropped from its prompt stay dropped, so that a chain of responses
         # grows no longer than the context.
         if self.asked.keep:
             said = self.asked.said
             head = 1 if said[0].role == "system" and not self.asked.instructions else 0
             body = await asyncio.to_thread(self.body)
-            await self._keep(body, (*said[:head], *said[head + self._dropped :], self._assistant_message()))
+            await self._keep(
+                body | dict(added or {}), (*said[:head], *said[head + self._dropped :], self._assistant_message())
+            )
 
     def closing(self) -> Iterator[bytes]:
         yield self._sse_event(f"response.{self._status}", response=self.body())

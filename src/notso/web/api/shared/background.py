@@ -100,6 +100,7 @@ class BackgroundResponses:
         self._shared = shared
         self._ring = ring
         self._holder = secrets.token_hex(8)
+        self._known: set[str] = set()  # responses that it continues
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, app: FastAPI, inside: Any) -> None:
@@ -109,9 +110,12 @@ class BackgroundResponses:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(NotsoError):  # the database is away; the leases will expire
+            await self._shared.store.records.leave_open_responses(self._holder)
 
     async def follow(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
         """Keep a response that has begun, and its tokens, until its end."""
+        self._known.add(response_id)
         if LEFT not in request.scope:
             body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
             headers = {name: request.headers[name] for name in KEPT_HEADERS if name in request.headers}
@@ -128,26 +132,32 @@ class BackgroundResponses:
             )
             await self._shared.store.records.add_open_response(left, self._holder)
         self._begin(self._note_progress(response_id, stream))
-        stream.following.add_done_callback(lambda _: self._begin(self._ended(owner, response_id)))
+        stream.following.add_done_callback(lambda _: self._begin(self._ended(owner, response_id, stream)))
 
     async def _note_progress(self, response_id: str, stream: ResumableStream) -> None:
         record = stream.record
         if record is None:
             return
-        begun, noted = record.tokens, ("", record.tokens)
+        begun, stored, noted = record.begun, record.begun, ("", record.begun)
         while not (await asyncio.wait([stream.following], timeout=NOTE_SECONDS))[0]:
             if noted == (record.origin, record.tokens):
                 continue
-            noted, progress = (record.origin, record.tokens), json.dumps(asdict(record.replay))
+            now, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
             with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
-                is_further = record.tokens > begun
-                records = self._shared.store.records
-                await records.note_progress(response_id, self._holder, progress, is_further=is_further)
+                is_further, records = record.tokens > begun, self._shared.store.records
+                await records.note_progress(response_id, self._holder, stored, progress, is_further=is_further)
+                noted, stored = now, now[1]
 
-    async def _ended(self, owner: str, response_id: str) -> None:
-        if not self._shared.stopping:  # else the next process generates it again
-            with contextlib.suppress(NotsoError):  # it is generated again, to the same text
+    async def _ended(self, owner: str, response_id: str, stream: ResumableStream) -> None:
+        is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
+        if self._shared.stopping and not is_whole and not stream.running.stopped_by_asker:
+            return  # the next process continues it
+        while True:
+            with contextlib.suppress(NotsoError):  # the database is away
                 await self._shared.store.records.end_open_response(owner, response_id)
+                self._known.discard(response_id)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self, app: FastAPI, inside: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared
@@ -156,11 +166,23 @@ class BackgroundResponses:
                 if is_shared:
                     await records.renew_open_responses(self._holder, _now_ms())
                 # A store of this process alone holds no lease of a live one.
-                while left := await records.claim_open_response(self._holder, _now_ms() if is_shared else 1 << 62):
+                until = _now_ms() if is_shared else 1 << 62
+                while not self._shared.stopping and (left := await self._claimed(until)):
+                    self._known.add(left.id)
                     self._begin(self._go_on(app, inside, left))
             await asyncio.sleep(LOOK_SECONDS)
 
+    async def _claimed(self, until_ms: int) -> OpenResponse | None:
+        return await self._shared.store.records.claim_open_response(self._holder, sorted(self._known), until_ms)
+
     async def _go_on(self, app: FastAPI, inside: Any, left: OpenResponse) -> None:
+        try:
+            await self._go_on_with(app, inside, left)
+        except BaseException:
+            self._known.discard(left.id)  # it is claimed again
+            raise
+
+    async def _go_on_with(self, app: FastAPI, inside: Any, left: OpenResponse) -> None:
         caller = await self._ring.still(Caller(*json.loads(left.caller)))
         if caller is None or left.is_given_up:
             said = "the key was revoked" if caller is None else "the server ended several times during this response"
@@ -189,6 +211,7 @@ class BackgroundResponses:
         if not left.conversation:
             await store.save_response(left.owner, StoredResponse(left.id, None, body, (), left.created_ms))
         await store.records.end_open_response(left.owner, left.id)
+        self._known.discard(left.id)
 
     def _begin(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -44,7 +44,7 @@ class ReceiptSerializer:
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
-        self._inner = inner
+        self.inner = inner
         self._engine = engine
         self._submissions = submissions
         self._form = form
@@ -53,41 +53,41 @@ class ReceiptSerializer:
         self._receipts: Any = None
 
     def again(self) -> ReceiptSerializer:
-        return ReceiptSerializer(self._inner.again(), self._engine, self._submissions, self._form)
+        return ReceiptSerializer(self.inner.again(), self._engine, self._submissions, self._form)
 
     def initial_events(self) -> Iterable[bytes]:
-        return self._inner.initial_events()
+        return self.inner.initial_events()
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         if event.kind in ("started", "tokens"):
             self._records[number].take(event)
             return
-        frames = self._inner.take(number, event)
+        frames = self.inner.take(number, event)
         if event.kind == "end":
             held, self._held = self._held, list(frames)
             yield from held
         else:
             yield from frames
 
-    async def finalise(self) -> None:
-        await self._inner.finalise()
+    async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
         made = [
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
         self._receipts = made[0] if len(made) == 1 else made
+        await self.inner.finalise({**(added or {}), FIELD: self._receipts})  # what is stored has them, too
 
     def closing(self) -> Iterator[bytes]:
-        frames = [*self._held, *self._inner.closing()]
+        frames = [*self._held, *self.inner.closing()]
         last = max((at for at, frame in enumerate(frames) if _split(frame) is not None), default=None)
         for at, frame in enumerate(frames):
             head, told = (_split(frame) if at == last else None) or (b"", {})
             yield head + as_json(told | {FIELD: self._receipts}).encode() + _tail(frame) if told else frame
 
     def failure(self, error: ApiError) -> bytes:
-        return self._inner.failure(error)
+        return self.inner.failure(error)
 
     def body(self) -> Any:
-        body = self._inner.body()
+        body = self.inner.body()
         return body if self._receipts is None else body | {FIELD: self._receipts}
 
     def _receipt(self, submission: Submission, record: TokenRecord) -> Mapping[str, Any]:

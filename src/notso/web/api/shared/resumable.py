@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from notso.smollm3 import Event, NotsoError, Replay
+from notso.smollm3 import Event, FinishReason, NotsoError, Replay
 from notso.web.api.shared.serializer import (
     Serializer,
     closing_events_of,
@@ -193,8 +193,10 @@ class TokenRecord:
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
         self._closed_at = list(replay.closed_at) if replay is not None else []
+        self.begun = len(self._ids)
         self.origin = ""
         self.limit = 0
+        self.finish: FinishReason | None = None
 
     def take(self, event: Event) -> None:
         if event.kind == "started":
@@ -202,6 +204,13 @@ class TokenRecord:
         if event.is_forced:
             self._closed_at.append(len(self._ids))
         self._ids += event.token_ids
+        if event.kind == "end":
+            self.finish = event.finish_reason
+
+    def since(self, first: int) -> Replay:
+        """Return the tokens from number `first`."""
+        closed_at = tuple(each for each in self._closed_at if each >= first)
+        return Replay(tuple(self._ids[first:]), closed_at, self.origin)
 
     @property
     def tokens(self) -> int:
@@ -209,7 +218,7 @@ class TokenRecord:
 
     @property
     def replay(self) -> Replay:
-        return Replay(tuple(self._ids), tuple(self._closed_at), self.origin)
+        return self.since(0)
 
 
 class ResumableStream:

@@ -31,8 +31,8 @@ class Serializer(Protocol):
     def take(self, number: int, event: Event) -> Iterable[bytes]:
         """Return an event's frames. Raise the error of an `error` event."""
 
-    async def finalise(self) -> None:
-        """Do what must precede the end, such as storing."""
+    async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
+        """Do what must precede the end, such as storing. `added` are further fields of the body."""
 
     def closing(self) -> Iterable[bytes]: ...
 

@@ -168,9 +168,11 @@ class PostgresDatabase(Database):
             (self._replica,),
         )
 
-    def heartbeat(self, running: frozenset[str], *, takes: bool) -> Heartbeat:
+    def heartbeat(self, running: frozenset[str], known: frozenset[str] | None, *, is_leaving: bool) -> Heartbeat:
         self.renew()
-        taken = self._take_orphans() if takes else []
+        if is_leaving:
+            return Heartbeat(lost=self._lost(running))
+        taken = self._take_orphans(known) if known is not None else []
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
             # SKIP LOCKED: of concurrent heartbeats only one gets an orphan.
@@ -188,14 +190,16 @@ class PostgresDatabase(Database):
         orphans, adopted = (tuple(Orphan(**row) for row in rows) for rows in (ended, taken))
         return Heartbeat(orphans, adopted, self._lost(running))
 
-    def _take_orphans(self) -> list[Any]:
-        return self.execute(
-            "UPDATE messages SET holder = ? WHERE id IN (SELECT messages.id FROM messages"
-            " JOIN answer_traces ON message_id = messages.id AND tries < ?"
+    def _take_orphans(self, known: frozenset[str]) -> list[Any]:
+        # Also those of this process that it does not know: a heartbeat took them whose result did not arrive.
+        return self._connection.execute(
+            "UPDATE messages SET holder = %s WHERE id IN (SELECT messages.id FROM messages"
+            " JOIN answer_traces ON message_id = messages.id"
             " JOIN chats ON chats.id = messages.chat_id AND chats.trash_id IS NULL"
-            f" WHERE holder IS NOT NULL AND messages.trash_id IS NULL AND {_UNFINISHED} AND {_gone()}"
-            " FOR UPDATE OF messages SKIP LOCKED) RETURNING owner, chat_id, id AS message_id, generation_id",
-            (self._replica, MOST_TRIES),
+            f" WHERE messages.trash_id IS NULL AND {_UNFINISHED}"
+            f" AND (tries < %s AND {_gone()} OR holder = %s AND generation_id <> ALL(%s))"
+            " FOR UPDATE OF messages SKIP LOCKED) RETURNING owner, chat_id, id AS message_id, generation_id".encode(),
+            (self._replica, MOST_TRIES, self._replica, list(known)),
         ).fetchall()
 
     def leave(self) -> None:

@@ -396,6 +396,15 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE open_responses ADD COLUMN conversation TEXT COLLATE "C" NOT NULL DEFAULT '';
     ALTER TABLE open_responses ADD COLUMN progress TEXT COLLATE "C" NOT NULL DEFAULT '';
     """,
+    # 16: their tokens in parts, so that each second stores only its own.
+    """
+    CREATE TABLE response_tokens (
+        response_id TEXT COLLATE "C" NOT NULL REFERENCES open_responses (id) ON DELETE CASCADE DEFERRABLE,
+        first BIGINT NOT NULL,
+        told TEXT COLLATE "C" NOT NULL,
+        PRIMARY KEY (response_id, first)
+    );
+    """,
 )
 
 REINDEXES = frozenset({9})

@@ -69,9 +69,13 @@ class PostgresStore(SQLStore):
         self._reads.close()
         self._lease_thread.shutdown()
 
-    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
+    async def heartbeat(
+        self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
+    ) -> Heartbeat:
         self._connections.cut_off(MOST_SECONDS)
-        return await self._soon(lambda: self._connections.write(lambda db: db.heartbeat(running, takes=takes)))
+        return await self._soon(
+            lambda: self._connections.write(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
+        )
 
     async def refuse_company(self) -> None:
         if await self._lease_thread.run(lambda: self._connections.look(PostgresDatabase.others)):

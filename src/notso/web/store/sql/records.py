@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from notso.web.store.records import (
@@ -49,6 +50,19 @@ class Run(Protocol):
 
 def _leased(now_ms: int) -> int:
     return now_ms + int(1000 * LEASE_SECONDS)
+
+
+def _open(db: Database, row: Any) -> OpenResponse | None:
+    """Return a response with its tokens, which are in parts behind those that an older release wrote whole."""
+    if row is None:
+        return None
+    left = OpenResponse(**row)
+    parts = db.execute("SELECT told FROM response_tokens WHERE response_id = ? ORDER BY first", (left.id,)).fetchall()
+    if not parts:
+        return left
+    told = [json.loads(each) for each in (left.progress, *(part["told"] for part in parts)) if each]
+    joined = {name: [each for part in told for each in part.get(name, ())] for name in ("ids", "closed_at")}
+    return replace(left, progress=json.dumps(told[-1] | joined))
 
 
 class SQLRecords:
@@ -203,37 +217,54 @@ class SQLRecords:
 
     async def open_response(self, owner: str, response_id: str) -> OpenResponse | None:
         sql = f"SELECT {_OPEN} FROM open_responses WHERE id = ? AND owner = ?"
-        row = await self._look(lambda db: db.execute(sql, (response_id, owner)).fetchone(), owner)
-        return OpenResponse(**row) if row is not None else None
+        return await self._look(lambda db: _open(db, db.execute(sql, (response_id, owner)).fetchone()), owner)
 
     async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
         where = "owner = ? AND conversation = ? AND conversation <> ''"
         sql = f"SELECT {_OPEN} FROM open_responses WHERE {where} ORDER BY created_ms DESC, id LIMIT 1"
-        row = await self._look(lambda db: db.execute(sql, (owner, conversation)).fetchone(), owner)
-        return OpenResponse(**row) if row is not None else None
+        return await self._look(lambda db: _open(db, db.execute(sql, (owner, conversation)).fetchone()), owner)
 
-    async def note_progress(self, response_id: str, holder: str, progress: str, *, is_further: bool) -> None:
-        tries = ", tries = 0" if is_further else ""
-        sql = f"UPDATE open_responses SET progress = ?{tries} WHERE id = ? AND holder = ?"
-        await self._write(lambda db: db.execute(sql, (progress, response_id, holder)))
+    async def note_progress(
+        self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
+    ) -> None:
+        held = "SELECT 1 AS yes FROM open_responses WHERE id = ? AND holder = ?"
+
+        def work(db: Database) -> None:
+            if db.execute(held + db.for_update, (response_id, holder)).fetchone() is None:
+                return
+            db.execute("DELETE FROM response_tokens WHERE response_id = ? AND first >= ?", (response_id, first))
+            if not first:  # also what an older release wrote whole
+                db.execute("UPDATE open_responses SET progress = '' WHERE id = ? AND progress <> ''", (response_id,))
+            db.execute("INSERT INTO response_tokens VALUES (?, ?, ?)", (response_id, first, progress))
+            if is_further:
+                db.execute("UPDATE open_responses SET tries = 0 WHERE id = ? AND tries > 0", (response_id,))
+
+        await self._write(work)
 
     async def renew_open_responses(self, holder: str, now_ms: int) -> None:
         sql = "UPDATE open_responses SET held_until_ms = ? WHERE holder = ?"
         await self._write(lambda db: db.execute(sql, (_leased(now_ms), holder)))
 
-    async def claim_open_response(self, holder: str, now_ms: int) -> OpenResponse | None:
+    async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
         free = "holder <> ? AND held_until_ms < ?"
-        find = f"SELECT {_OPEN} FROM open_responses WHERE {free} ORDER BY created_ms, id LIMIT 1"
-        take = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = tries + 1 WHERE id = ?"
+        mine = "holder = ?" + (f" AND id NOT IN ({', '.join('?' * len(known))})" if known else "")
+        find = f"SELECT {_OPEN}, holder FROM open_responses WHERE {free} OR {mine} ORDER BY created_ms, id LIMIT 1"
+        take = "UPDATE open_responses SET holder = ?, held_until_ms = ?, tries = ? WHERE id = ?"
 
         def work(db: Database) -> OpenResponse | None:
-            row = db.execute(find + db.for_update, (holder, now_ms)).fetchone()
+            row = db.execute(find + db.for_update, (holder, now_ms, holder, *known)).fetchone()
             if row is None:
                 return None
-            db.execute(take, (holder, _leased(time.time_ns() // 1_000_000), row["id"]))
-            return OpenResponse(**{**dict(row), "tries": row["tries"] + 1})
+            values = dict(row)
+            values["tries"] += values.pop("holder") != holder
+            db.execute(take, (holder, _leased(time.time_ns() // 1_000_000), values["tries"], values["id"]))
+            return _open(db, values)
 
         return await self._write(work)
+
+    async def leave_open_responses(self, holder: str) -> None:
+        sql = "UPDATE open_responses SET holder = '', held_until_ms = 0, tries = 0 WHERE holder = ?"
+        await self._write(lambda db: db.execute(sql, (holder,)))
 
     async def end_open_response(self, owner: str, response_id: str) -> None:
         sql = "DELETE FROM open_responses WHERE id = ? AND owner = ?"

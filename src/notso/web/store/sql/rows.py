@@ -127,7 +127,7 @@ def update_message(db: Database, owner: str, assistant_message: StoredMessage) -
     return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
 
 
-_OF_A_TURN = ("own", "every", "hurry")
+_OF_A_TURN = ("own", "every", "hurry", "parts")
 
 
 def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) -> None:

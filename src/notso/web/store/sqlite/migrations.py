@@ -354,6 +354,15 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE open_responses ADD COLUMN conversation TEXT NOT NULL DEFAULT '';
     ALTER TABLE open_responses ADD COLUMN progress TEXT NOT NULL DEFAULT '';
     """,
+    # 18: their tokens in parts, so that each second stores only its own.
+    """
+    CREATE TABLE response_tokens (
+        response_id TEXT NOT NULL REFERENCES open_responses (id) ON DELETE CASCADE,
+        first INTEGER NOT NULL,
+        told TEXT NOT NULL,
+        PRIMARY KEY (response_id, first)
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -162,11 +162,13 @@ class SQLiteStore(SQLStore):
             raise StorageDamagedError(said_of(self.damage))
         await self.write(lambda db: db.execute(_INTERRUPT))
 
-    async def heartbeat(self, running: frozenset[str], *, takes: bool = False) -> Heartbeat:
-        if not takes or self.read_only:
+    async def heartbeat(
+        self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
+    ) -> Heartbeat:
+        if known is None or is_leaving or self.read_only:
             return Heartbeat()
         left = [Orphan(**row) for row in await self._read("", _UNFINISHED)]
-        return Heartbeat(taken=tuple(each for each in left if each.generation_id not in running))
+        return Heartbeat(taken=tuple(each for each in left if each.generation_id not in known))
 
     def _message(self, row: sqlite3.Row) -> StoredMessage:
         message = message_of(row)
