@@ -91,7 +91,7 @@ auto with_its_packing(Format format, Use use) {
 
 bool is_packed(Format format) {
   const KernelTable& table = kernels();
-  return table.slab_kernel != nullptr && table.slab_kernel(format) != nullptr;
+  return table.slabs != nullptr && table.slabs(format).kernel != nullptr;
 }
 
 int64_t slab_bytes(Format format, int64_t k, int64_t rows) {

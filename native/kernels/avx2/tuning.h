@@ -1,6 +1,8 @@
 // How much this family takes together, and how it asks for memory.
 #pragma once
 
+#include <cstdint>
+
 namespace qtensor {
 namespace {
 
@@ -8,6 +10,8 @@ namespace {
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
 // Of products of small M: batch rows that share an unpacked row.
 constexpr int kBatchGroup = 4;
+// From which M on tiles are faster than rows.
+constexpr int64_t kTilesFromM = 6;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

@@ -26,10 +26,11 @@ struct alignas(64) SlabBatchBlock {
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
-void pack_slab_batch_row(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* packed) {
+void pack_slab_batch_row(const PackTask& t, int64_t row) {
+  const BlockQ8K* x = t.x + row * t.blocks;
   const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
-  for (int64_t b = 0; b < blocks; b++, x++) {
-    auto& to = reinterpret_cast<SlabBatchBlock*>(packed)[b * m];
+  for (int64_t b = 0; b < t.blocks; b++, x++) {
+    auto& to = reinterpret_cast<SlabBatchBlock*>(t.packed)[b * t.m + row];
     __m512i most16 = zero, most32 = zero;
     for (int c = 0; c < 4; c++) {
       const __m512i v = _mm512_load_si512(x->q + 64 * c);
@@ -54,6 +55,9 @@ void pack_slab_batch_row(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* 
     to.largest32 = _mm512_reduce_max_epi32(most32) / 2;
   }
 }
+
+template <class Batch>
+constexpr SlabPacking kSlabPacking{sizeof(SlabBatchBlock), pack_slab_batch_row};
 
 QTENSOR_INLINE __m512i dword_to_all(const void* from) {
   int value;
