@@ -1,6 +1,8 @@
 // How much this family takes together, and how it asks for memory.
 #pragma once
 
+#include <cstdint>
+
 namespace qtensor {
 namespace {
 
@@ -10,6 +12,9 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
 constexpr int kBatchGroup = 4;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
+
+// As AVX-512's: so many batch rows take packed weights in the order of memory, and ask for nothing.
+inline int64_t in_order_up_to_m() { return __builtin_cpu_is("amdfam19h") ? 2 : 0; }
 
 }  // namespace
 }  // namespace qtensor
