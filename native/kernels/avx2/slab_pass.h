@@ -2,7 +2,8 @@
 // four bytes at a time. A line of 32 rows is four registers that share each broadcast. Products of two neighbours are
 // summed in words for as many steps as surely fit, then meet their scale in vpmaddwd.
 //
-// One batch row has A and B summed together. Of two, A first: eight sums are what sixteen registers hold.
+// Eight sums are what sixteen registers hold: of A and B with one batch row, else of A first, then of B, with two batch
+// rows and a whole line, or with four and half a line.
 #pragma once
 
 #include <immintrin.h>
@@ -127,9 +128,10 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
 };
 
 template <class Block>
-struct SlabPairs;  // `steps`: so many products of fours fit a word
+struct SlabPairs;  // `steps`: so many products of fours fit a word; `alike`: pairs are unpacked by the same code
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
+  static constexpr bool alike = true;
   static constexpr int steps = 8;  // 15 * 127 * 16 = 30,480
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int pair, int four) {
@@ -140,6 +142,7 @@ struct SlabPairs<BlockQ4_K> : SlabWithMins {
 };
 template <>
 struct SlabPairs<BlockQ5_K> : SlabWithMins {
+  static constexpr bool alike = false;
   static constexpr int steps = 4;  // 31 * 127 * 8 = 31,496
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int pair, int four) {
@@ -159,7 +162,7 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
 template <>
 struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, steps = 4;
-  static constexpr bool has_min = false, has_start = true;
+  static constexpr bool has_min = false, has_start = true, alike = false;
   static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
   static constexpr int b(int pair, int four) { return a(pair, four) + 64; }
   static constexpr int scale_a(int pair) { return a(pair, 0) / 16; }
@@ -191,7 +194,7 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   }
 };
 
-constexpr int kMostAtOnce = 2, kMostAsking = 512;
+constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
 template <class Block, bool IN_ORDER = false>
 struct SlabPass {
@@ -219,39 +222,64 @@ struct UnsignedProducts {
   }
 };
 
-// Adds the products of a four with M batch rows: of B or of A, or of both, to sums of their own or to one.
+// Sums of M batch rows and as many registers of rows as go with them: eight at most.
+constexpr int parts_with(int m) { return m <= 2 ? 4 : 2; }
+template <int M>
+using SlabSums = __m256i[parts_with(M)][M];
+
 template <class Block, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE __m256i values_of(SlabPass<Block, IN_ORDER>& t, int part, int pair, int four, bool second) {
   using P = SlabPairs<Block>;
-  constexpr int kFours = 32 / P::pairs;
-  auto* const place = reinterpret_cast<__m256i*>(t.kept[second][pair * kFours + four][part]);
+  auto* const place = reinterpret_cast<__m256i*>(t.kept[second][pair * P::fours + four][part]);
   if (SOURCE == Source::kept) return _mm256_load_si256(place);
   // B comes from lines that A has just read.
   const Lines<false> read{t.lines[part].at, t.lines[part].halves};
-  const __m256i v = second ? P::values_b(P::raw(read, pair, four), pair, four) : P::values_a(P::raw(t.lines[part], pair, four), pair, four);
+  const __m256i v = second ? P::values_b(P::raw(read, pair, four), pair, four)
+                           : P::values_a(P::raw(t.lines[part], pair, four), pair, four);
   if (SOURCE == Source::unpacked_and_kept) _mm256_store_si256(place, v);
   return v;
 }
+// Adds the products of four A's, or B's, from part `first` on.
 template <class Block, class Products, int M, Source SOURCE, bool IN_ORDER, class Batch>
-QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, const Batch* x, int pair, int four, bool second,
-                                 __m256i (&sum)[kSlabParts][M]) {
+QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const Batch* x, int pair, int four,
+                                 bool second, SlabSums<M>& sum) {
   using P = SlabPairs<Block>;
-  __m256i xv[M];
+  constexpr int kParts = parts_with(M);
+  const auto of_batch = [&](int j) __attribute__((always_inline)) {
+    __m256i v = dword_to_all(x[j].q + (second ? P::b(pair, four) : P::a(pair, four)));
+    in_register(v);
+    return v;
+  };
+  const auto of_weight = [&](int k) __attribute__((always_inline)) {
+    __m256i v = values_of<Block, SOURCE>(t, first + k, pair, four, second);
+    in_register(v);
+    return v;
+  };
+  // Two of the one stay in registers while those of the other come and go.
+  if constexpr (M <= 2) {
+    __m256i v[M];
 #pragma GCC unroll 2
-  for (int j = 0; j < M; j++) {
-    xv[j] = dword_to_all(x[j].q + (second ? P::b(pair, four) : P::a(pair, four)));
-    in_register(xv[j]);
-  }
+    for (int j = 0; j < M; j++) v[j] = of_batch(j);
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++) {
-    const __m256i w = values_of<Block, SOURCE>(t, part, pair, four, second);
+    for (int k = 0; k < kParts; k++) {
+      const __m256i w = of_weight(k);
 #pragma GCC unroll 2
-    for (int j = 0; j < M; j++) Products::add(sum[part][j], w, xv[j]);
+      for (int j = 0; j < M; j++) Products::add(sum[k][j], w, v[j]);
+    }
+  } else {
+    const __m256i w[2] = {of_weight(0), of_weight(1)};
+#pragma GCC unroll 4
+    for (int j = 0; j < M; j++) {
+      const __m256i v = of_batch(j);
+#pragma GCC unroll 2
+      for (int k = 0; k < kParts; k++) Products::add(sum[k][j], w[k], v);
+    }
   }
 }
+// Of both, with one batch row.
 template <class Block, class Products, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch& x, int pair, int four,
-                                      __m256i (&sum_a)[kSlabParts][1], __m256i (&sum_b)[kSlabParts][1]) {
+                                      SlabSums<1>& sum_a, SlabSums<1>& sum_b) {
   using P = SlabPairs<Block>;
   const __m256i x_a = dword_to_all(x.q + P::a(pair, four)), x_b = dword_to_all(x.q + P::b(pair, four));
 #pragma GCC unroll 4
@@ -266,45 +294,56 @@ QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch&
 template <class Vector>
 QTENSOR_INLINE void in_memory(Vector& value) { __asm__("" : "+m"(value)); }
 
+// A loop where pairs differ in their places alone: of three or four batch rows the first cache would not hold the code.
+template <class P, int M, Source SOURCE, class Each>
+QTENSOR_INLINE void each_pair(Each each) {
+  if constexpr (M > 2 && (P::alike || SOURCE == Source::kept)) {
+#pragma GCC unroll 1
+    for (int pair = 0; pair < P::pairs; pair++) each(pair);
+  } else {
+#pragma GCC unroll 8
+    for (int pair = 0; pair < P::pairs; pair++) each(pair);
+  }
+}
+
 // acc[part][j] = fma(f, d of batch row j, acc[part][j]) of M batch rows, where acc is [part][m][8 rows].
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
-QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
+QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   using Products = UnsignedProducts;
-  constexpr bool kBoth = M == 1 && SOURCE == Source::unpacked;
+  constexpr int kParts = parts_with(M);
   const __m256i zero = _mm256_setzero_si256();
-  __m256i total[kSlabParts][M];
+  SlabSums<M> total;
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
-    for (int j = 0; j < M; j++) total[part][j] = zero;
-  const auto begin = [&](__m256i (&sum)[kSlabParts][M], int scale) __attribute__((always_inline)) {
-#pragma GCC unroll 2
+  for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
+    for (int j = 0; j < M; j++) total[k][j] = zero;
+  const auto begin = [&](SlabSums<M>& sum, int scale) __attribute__((always_inline)) {
+#pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
       const __m256i start = P::has_start ? dword_to_all(x[j].start[scale]) : zero;
 #pragma GCC unroll 4
-      for (int part = 0; part < kSlabParts; part++) sum[part][j] = start;
+      for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
   };
-#pragma GCC unroll 8
-  for (int pair = 0; pair < P::pairs; pair++) {
-    ask(t, pair);
-    if constexpr (kBoth) {
+  each_pair<P, M, SOURCE>([&](int pair) __attribute__((always_inline)) {
+    if (first == 0) ask(t, pair);
+    if constexpr (M == 1 && SOURCE == Source::unpacked) {
 #pragma GCC unroll 2
       for (int run = 0; run < P::fours; run += P::steps) {
-        __m256i sum_a[kSlabParts][1], sum_b[kSlabParts][1];
+        SlabSums<1> sum_a, sum_b;
         begin(sum_a, P::scale_a(pair));
         begin(sum_b, P::scale_b(pair));
 #pragma GCC unroll 8
         for (int four = run; four < run + P::steps; four++)
           add_both_products<Block, Products>(t, *x, pair, four, sum_a, sum_b);
 #pragma GCC unroll 4
-        for (int part = 0; part < kSlabParts; part++) {
-          const SlabHeader& h = t.header[part];
-          const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(sum_a[part][0], h.scale[P::scale_a(pair)]),
-                                                _mm256_madd_epi16(sum_b[part][0], h.scale[P::scale_b(pair)]));
-          total[part][0] = _mm256_add_epi32(total[part][0], both);
-          in_memory(total[part][0]);
+        for (int k = 0; k < kParts; k++) {
+          const SlabHeader& h = t.header[k];
+          const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(sum_a[k][0], h.scale[P::scale_a(pair)]),
+                                                _mm256_madd_epi16(sum_b[k][0], h.scale[P::scale_b(pair)]));
+          total[k][0] = _mm256_add_epi32(total[k][0], both);
+          in_memory(total[k][0]);
         }
       }
     } else {
@@ -313,28 +352,28 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
 #pragma GCC unroll 2
         for (int run = 0; run < P::fours; run += P::steps) {
           const int scale = second ? P::scale_b(pair) : P::scale_a(pair);
-          __m256i sum[kSlabParts][M];
+          SlabSums<M> sum;
           begin(sum, scale);
 #pragma GCC unroll 8
           for (int four = run; four < run + P::steps; four++)
-            add_products<Block, Products, M, SOURCE>(t, x, pair, four, second, sum);
+            add_products<Block, Products, M, SOURCE>(t, first, x, pair, four, second, sum);
 #pragma GCC unroll 4
-          for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
+          for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
             for (int j = 0; j < M; j++) {
-              const __m256i scaled = _mm256_madd_epi16(sum[part][j], t.header[part].scale[scale]);
-              total[part][j] = _mm256_add_epi32(total[part][j], scaled);
-              in_memory(total[part][j]);
+              const __m256i scaled = _mm256_madd_epi16(sum[k][j], t.header[first + k].scale[scale]);
+              total[k][j] = _mm256_add_epi32(total[k][j], scaled);
+              in_memory(total[k][j]);
             }
         }
     }
-  }
+  });
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
+  for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
-      const SlabHeader& h = t.header[part];
-      __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[part][j]), h.d);
+      const SlabHeader& h = t.header[first + k];
+      __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), h.d);
       if constexpr (P::has_min) {
         __m256i mins = zero;
 #pragma GCC unroll 4
@@ -342,9 +381,24 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
           mins = _mm256_add_epi32(mins, _mm256_madd_epi16(h.min[two], dword_to_all(x[j].sums32 + 2 * two)));
         f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), h.dmin, f);
       }
-      float* const to = acc + kSlabLanes * (t.m * part + j);
+      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
       _mm256_store_ps(to, _mm256_fmadd_ps(f, _mm256_set1_ps(x[j].d), _mm256_load_ps(to)));
     }
+}
+
+// A function of its own, which is called twice: left alone, gcc 12 makes the code twice, more than the first cache holds.
+template <class Block, int M, Source SOURCE, class Batch>
+__attribute__((noinline, noclone)) void half_a_line(SlabPass<Block>& t, int first, const Batch* x, float* acc) {
+  some_parts<Block, M, SOURCE>(t, first, x, acc);
+}
+template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
+QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const Batch* x, float* acc) {
+  if constexpr (M <= 2) {
+    some_parts<Block, M, SOURCE>(t, 0, x, acc);
+  } else {
+    half_a_line<Block, M, SOURCE>(t, 0, x, acc);
+    half_a_line<Block, M, SOURCE>(t, 2, x, acc);
+  }
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ struct SlabHeader32 {
 };
 struct PairsOf32 {
   static constexpr int pairs = 8, fours = 4;
-  static constexpr int64_t most_unpacking = 2;
+  static constexpr bool alike = true;
   static constexpr int a(int s, int i) { return 32 * s + 4 * i; }
   static constexpr int b(int s, int i) { return 32 * s + 16 + 4 * i; }
 };
@@ -91,6 +91,7 @@ struct SlabOf32WithMins : PairsOf32 {
 template <int FIRST, int STEP>
 struct Nibbles {
   using Products = UnsignedProducts;
+  static constexpr int64_t most_unpacking = 2;
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
     return {line(w, FIRST + STEP * s + i), _mm256_setzero_si256()};
@@ -102,9 +103,11 @@ struct Nibbles {
 template <int FIRST>
 struct FiveBits {
   using Products = UnsignedProducts;
+  static constexpr int64_t most_unpacking = 1;  // it takes long
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
-    const __m256i fifth = line(w, FIRST + 5 * s);
+    __m256i fifth = line(w, FIRST + 5 * s);
+    __asm__ volatile("" : "+x"(fifth));  // or gcc takes the bits of all steps apart at once, and keeps them on the stack
     return {line(w, FIRST + 5 * s + 1 + i), fifth};
   }
   QTENSOR_INLINE static __m256i with_fifth_bits(__m256i v, __m256i bits, int first) {
@@ -137,6 +140,7 @@ template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32 {
   using Products = SignedProducts;
   static constexpr int middle = 0, from = 0;
+  static constexpr int64_t most_unpacking = 1000;  // there is nothing to unpack
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
     const __m256i a = line(w, 8 * s + 2 * i);
@@ -189,11 +193,11 @@ struct SlabPairs<BlockIQ4_XS> : PairsOf32, NibblesOfIQ4<2> {
   }
 };
 
-// The sums of 32 values from `sum` on.
+// The sums of 32 values.
 template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
-QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, const Batch* x, int s, __m256i (&sum)[kSlabParts][M]) {
+QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, int first, const Batch* x, int s, SlabSums<M>& sum) {
   using Products = typename SlabPairs<Block>::Products;
-  ask(t, s);
+  if (first == 0) ask(t, s);
   if constexpr (M == 1 && SOURCE == Source::unpacked) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) add_both_products<Block, Products>(t, *x, s, i, sum, sum);
@@ -201,87 +205,87 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, const Batch* x, int
 #pragma GCC unroll 2
     for (int second = 0; second < 2; second++)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) add_products<Block, Products, M, SOURCE>(t, x, s, i, second, sum);
+      for (int i = 0; i < 4; i++) add_products<Block, Products, M, SOURCE>(t, first, x, s, i, second, sum);
   }
 }
 
-// As slab_batch_rows of K-quants.
+// As some_parts of K-quants.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
-QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock32* x, float* acc) {
+QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock32* x, float* acc) {
   using P = SlabPairs<Block>;
-  __m256 f[kSlabParts][M];
+  constexpr int kParts = parts_with(M);
+  __m256 f[kParts][M];
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
-    for (int j = 0; j < M; j++) f[part][j] = _mm256_setzero_ps();
-#pragma GCC unroll 8
-  for (int s = 0; s < 8; s++) {
-    __m256i sum[kSlabParts][M];
-#pragma GCC unroll 2
+  for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
+    for (int j = 0; j < M; j++) f[k][j] = _mm256_setzero_ps();
+  each_pair<P, M, SOURCE>([&](int s) __attribute__((always_inline)) {
+    SlabSums<M> sum;
+#pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
       __m256i start = _mm256_setzero_si256();
       if (P::from > 0) start = dword_to_all(x[j].start[s]);
       if (P::from == 8) start = _mm256_srai_epi16(start, 1);
 #pragma GCC unroll 4
-      for (int part = 0; part < kSlabParts; part++) sum[part][j] = start;
+      for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
-    sums_of_32<Block, M, SOURCE>(t, x, s, sum);
-#pragma GCC unroll 2
+    sums_of_32<Block, M, SOURCE>(t, first, x, s, sum);
+#pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
       const __m256 d = _mm256_set1_ps(x[j].d[s]);
 #pragma GCC unroll 4
-      for (int part = 0; part < kSlabParts; part++) {
-        const SlabHeader32& h = t.header[part];
-        __m256i dwords = sum[part][j];
+      for (int k = 0; k < kParts; k++) {
+        const SlabHeader32& h = t.header[first + k];
+        __m256i dwords = sum[k][j];
         if (P::Products::in_words) dwords = _mm256_madd_epi16(dwords, _mm256_set1_epi16(1));
         if (P::from > P::middle)
           dwords = _mm256_add_epi32(dwords, _mm256_slli_epi32(dword_to_all(x[j].sums + s), 4));
-        f[part][j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dwords), _mm256_mul_ps(h.d[s], d), f[part][j]);
-        if (P::has_min) f[part][j] = _mm256_fmadd_ps(_mm256_set1_ps(x[j].of_mins[s]), h.m[s], f[part][j]);
-        in_memory(f[part][j]);
+        f[k][j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dwords), _mm256_mul_ps(h.d[s], d), f[k][j]);
+        if (P::has_min) f[k][j] = _mm256_fmadd_ps(_mm256_set1_ps(x[j].of_mins[s]), h.m[s], f[k][j]);
+        in_memory(f[k][j]);
       }
     }
-  }
+  });
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
+  for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
-      float* const to = acc + kSlabLanes * (t.m * part + j);
-      _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), f[part][j]));
+      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), f[k][j]));
     }
 }
 
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
   requires(SlabPairs<Block>::scales_of_32)
-QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
+QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock* x, float* acc) {
+  constexpr int kParts = parts_with(M);
   const __m256i zero = _mm256_setzero_si256();
-  __m256i total[kSlabParts][M];
+  SlabSums<M> total;
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
-    for (int j = 0; j < M; j++) total[part][j] = zero;
-#pragma GCC unroll 8
-  for (int s = 0; s < 8; s++) {
-    __m256i sum[kSlabParts][M];
+  for (int k = 0; k < kParts; k++)
 #pragma GCC unroll 4
-    for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
-      for (int j = 0; j < M; j++) sum[part][j] = zero;
-    sums_of_32<Block, M, SOURCE>(t, x, s, sum);
+    for (int j = 0; j < M; j++) total[k][j] = zero;
+  each_pair<SlabPairs<Block>, M, SOURCE>([&](int s) __attribute__((always_inline)) {
+    SlabSums<M> sum;
 #pragma GCC unroll 4
-    for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
+    for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
+      for (int j = 0; j < M; j++) sum[k][j] = zero;
+    sums_of_32<Block, M, SOURCE>(t, first, x, s, sum);
+#pragma GCC unroll 4
+    for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
       for (int j = 0; j < M; j++) {
-        total[part][j] = _mm256_add_epi32(total[part][j], _mm256_mullo_epi32(sum[part][j], t.header[part].scale[s]));
-        in_memory(total[part][j]);
+        total[k][j] = _mm256_add_epi32(total[k][j], _mm256_mullo_epi32(sum[k][j], t.header[first + k].scale[s]));
+        in_memory(total[k][j]);
       }
-  }
+  });
 #pragma GCC unroll 4
-  for (int part = 0; part < kSlabParts; part++)
-#pragma GCC unroll 2
+  for (int k = 0; k < kParts; k++)
+#pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
-      const __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[part][j]), t.header[part].d);
-      float* const to = acc + kSlabLanes * (t.m * part + j);
+      const __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), t.header[first + k].d);
+      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
       _mm256_store_ps(to, _mm256_fmadd_ps(f, _mm256_set1_ps(x[j].d), _mm256_load_ps(to)));
     }
 }

@@ -43,17 +43,21 @@ QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* 
   pass.m = m;
 }
 
-// For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order.
+// For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order. One
+// loop: of two, gcc 12 makes the inner one's code twice, more than the first cache holds.
 template <class Block, int M>
 __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_t* slab, int64_t groups) {
   const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
   SlabPass<Block, true> pass;
-  for (int64_t b = 0; b < t.blocks; b++, x += M)
+  int64_t g = 0;
 #pragma GCC unroll 1
-    for (int64_t g = 0; g < groups; g++, slab += Packing<Block>::packed_bytes) {
-      begin_group(pass, slab, M);
-      slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * M * g);
-    }
+  for (int64_t left = t.blocks * groups; left > 0; left--, slab += Packing<Block>::packed_bytes) {
+    begin_group(pass, slab, M);
+    slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * M * g);
+    if (++g < groups) continue;
+    g = 0;
+    x += M;
+  }
 }
 
 // Passes are as even as can be, and each asks for its share of a later block.
