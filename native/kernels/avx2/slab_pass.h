@@ -29,7 +29,8 @@ struct alignas(64) SlabBatchBlock {
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
-// Of each sixteen bytes the words that vpmaddubsw's sums add up to: those of the first two of each four, and the others.
+// Of each sixteen bytes the words that vpmaddubsw's sums add up to: those of the first two of each four, and the
+// others.
 QTENSOR_INLINE __m256i sums_as_words(__m256i q) {
   __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
   words = _mm256_add_epi16(words, _mm256_shuffle_epi32(words, 0x4e));
@@ -43,8 +44,7 @@ void pack_slab_batch_row(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* 
       const __m256i v = _mm256_load_si256((const __m256i*)(x->q + 32 * c));
       _mm256_store_si256((__m256i*)(to.q + 32 * c), v);
       const __m256i start = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(sums_as_words(v), 5));
-      const __m128i two =
-          _mm_unpacklo_epi32(_mm256_castsi256_si128(start), _mm256_extracti128_si256(start, 1));
+      const __m128i two = _mm_unpacklo_epi32(_mm256_castsi256_si128(start), _mm256_extracti128_si256(start, 1));
       _mm_storel_epi64((__m128i*)to.start[2 * c], two);
     }
     __builtin_memcpy(to.sums32, x->sums32, sizeof to.sums32);
@@ -78,9 +78,8 @@ QTENSOR_INLINE __m256i moved(__m256i v, int from, int to) {
 QTENSOR_INLINE __m256i byte_as_words(__m256i dwords, int at, bool upper) {
   const char b = char(at), none = -1;
   const char c = char(at + 4), d = char(at + 8), e = char(at + 12);
-  const __m128i order =
-      upper ? _mm_setr_epi8(none, b, none, b, none, c, none, c, none, d, none, d, none, e, none, e)
-            : _mm_setr_epi8(b, none, b, none, c, none, c, none, d, none, d, none, e, none, e, none);
+  const __m128i order = upper ? _mm_setr_epi8(none, b, none, b, none, c, none, c, none, d, none, d, none, e, none, e)
+                              : _mm_setr_epi8(b, none, b, none, c, none, c, none, d, none, d, none, e, none, e, none);
   return _mm256_shuffle_epi8(dwords, _mm256_broadcastsi128_si256(order));
 }
 
@@ -101,7 +100,8 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
   static constexpr bool has_start = false;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader& h) {
-    const __m256i d = line(w, 0), scales = line(w, 1), mins = line(w, 2), rest = line(w, 3);  // see SlabWithMins of AVX-512
+    const __m256i d = line(w, 0), scales = line(w, 1), mins = line(w, 2),
+                  rest = line(w, 3);  // see SlabWithMins of AVX-512
     const auto joined = [](__m256i low, __m256i high) __attribute__((always_inline)) {
       return _mm256_or_si256(bits_of(low, 15), bits_of(_mm256_srli_epi16(high, 2), 48));
     };
@@ -115,8 +115,8 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
     const auto split = [](__m256i bytes, __m256i* to) __attribute__((always_inline)) {
       to[0] = _mm256_shuffle_epi8(
           bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1)));
-      to[1] = _mm256_shuffle_epi8(
-          bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1)));
+      to[1] = _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1,
+                                                                                   11, -1, 14, -1, 15, -1)));
     };
     split(bits_of(mins, 63), h.min);
     split(joined(_mm256_srli_epi16(rest, 4), mins), h.min + 2);
@@ -131,7 +131,7 @@ template <class Block>
 struct SlabPairs;  // `steps`: so many products of fours fit a word; `alike`: pairs are unpacked by the same code
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
-  static constexpr bool alike = true;
+  static constexpr bool alike = true, keeps_apart = false;
   static constexpr int steps = 8;  // 15 * 127 * 16 = 30,480
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int pair, int four) {
@@ -142,7 +142,8 @@ struct SlabPairs<BlockQ4_K> : SlabWithMins {
 };
 template <>
 struct SlabPairs<BlockQ5_K> : SlabWithMins {
-  static constexpr bool alike = false;
+  static constexpr bool alike = false, keeps_apart = true;
+  static constexpr int64_t most_unpacking = 2;
   static constexpr int steps = 4;  // 31 * 127 * 8 = 31,496
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int pair, int four) {
@@ -162,7 +163,7 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
 template <>
 struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, steps = 4;
-  static constexpr bool has_min = false, has_start = true, alike = false;
+  static constexpr bool has_min = false, has_start = true, alike = false, keeps_apart = true;
   static constexpr int a(int pair, int four) { return 128 * (pair / 4) + 16 * (pair % 4) + 4 * four; }
   static constexpr int b(int pair, int four) { return a(pair, four) + 64; }
   static constexpr int scale_a(int pair) { return a(pair, 0) / 16; }
@@ -227,6 +228,18 @@ constexpr int parts_with(int m) { return m <= 2 ? 4 : 2; }
 template <int M>
 using SlabSums = __m256i[parts_with(M)][M];
 
+// A loop where pairs differ in their places alone: of three or four batch rows the first cache would not hold the code.
+template <class P, bool LOOP, class Each>
+QTENSOR_INLINE void each_pair(Each each) {
+  if constexpr (LOOP) {
+#pragma GCC unroll 1
+    for (int pair = 0; pair < P::pairs; pair++) each(pair);
+  } else {
+#pragma GCC unroll 8
+    for (int pair = 0; pair < P::pairs; pair++) each(pair);
+  }
+}
+
 template <class Block, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE __m256i values_of(SlabPass<Block, IN_ORDER>& t, int part, int pair, int four, bool second) {
   using P = SlabPairs<Block>;
@@ -238,6 +251,22 @@ QTENSOR_INLINE __m256i values_of(SlabPass<Block, IN_ORDER>& t, int part, int pai
                            : P::values_a(P::raw(t.lines[part], pair, four), pair, four);
   if (SOURCE == Source::unpacked_and_kept) _mm256_store_si256(place, v);
   return v;
+}
+// All values of a group, before any product: beside sums, five and six bits have too few registers.
+template <class Block>
+__attribute__((noinline)) void keep_values(SlabPass<Block>& t) {
+  using P = SlabPairs<Block>;
+  each_pair<P, P::alike>([&](int pair) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int four = 0; four < P::fours; four++)
+#pragma GCC unroll 4
+      for (int part = 0; part < kSlabParts; part++) {
+        const RawValues raw = P::raw(t.lines[part], pair, four);
+        const int at = pair * P::fours + four;
+        _mm256_store_si256((__m256i*)t.kept[0][at][part], P::values_a(raw, pair, four));
+        _mm256_store_si256((__m256i*)t.kept[1][at][part], P::values_b(raw, pair, four));
+      }
+  });
 }
 // Adds the products of four A's, or B's, from part `first` on.
 template <class Block, class Products, int M, Source SOURCE, bool IN_ORDER, class Batch>
@@ -292,18 +321,8 @@ QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch&
 
 // A sum that has no register.
 template <class Vector>
-QTENSOR_INLINE void in_memory(Vector& value) { __asm__("" : "+m"(value)); }
-
-// A loop where pairs differ in their places alone: of three or four batch rows the first cache would not hold the code.
-template <class P, int M, Source SOURCE, class Each>
-QTENSOR_INLINE void each_pair(Each each) {
-  if constexpr (M > 2 && (P::alike || SOURCE == Source::kept)) {
-#pragma GCC unroll 1
-    for (int pair = 0; pair < P::pairs; pair++) each(pair);
-  } else {
-#pragma GCC unroll 8
-    for (int pair = 0; pair < P::pairs; pair++) each(pair);
-  }
+QTENSOR_INLINE void in_memory(Vector& value) {
+  __asm__("" : "+m"(value));
 }
 
 // acc[part][j] = fma(f, d of batch row j, acc[part][j]) of M batch rows, where acc is [part][m][8 rows].
@@ -326,7 +345,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
       for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
   };
-  each_pair<P, M, SOURCE>([&](int pair) __attribute__((always_inline)) {
+  each_pair<P, (M > 2 && (P::alike || SOURCE == Source::kept))>([&](int pair) __attribute__((always_inline)) {
     if (first == 0) ask(t, pair);
     if constexpr (M == 1 && SOURCE == Source::unpacked) {
 #pragma GCC unroll 2
@@ -386,14 +405,19 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
     }
 }
 
-// A function of its own, which is called twice: left alone, gcc 12 makes the code twice, more than the first cache holds.
+// A function of its own, which is called twice: left alone, gcc 12 makes the code twice, more than the first cache
+// holds.
 template <class Block, int M, Source SOURCE, class Batch>
 __attribute__((noinline, noclone)) void half_a_line(SlabPass<Block>& t, int first, const Batch* x, float* acc) {
   some_parts<Block, M, SOURCE>(t, first, x, acc);
 }
 template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const Batch* x, float* acc) {
-  if constexpr (M <= 2) {
+  using P = SlabPairs<Block>;
+  if constexpr (SOURCE == Source::unpacked_and_kept && P::keeps_apart) {
+    keep_values(t);
+    slab_batch_rows<Block, M, Source::kept>(t, x, acc);
+  } else if constexpr (M <= 2) {
     some_parts<Block, M, SOURCE>(t, 0, x, acc);
   } else {
     half_a_line<Block, M, SOURCE>(t, 0, x, acc);

@@ -91,6 +91,7 @@ struct SlabOf32WithMins : PairsOf32 {
 template <int FIRST, int STEP>
 struct Nibbles {
   using Products = UnsignedProducts;
+  static constexpr bool keeps_apart = false;
   static constexpr int64_t most_unpacking = 2;
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
@@ -103,11 +104,13 @@ struct Nibbles {
 template <int FIRST>
 struct FiveBits {
   using Products = UnsignedProducts;
+  static constexpr bool keeps_apart = true;
   static constexpr int64_t most_unpacking = 1;  // it takes long
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
     __m256i fifth = line(w, FIRST + 5 * s);
-    __asm__ volatile("" : "+x"(fifth));  // or gcc takes the bits of all steps apart at once, and keeps them on the stack
+    __asm__ volatile(""
+                     : "+x"(fifth));  // or gcc takes the bits of all steps apart at once, and keeps them on the stack
     return {line(w, FIRST + 5 * s + 1 + i), fifth};
   }
   QTENSOR_INLINE static __m256i with_fifth_bits(__m256i v, __m256i bits, int first) {
@@ -132,7 +135,9 @@ struct NibblesOfIQ4 : Nibbles<FIRST, 4> {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibble);
   }
   QTENSOR_INLINE static __m256i values_a(RawValues v, int, int) { return level(bits_of(v.low, 15)); }
-  QTENSOR_INLINE static __m256i values_b(RawValues v, int, int) { return level(bits_of(_mm256_srli_epi16(v.low, 4), 15)); }
+  QTENSOR_INLINE static __m256i values_b(RawValues v, int, int) {
+    return level(bits_of(_mm256_srli_epi16(v.low, 4), 15));
+  }
 };
 
 // `middle`: values are meant to be so much less, `from`: and sums begin with so many times those of the activations.
@@ -140,6 +145,7 @@ template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32 {
   using Products = SignedProducts;
   static constexpr int middle = 0, from = 0;
+  static constexpr bool keeps_apart = false;
   static constexpr int64_t most_unpacking = 1000;  // there is nothing to unpack
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
@@ -219,7 +225,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   for (int k = 0; k < kParts; k++)
 #pragma GCC unroll 4
     for (int j = 0; j < M; j++) f[k][j] = _mm256_setzero_ps();
-  each_pair<P, M, SOURCE>([&](int s) __attribute__((always_inline)) {
+  each_pair<P, (M > 2)>([&](int s) __attribute__((always_inline)) {
     SlabSums<M> sum;
 #pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
@@ -238,8 +244,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
         const SlabHeader32& h = t.header[first + k];
         __m256i dwords = sum[k][j];
         if (P::Products::in_words) dwords = _mm256_madd_epi16(dwords, _mm256_set1_epi16(1));
-        if (P::from > P::middle)
-          dwords = _mm256_add_epi32(dwords, _mm256_slli_epi32(dword_to_all(x[j].sums + s), 4));
+        if (P::from > P::middle) dwords = _mm256_add_epi32(dwords, _mm256_slli_epi32(dword_to_all(x[j].sums + s), 4));
         f[k][j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dwords), _mm256_mul_ps(h.d[s], d), f[k][j]);
         if (P::has_min) f[k][j] = _mm256_fmadd_ps(_mm256_set1_ps(x[j].of_mins[s]), h.m[s], f[k][j]);
         in_memory(f[k][j]);
@@ -265,7 +270,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   for (int k = 0; k < kParts; k++)
 #pragma GCC unroll 4
     for (int j = 0; j < M; j++) total[k][j] = zero;
-  each_pair<SlabPairs<Block>, M, SOURCE>([&](int s) __attribute__((always_inline)) {
+  each_pair<SlabPairs<Block>, (M > 2)>([&](int s) __attribute__((always_inline)) {
     SlabSums<M> sum;
 #pragma GCC unroll 4
     for (int k = 0; k < kParts; k++)
