@@ -183,8 +183,10 @@ struct KernelTable {
   // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
   int64_t attention_tile_rows;
 
-  // Packed weights of a format; null where the family has kernels for none.
-  Slabs (*slabs)(Format);
+  // Packed weights for so many batch rows, where they are faster than tiles of rows that are unpacked first; null where
+  // the family has kernels for none.
+  Slabs (*slabs)(Format, int64_t m);
+  bool packs_by_default;  // packed weights are slower nowhere
 
   // Tiles for so many batch rows, where they are faster than rows; null where the family has none. Weights in blocks of
   // 32 have rows of whole super-blocks.

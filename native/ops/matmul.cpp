@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernel_table.h"
+#include "ops/packing.h"
 #include "packed_weights.h"
 #include "runtime/dispatch.h"
 #include "runtime/work_sharing.h"
@@ -24,20 +25,22 @@ constexpr int64_t kFloatCost = 8;
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
-// What computes a product: packed weights by their own kernels, where the family has them, or else by the generic ones;
-// rows by tiles and what is left of them one by one.
+// What computes a product: packed weights by their own kernels, where the family has them; rows by tiles, and what is
+// left of them one by one. Tiles take packed weights as well, from which rows are unpacked; else the generic kernels.
 struct Ways {
   MatmulKernel rows;
   Tiles tiles;
   Slabs slabs;
+  bool unpacks;                    // a group of rows after another, into a worker's scratch
   const uint8_t* batch = nullptr;  // packed for tiles or slabs
 
   Ways(const KernelTable& table, const Weight& w, int64_t m) {
     const bool packed = w.slab_stride > 0;
-    rows = (packed ? kGenericKernels : table).matmul(w.format);
+    if (packed && table.slabs != nullptr) slabs = table.slabs(w.format, m);
+    if (slabs.kernel == nullptr && table.tiles != nullptr && w.k % kSuperBlock == 0) tiles = table.tiles(w.format, m);
+    unpacks = packed && tiles.kernel != nullptr;
+    rows = (packed && !unpacks ? kGenericKernels : table).matmul(w.format);
     if (rows == nullptr) refuse("this block format has no kernel");
-    if (packed && table.slabs != nullptr) slabs = table.slabs(w.format);
-    if (!packed && table.tiles != nullptr && w.k % kSuperBlock == 0) tiles = table.tiles(w.format, m);
   }
   int64_t batch_bytes(int64_t blocks, int64_t m) const {
     return slabs.kernel != nullptr ? blocks * m * slabs.packing->block_bytes : tiles.packing->bytes(blocks, m);
@@ -97,7 +100,7 @@ struct MatmulRun {
   std::vector<std::pair<const Ways*, PackTask>> packings;  // each once, whatever the number of products that share it
   bool any_tiles = false;
   uint8_t* tile_scratch = nullptr;
-  int64_t tile_scratch_bytes = 0;
+  int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // of each worker; unpacked rows first
   float* slab_sums = nullptr;
   int64_t slab_sums_floats = 0;
 
@@ -109,6 +112,8 @@ struct MatmulRun {
     for (size_t i = 0; i < ways.size(); i++) {
       if (!ways[i].needs_batch()) continue;
       any_slabs |= ways[i].slabs.kernel != nullptr;
+      if (ways[i].unpacks)
+        rows_bytes = std::max(rows_bytes, page_stride(kGroupRows * bytes_per_row(op.products[i].weight.format, op.k)));
       any_tiles |= ways[i].tiles.kernel != nullptr;
       for (size_t before = 0; before < i; before++)
         if (at[before] >= 0 && ways[i].packs_as(ways[before])) at[i] = at[before];
@@ -118,7 +123,7 @@ struct MatmulRun {
       packings.push_back({&ways[i], {quantised, quantised_32, blocks, op.m, nullptr}});
     }
     if (packings.empty()) return;
-    if (any_tiles) tile_scratch_bytes = page_stride(table.tile_scratch_bytes(op.m));
+    if (any_tiles) tile_scratch_bytes = rows_bytes + page_stride(table.tile_scratch_bytes(op.m));
     tile_scratch = static_cast<uint8_t*>(memory(Use::packed).get(size_t(tile_scratch_bytes * workers + bytes)));
     for (size_t i = 0; i < ways.size(); i++)
       if (at[i] >= 0) ways[i].batch = tile_scratch + tile_scratch_bytes * workers + at[i];
@@ -138,7 +143,19 @@ struct MatmulRun {
       float* const sums = slab_sums + slab_sums_floats * worker;
       return way.slabs.kernel({weight, w.slab_stride, end - begin, blocks, way.batch, op.m, y, y_stride, sums});
     }
-    const int64_t tiled = way.tiles.kernel != nullptr ? (end - begin) / 16 * 16 : 0;
+    uint8_t* const scratch = tile_scratch + tile_scratch_bytes * worker;
+    if (!way.unpacks) return product_of_rows(w, way, weight, end - begin, y, y_stride, past_cache, scratch);
+    for (int64_t row = begin; row < end; row += kGroupRows) {
+      unpack_group(w, row, scratch);
+      product_of_rows({w.format, scratch, w.rows, w.k}, way, scratch, std::min(kGroupRows, end - row), y + row - begin,
+                      y_stride, past_cache, scratch);
+    }
+  }
+
+  void product_of_rows(const Weight& w, const Ways& way, const uint8_t* weight, int64_t rows, float* y,
+                       int64_t y_stride, bool past_cache, uint8_t* scratch) {
+    const int64_t row_bytes = bytes_per_row(w.format, op.k);
+    const int64_t tiled = way.tiles.kernel != nullptr ? rows / 16 * 16 : 0;
     if (tiled > 0) {
       TileTask t{};
       t.weight = weight;
@@ -150,10 +167,10 @@ struct MatmulRun {
       t.y_stride = y_stride;
       t.row_end = tiled;
       t.past_cache = past_cache && y_stride % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
-      t.scratch = tile_scratch + tile_scratch_bytes * worker;
+      t.scratch = scratch + rows_bytes;
       way.tiles.kernel(t);
     }
-    if (tiled == end - begin) return;
+    if (tiled == rows) return;
     // as many batch rows at once as stay in L2 while the rows pass by
     const int64_t chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
     for (int64_t j = 0; j < op.m; j += chunk) {
@@ -169,7 +186,7 @@ struct MatmulRun {
       t.y = y + j * y_stride;
       t.y_stride = y_stride;
       t.row_begin = tiled;
-      t.row_end = end - begin;
+      t.row_end = rows;
       t.slab_stride = w.slab_stride;
       way.rows(t);
     }

@@ -25,8 +25,8 @@ KernelTable upon_avx512(const KernelTable& tiles) {
   KernelTable t = kAvx512Kernels;
   const auto take = [&](auto... entry) { ((t.*entry = tiles.*entry), ...); };
   using T = KernelTable;
-  take(&T::name, &T::attention_bytes, &T::byte_peak, &T::peak_products, &T::attention_tile_rows, &T::slabs, &T::tiles,
-       &T::tile_rows, &T::tile_scratch_bytes);
+  take(&T::name, &T::attention_bytes, &T::byte_peak, &T::peak_products, &T::attention_tile_rows, &T::slabs,
+       &T::packs_by_default, &T::tiles, &T::tile_rows, &T::tile_scratch_bytes);
   return t;
 }
 #endif

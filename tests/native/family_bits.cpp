@@ -52,11 +52,11 @@ void plant(const std::string& fault) {
       return {wrong, tiles.packing};
     };
   if (fault == "slabs" && real->slabs != nullptr)
-    tested.slabs = [](Format f) -> Slabs {
-      const Slabs slabs = real->slabs(f);
-      if (f != Format::Q4_K) return slabs;
+    tested.slabs = [](Format f, int64_t m) -> Slabs {
+      const Slabs slabs = real->slabs(f, m);
+      if (f != Format::Q4_K || slabs.kernel == nullptr) return slabs;
       const SlabKernel wrong = [](const SlabTask& t) {
-        real->slabs(Format::Q4_K).kernel(t);
+        real->slabs(Format::Q4_K, t.m).kernel(t);
         turn_over(t.y + (t.m - 1) * t.y_stride + t.rows - 1);
       };
       return {wrong, slabs.packing};
@@ -239,7 +239,7 @@ void slab_case(Format f, Random& random) {
   generic->matmul(f)(task);
   same(what, out.data(), expected.data(), m * rows);
   Random later{random.bits()};
-  const Slabs by_slabs = tested.slabs == nullptr ? Slabs() : tested.slabs(f);
+  const Slabs by_slabs = tested.slabs == nullptr ? Slabs() : tested.slabs(f, m);
   if (by_slabs.kernel == nullptr) return;
   Guarded<uint8_t> batch(m * blocks * by_slabs.packing->block_bytes, later, 64);
   const PackTask packing{a.q.data(), a.q32.data(), blocks, m, batch.data()};

@@ -6,6 +6,7 @@
 #include "kernels/portable/byte_attention.h"
 #include "kernels/portable/table_entries.h"
 #include "kernels/x86/matmul.h"
+#include "kernels/x86/slabs.h"
 #include "kernels/x86/unpacked_matmul.h"
 #include "unpacked_lanes.h"
 
@@ -40,8 +41,21 @@ Tiles tiles(Format format, int64_t m) {
   }
 }
 
+Slabs slabs(Format format, int64_t m) {
+  if (m > kMostOfSlabs) return {};
+  return with_packing(
+      format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
+      [] { return Slabs(); });
+}
+
+constexpr KernelTable avx2_entries() {
+  KernelTable t = table_entries("avx2", tiles, tile_scratch_bytes);
+  t.slabs = slabs;
+  return t;
+}
+
 }  // namespace
 
-constinit const KernelTable kAvx2Kernels = table_entries("avx2", tiles, tile_scratch_bytes);
+constinit const KernelTable kAvx2Kernels = avx2_entries();
 
 }  // namespace qtensor

@@ -16,6 +16,8 @@
 namespace qtensor {
 namespace {
 
+constexpr int64_t kSlabLanes = 16, kSlabParts = kGroupRows / kSlabLanes;
+
 // One block of a batch row, and what its sums begin with and how large they may get.
 struct alignas(64) SlabBatchBlock {
   int8_t q[256];
@@ -79,6 +81,7 @@ struct SlabHeader {
   __m512 d, dmin;
 };
 struct SlabOfKQuant {
+  static constexpr int64_t most_unpacking = 2;  // passes that each unpack, instead of keeping what the first one did
   using Batch = SlabBatchBlock;
   using Header = SlabHeader;
 };
@@ -175,6 +178,9 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 // Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
 constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
+struct alignas(64) KeptValues {
+  uint8_t q[64][64];  // [A and B of each four][sixteen rows]
+};
 template <class Block, bool IN_ORDER = false>
 struct SlabPass {
   Lines<IN_ORDER> lines[2];

@@ -58,6 +58,7 @@ struct SlabOf32 {
   using Batch = SlabBatchBlock32;
   using Header = SlabHeader32;
   static constexpr int pairs = 8, offset_bits = OFFSET_BITS;
+  static constexpr int64_t most_unpacking = 2;
   static constexpr bool has_min = false;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {
@@ -148,6 +149,7 @@ struct SlabPairs<BlockIQ4_XS> {
   using Batch = SlabBatchBlock;
   using Header = SlabHeaderIQ4;
   static constexpr int pairs = 8;
+  static constexpr int64_t most_unpacking = 2;
   static constexpr bool scales_of_32 = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeaderIQ4& h) {

@@ -41,7 +41,7 @@ int64_t tile_scratch_bytes(int64_t m) {
   return rows > batch ? rows : batch;
 }
 
-Slabs slabs(Format format) {
+Slabs slabs(Format format, int64_t) {
   return with_packing(
       format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
       [] { return Slabs(); });
@@ -50,6 +50,7 @@ Slabs slabs(Format format) {
 constexpr KernelTable avx512_entries() {
   KernelTable t = table_entries("avx512", tiles, tile_scratch_bytes);
   t.slabs = slabs;
+  t.packs_by_default = true;
   return t;
 }
 
