@@ -1,7 +1,6 @@
 #include "ops/matmul.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "kernel_table.h"
@@ -31,8 +30,9 @@ struct Ways {
   MatmulKernel rows;
   Tiles tiles;
   Slabs slabs;
-  bool unpacks;                    // a group of rows after another, into a worker's scratch
-  const uint8_t* batch = nullptr;  // packed for tiles or slabs
+  bool unpacks;           // a group of rows after another, into a worker's scratch
+  int64_t batch_at = -1;  // where batch rows are packed for tiles or slabs
+  bool packs = false;     // them, as no product before this one does
 
   Ways(const KernelTable& table, const Weight& w, int64_t m) {
     const bool packed = w.slab_stride > 0;
@@ -94,12 +94,11 @@ struct MatmulRun {
   const Matmul& op;
   std::vector<Ways> ways;  // of each product
   int64_t blocks = 0;
-  const float* x = nullptr;                                // m x k, normed if that was asked for
-  BlockQ8K* quantised = nullptr;                           // m x blocks
-  BlockQ8x32* quantised_32 = nullptr;                      // the same for blocks of 32
-  std::vector<std::pair<const Ways*, PackTask>> packings;  // each once, whatever the number of products that share it
+  const float* x = nullptr;            // m x k, normed if that was asked for
+  BlockQ8K* quantised = nullptr;       // m x blocks
+  BlockQ8x32* quantised_32 = nullptr;  // the same for blocks of 32
   bool any_tiles = false;
-  uint8_t* tile_scratch = nullptr;
+  uint8_t *tile_scratch = nullptr, *batches = nullptr;
   int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // of each worker; unpacked rows first
   float* slab_sums = nullptr;
   int64_t slab_sums_floats = 0;
@@ -108,30 +107,30 @@ struct MatmulRun {
   void prepare(const KernelTable& table, int workers) {
     int64_t bytes = 0;
     bool any_slabs = false;
-    std::vector<int64_t> at(ways.size(), -1);
     for (size_t i = 0; i < ways.size(); i++) {
-      if (!ways[i].needs_batch()) continue;
-      any_slabs |= ways[i].slabs.kernel != nullptr;
-      if (ways[i].unpacks)
+      Ways& way = ways[i];
+      if (!way.needs_batch()) continue;
+      any_slabs |= way.slabs.kernel != nullptr;
+      any_tiles |= way.tiles.kernel != nullptr;
+      if (way.unpacks)
         rows_bytes = std::max(rows_bytes, page_stride(kGroupRows * bytes_per_row(op.products[i].weight.format, op.k)));
-      any_tiles |= ways[i].tiles.kernel != nullptr;
       for (size_t before = 0; before < i; before++)
-        if (at[before] >= 0 && ways[i].packs_as(ways[before])) at[i] = at[before];
-      if (at[i] >= 0) continue;
-      at[i] = bytes;
-      bytes += page_stride(ways[i].batch_bytes(blocks, op.m));
-      packings.push_back({&ways[i], {quantised, quantised_32, blocks, op.m, nullptr}});
+        if (ways[before].batch_at >= 0 && way.packs_as(ways[before])) way.batch_at = ways[before].batch_at;
+      if (way.batch_at >= 0) continue;
+      way.packs = true;
+      way.batch_at = bytes;
+      bytes += page_stride(way.batch_bytes(blocks, op.m));
     }
-    if (packings.empty()) return;
+    if (bytes == 0) return;
     if (any_tiles) tile_scratch_bytes = rows_bytes + page_stride(table.tile_scratch_bytes(op.m));
     tile_scratch = static_cast<uint8_t*>(memory(Use::packed).get(size_t(tile_scratch_bytes * workers + bytes)));
-    for (size_t i = 0; i < ways.size(); i++)
-      if (at[i] >= 0) ways[i].batch = tile_scratch + tile_scratch_bytes * workers + at[i];
-    for (auto& [way, task] : packings) task.packed = const_cast<uint8_t*>(way->batch);
+    batches = tile_scratch + tile_scratch_bytes * workers;
     if (!any_slabs) return;
     slab_sums_floats = page_stride(kSlabRows * op.m * int64_t(sizeof(float))) / int64_t(sizeof(float));
     slab_sums = memory(Use::slab_sums).floats(slab_sums_floats * workers);
   }
+
+  PackTask packing(const Ways& way) const { return {quantised, quantised_32, blocks, op.m, batches + way.batch_at}; }
 
   // Rows [begin, end) of one product into y, whose batch rows have that stride; y points at row `begin`.
   void product(size_t number, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
@@ -141,7 +140,8 @@ struct MatmulRun {
     const uint8_t* const weight = w.data + (w.slab_stride > 0 ? begin / kSlabRows * w.slab_stride : begin * row_bytes);
     if (way.slabs.kernel != nullptr) {
       float* const sums = slab_sums + slab_sums_floats * worker;
-      return way.slabs.kernel({weight, w.slab_stride, end - begin, blocks, way.batch, op.m, y, y_stride, sums});
+      return way.slabs.kernel(
+          {weight, w.slab_stride, end - begin, blocks, batches + way.batch_at, op.m, y, y_stride, sums});
     }
     uint8_t* const scratch = tile_scratch + tile_scratch_bytes * worker;
     if (!way.unpacks) return product_of_rows(w, way, weight, end - begin, y, y_stride, past_cache, scratch);
@@ -161,7 +161,7 @@ struct MatmulRun {
       t.weight = weight;
       t.row_bytes = row_bytes;
       t.blocks = blocks;
-      t.packed = way.batch;
+      t.packed = batches + way.batch_at;
       t.m = op.m;
       t.y = y;
       t.y_stride = y_stride;
@@ -206,6 +206,7 @@ Step matmul(Matmul op) {
     const KernelTable& table = kernels();
     const int64_t m = op.m, k = op.k;
     MatmulRun run{op};
+    run.ways.reserve(op.products.size());
     for (const auto& product : op.products) run.ways.emplace_back(table, product.weight, m);
     run.blocks = (k + kSuperBlock - 1) / kSuperBlock;
     run.x = op.x;
@@ -220,14 +221,15 @@ Step matmul(Matmul op) {
         if (normed != nullptr) table.rms_norm(op.x + j * k, op.norm, op.eps, k, normed + j * k);
         if (any_256) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
         if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantised_32 + j * run.blocks);
-        for (const auto& [way, packing] : run.packings)
-          if (way->slabs.kernel != nullptr) way->slabs.packing->row(packing, j);
+        for (const Ways& way : run.ways)
+          if (way.packs && way.slabs.kernel != nullptr) way.slabs.packing->row(run.packing(way), j);
       }
     });
     if (run.any_tiles) {
       auto pack = [&](int64_t index, int) {
-        for (const auto& [way, packing] : run.packings)
-          if (way->tiles.kernel != nullptr) way->tiles.packing->block(packing, index / run.blocks, index % run.blocks);
+        for (const Ways& way : run.ways)
+          if (way.packs && way.tiles.kernel != nullptr)
+            way.tiles.packing->block(run.packing(way), index / run.blocks, index % run.blocks);
       };
       run_tasks(pool, (m + 15) / 16 * run.blocks, m * k * 64, pack);
     }
