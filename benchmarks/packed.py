@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     is_cached = given.place == "cache"
-    kernel_choice.set_threads(1 if is_cached else 2)
+    kernel_choice.configure(1 if is_cached else 2)
     reading = np.ones(READ_BYTES, np.uint8)
     print(f"{kernel_choice.kernels()} kernels, K = {given.columns:,}")
     for name in given.formats:

@@ -40,27 +40,37 @@ struct SlabTask {
   int64_t slab_stride;  // bytes from slab to slab
   int64_t rows;
   int64_t blocks;    // per row
-  const uint8_t* x;  // [block][batch row], as pack_slab_batch_row wrote each row
+  const uint8_t* x;  // [block][batch row], packed
   int64_t m;
   float* y;
   int64_t y_stride;
   float* sums;  // kSlabRows * m, for this worker alone; begins at a cache line
 };
 
-// The same product for large M by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
-// call of pack_block for each 16 batch rows and each block. Rows come in multiples of 16.
+// Activations are packed before a product by tiles or with a packed weight.
 struct PackTask {
   const BlockQ8K* x;       // m x blocks
   const BlockQ8x32* x_32;  // the same, for weights in blocks of 32
   int64_t blocks, m;
-  bool for_mins, for_signed;  // for weights that have mins (Q4_K and Q5_K), and for those that have none (Q6_K)
-  uint8_t* packed;            // packed_bytes(blocks, m)
+  uint8_t* packed;
 };
+// For packed weights: row after row.
+struct SlabPacking {
+  int64_t block_bytes;  // of a batch row
+  void (*row)(const PackTask&, int64_t row);
+};
+// For tiles: one call for each 16 batch rows and each block.
+struct TilePacking {
+  int64_t (*bytes)(int64_t blocks, int64_t m);
+  void (*block)(const PackTask&, int64_t tile, int64_t block);
+};
+
+// The same product for large M by kernels that work on tiles of 16 x 16. Rows come in multiples of 16.
 struct TileTask {
   const uint8_t* weight;
   int64_t row_bytes;
   int64_t blocks;         // per row
-  const uint8_t* packed;  // every M tile, as pack_block wrote it for the format; begins at a page, for speed alone
+  const uint8_t* packed;  // every M tile, packed for the format; begins at a page, for speed alone
   int64_t m;
   float* y;
   int64_t y_stride;
@@ -116,6 +126,15 @@ static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
 using MatmulKernel = void (*)(const MatmulTask&);
 using TileKernel = void (*)(const TileTask&);
 using SlabKernel = void (*)(const SlabTask&);
+// Kernels that want batch rows packed, and how; without a kernel where there is none.
+struct Tiles {
+  TileKernel kernel = nullptr;
+  const TilePacking* packing = nullptr;
+};
+struct Slabs {
+  SlabKernel kernel = nullptr;
+  const SlabPacking* packing = nullptr;
+};
 
 struct KernelTable {
   const char* name;
@@ -126,22 +145,15 @@ struct KernelTable {
   // The same for each 32 values.
   void (*quantize_q8x32)(const float* x, int64_t k, BlockQ8x32* out);
 
+  // Products with rows of any block format, or null for one the family does not know.
   // K-quants, per 256-block b in order: f = float(sum q*sc*x) * d; with mins f = fma(-float(sum m*sums), dmin, f);
-  // acc = fma(f, dx, acc).
-  void (*matmul_q4_k)(const MatmulTask&);
-  void (*matmul_q5_k)(const MatmulTask&);
-  void (*matmul_q6_k)(const MatmulTask&);
-  // For the formats in blocks of 32, of which weights and activations have a scale each; null for others. Per 256
-  // values f = 0, then per block in order f = fma(float(sum q*x), d * dx, f), where it has a min (Q4_1, Q5_1) also f =
-  // fma(float(sum x) * dx, m, f); acc = acc + f.
-  MatmulKernel (*kernel_32)(Format);
-  // Every other block format, as kernels/portable/unpacked_blocks.h takes it apart; null for a format it does not know.
-  // As the K-quants, d times the format's step first.
-  MatmulKernel (*unpacked_kernel)(Format);
-  // Float weights: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the reduction.
-  void (*matmul_f32)(const MatmulTask&);
-  void (*matmul_f16)(const MatmulTask&);
-  void (*matmul_bf16)(const MatmulTask&);
+  // acc = fma(f, dx, acc). Other blocks of 256 (kernels/portable/unpacked_blocks.h takes them apart) the same, d times
+  // the format's step first.
+  // Blocks of 32, of which weights and activations have a scale each: per 256 values f = 0, then per block in order
+  // f = fma(float(sum q*x), d * dx, f), where it has a min (Q4_1, Q5_1) also f = fma(float(sum x) * dx, m, f);
+  // acc = acc + f.
+  // Floats: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the reduction.
+  MatmulKernel (*matmul)(Format);
 
   // out = (x * (1 / sqrt(sum x^2 / n + eps))) * weight, sum of squares by lanes.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
@@ -171,38 +183,26 @@ struct KernelTable {
   // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
   int64_t attention_tile_rows;
 
-  // Packed weights, where the family has kernels for any (null: none, as for a format without one).
-  SlabKernel (*slab_kernel)(Format);
-  int64_t slab_block_bytes;  // of a batch row, packed for either kind; `packed` is where its first block goes
-  void (*pack_slab_batch_row)(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* packed);
-  void (*pack_slab_batch_row_32)(const BlockQ8x32* x, int64_t blocks, int64_t m, uint8_t* packed);
+  // Packed weights for so many batch rows, where they are faster than tiles of rows that are unpacked first; null where
+  // the family has kernels for none.
+  Slabs (*slabs)(Format, int64_t m);
+  bool packs_by_default;  // packed weights are slower nowhere
 
-  // Tiles, where there are any (null: none): from which M on they are faster.
-  int64_t (*tiles_from_m)(Format);
+  // Tiles for so many batch rows, where they are faster than rows; null where the family has none. Weights in blocks of
+  // 32 have rows of whole super-blocks.
+  Tiles (*tiles)(Format, int64_t m);
   int64_t tile_rows;  // of the weight, that are best taken together
-  int64_t (*packed_bytes)(int64_t blocks, int64_t m);
   int64_t (*tile_scratch_bytes)(int64_t m);
-  void (*pack_block)(const PackTask&, int64_t tile, int64_t block);
-  void (*matmul_tiles_q4_k)(const TileTask&);
-  void (*matmul_tiles_q5_k)(const TileTask&);
-  void (*matmul_tiles_q6_k)(const TileTask&);
-  // The same for other weights in blocks of 256; the kernel is null for formats without tiles, and the packing where
-  // pack_block's serves them as well.
-  int64_t (*packed_bytes_lanes)(int64_t blocks, int64_t m);
-  void (*pack_block_lanes)(const PackTask&, int64_t tile, int64_t block);
-  TileKernel (*tile_kernel_256)(Format);
-  // The same for weights in blocks of 32 whose rows are whole super-blocks.
-  int64_t (*packed_bytes_32)(int64_t blocks, int64_t m);
-  void (*pack_block_32)(const PackTask&, int64_t tile, int64_t block);
-  TileKernel (*tile_kernel_32)(Format);
 };
 
 extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;          // what tiles do otherwise; null where AVX-512's entry serves as well
-extern const KernelTable kAmxKernelsWithMins;  // of these the two that take as long to compile as all else
+extern const KernelTable kAmxKernels;  // what tiles do otherwise; null where AVX-512's entry serves as well
+// Of these the two that take as long to compile as all else.
+void amx_tiles_q4_k(const TileTask&);
+void amx_tiles_q5_k(const TileTask&);
 #endif
 #if defined(QTENSOR_ARM64)
 extern const KernelTable kNeonKernels;

@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "src/notso"
-COPIED = ("src", "tests", "docs", "supply", "SECURITY.md")
+COPIED = ("src", "tests", "docs", "supply", "native", "CMakeLists.txt", "SECURITY.md")
 GENERATED = {
     "docs/commands.md": ("-m", "notso.cli.reference"),
     "docs/compatibility.md": ("-m", "notso.web.api.server.compatibility"),
@@ -37,6 +37,7 @@ class Plant:
     check: Callable[[], None]
     edits: Mapping[str, tuple[tuple[str, str], ...]]
     new: Mapping[str, str] = field(default_factory=dict)
+    is_compiled: bool = False
 
 
 def helped(*arguments: str) -> str:
@@ -164,6 +165,32 @@ def check_route() -> None:
     assert "`POST /plant` | operators, audited | Plant something" in Path("SECURITY.md").read_text("utf-8")
 
 
+def check_format() -> None:
+    """Every kernel family multiplies the planted format as the reference does, bit for bit like the others."""
+    import numpy as np
+
+    from notso.qtensor import CPU, FORMATS_BY_NAME, QTensor, kernel_choice
+    from notso.qtensor.reference.ops import matmul_q8k
+
+    format, random = FORMATS_BY_NAME["PLANTED"], np.random.default_rng(1)
+    rows, columns = 40, 512
+    blocks = random.integers(0, 256, (rows * columns // 256, format.block_bytes), np.uint8)
+    blocks[:, :2] = random.uniform(0.001, 0.01, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+    weight = QTensor("w", format, (rows, columns), blocks.reshape(-1))
+    ids, x, ops = np.array([rows - 1, 0], np.int32), random.standard_normal((20, columns), np.float32), CPU()
+    found = {}
+    for family in kernel_choice.available_kernels():
+        kernel_choice.use_kernels(family)
+        for m in (1, 3, 20):
+            found[family, m] = ops.empty(m, rows)
+            ops.matmul(x[:m], weight, found[family, m])
+            assert np.allclose(found[family, m], matmul_q8k(x[:m], weight), rtol=1e-4, atol=1e-4), (family, m)
+            assert np.array_equal(found[family, m], found[kernel_choice.available_kernels()[0], m]), (family, m)
+    taken = ops.empty(2, columns)
+    ops.embed_rows(weight, ids, taken)
+    assert np.abs(taken).max() > 0.1 and np.array_equal(taken, weight.dequantise()[ids])
+
+
 def check_column() -> None:
     import asyncio
     from dataclasses import replace
@@ -224,6 +251,26 @@ SETTING = """\
 """
 BUTTON = """\
     <li><form method="post" action="/chats/{{ chat.id }}/plant"><button>{{ words.plant }}</button></form></li>
+"""
+STRUCT = """\
+struct BlockPlanted {
+  half d;
+  int8_t qs[256];
+};
+"""
+UNPACK = """\
+QTENSOR_INLINE void unpack(const BlockPlanted& w, Unpacked256& out) {
+  for (int l = 0; l < 256; l++) out.q[l] = w.qs[l];
+  plain_scales(out.scales);
+  out.d = w.d;
+}
+
+"""
+UNPACK_REFERENCE = """\
+def _planted(b: Bytes) -> Unpacked256:
+    return _without_mins(_half(b, 0), np.ones((len(b), 16), np.int32), b[:, 2:].view(np.int8).astype(np.int32))
+
+
 """
 ROUTE = '''\
 @router.post("/plant", dependencies=[operator_only(audit="planted something")])
@@ -307,6 +354,30 @@ PLANTS = {
     "setting": Plant(
         1, check_setting, {f"{SOURCE}/web/values/settings.py": (("    api_key: str | None = field(", SETTING),)}
     ),
+    "format": Plant(
+        5,
+        check_format,
+        {
+            "native/blocks.h": (("  MXFP4 = 39\n", "  PLANTED = 99,\n"), ("#pragma pack(pop)", STRUCT)),
+            "native/kernels/portable/unpacked_blocks.h": (
+                ("// ---- the formats ----", UNPACK),
+                (
+                    "    case Format::TQ1_0:\n      return use(Format256",
+                    "    case Format::PLANTED:\n      return use(Format256<BlockPlanted>{});\n",
+                ),
+            ),
+            f"{SOURCE}/qtensor/formats.py": (
+                ("\nFORMATS: dict", 'PLANTED = Format("PLANTED", 99, 256, 258)\n'),
+                ("F32, F16, Q4_0, Q4_1", "PLANTED, "),
+            ),
+            f"{SOURCE}/qtensor/reference/unpacked_blocks.py": (
+                ("    Q2_K,\n", "    PLANTED,\n"),
+                ("# Functions that unpack (n, block_bytes)", UNPACK_REFERENCE),
+                ("    Q2_K: _q2_k,\n", "    PLANTED: _planted,\n"),
+            ),
+        },
+        is_compiled=True,
+    ),
     "route": Plant(
         1,
         check_route,
@@ -323,10 +394,11 @@ def planted(name: str, folder: Path) -> int:
             shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / each, folder / each)
-    from notso.qtensor import _native  # type: ignore[attr-defined]
+    if not plant.is_compiled:
+        from notso.qtensor import _native  # type: ignore[attr-defined]
 
-    native = Path(_native.__file__)
-    (folder / SOURCE / "qtensor" / native.name).symlink_to(native)
+        native = Path(_native.__file__)
+        (folder / SOURCE / "qtensor" / native.name).symlink_to(native)
     for path, edits in plant.edits.items():
         text = (folder / path).read_text("utf-8")
         for anchor, added in edits:
@@ -335,12 +407,30 @@ def planted(name: str, folder: Path) -> int:
         (folder / path).write_text(text, "utf-8")
     for path, text in plant.new.items():
         (folder / path).write_text(text, "utf-8")
+    if plant.is_compiled:
+        compile_module(folder)
     for path, command in GENERATED.items():
         made = run(folder, *command)
         if made:
             (folder / path).write_text(made, "utf-8")
     run(folder, "supply/plant.py", "--check", name)
     return len(plant.edits)
+
+
+def compile_module(folder: Path) -> None:
+    """Build the native module of the copy, not optimized and without machine code for GPUs."""
+    tools = Path(sys.executable).parent
+    made = folder / "made"
+    options = ("-DQTENSOR_OPTIMISE=-O0", "-DQTENSOR_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}")
+    for command in (
+        [tools / "cmake", "-S", folder, "-B", made, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", *options],
+        [tools / "ninja", "-C", made, "_native"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{done.stdout[-4000:]}{done.stderr[-2000:]}")
+    (module,) = made.glob("_native.*")
+    shutil.copy(module, folder / SOURCE / "qtensor" / module.name)
 
 
 def run(folder: Path, *arguments: str) -> str:

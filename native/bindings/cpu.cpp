@@ -352,6 +352,9 @@ NB_MODULE(_native, m) {
       "is_packed", [](int format) { return is_packed(static_cast<Format>(format)); }, nb::arg("format"),
       "Whether the family in force has kernels for packed weights of a format.");
   m.def(
+      "packs_by_default", [] { return kernels().packs_by_default; },
+      "Whether packed weights are slower nowhere in the family in force.");
+  m.def(
       "packed_bytes",
       [](int format, int64_t rows, int64_t k, int64_t slab_stride) {
         return packed_bytes({static_cast<Format>(format), nullptr, rows, k, slab_stride});

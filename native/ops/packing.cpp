@@ -18,6 +18,16 @@ Four four_at(const uint8_t* from) {
   return four;
 }
 
+struct Transposed {
+  Four four[4];
+};
+inline Transposed transposed(Four a, Four b, Four c, Four d) {
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return {{__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+           __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5), __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)}};
+}
+
 template <class P>
 constexpr int line_of(int dword) {
   int line = 0;
@@ -39,12 +49,8 @@ void turn(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   };
   for (int r = 0; r < kGroupRows; r += 4) {
     const Four a = four_of(rows[r]), b = four_of(rows[r + 1]), c = four_of(rows[r + 2]), d = four_of(rows[r + 3]);
-    const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    const Four turned[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                            __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5),
-                            __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
-    for (int k = 0; k < 4; k++) std::memcpy(lines + kLineBytes * kTo[k] + 4 * r, &turned[k], sizeof turned[k]);
+    const Transposed turned = transposed(a, b, c, d);
+    for (int k = 0; k < 4; k++) std::memcpy(lines + kLineBytes * kTo[k] + 4 * r, &turned.four[k], sizeof(Four));
   }
 }
 template <class P, int FIRST = 0>
@@ -55,7 +61,37 @@ void turn_all(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   }
 }
 
-// So that pages of a file are met in order: by rows in turns it took ten times as long to map them.
+// And back: to rows of their blocks in the file.
+template <class P, int FIRST>
+void turn_back(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
+  constexpr int kTo[4] = {P::in_file(FIRST), P::in_file(FIRST + 1), P::in_file(FIRST + 2), P::in_file(FIRST + 3)};
+  constexpr int kFrom[4] = {line_of<P>(kTo[0]), line_of<P>(kTo[1]), line_of<P>(kTo[2]), line_of<P>(kTo[3])};
+  constexpr bool kNeighbors = kTo[1] == kTo[0] + 4 && kTo[2] == kTo[0] + 8 && kTo[3] == kTo[0] + 12;
+  for (int r = 0; r < kGroupRows; r += 4, rows += 4 * row_bytes) {
+    const auto of_line = [&](int k) { return four_at(lines + kLineBytes * kFrom[k] + 4 * r); };
+    const Transposed rows_of = transposed(of_line(0), of_line(1), of_line(2), of_line(3));
+    for (int i = 0; i < 4; i++) {
+      uint8_t* const to = rows + i * row_bytes;
+      if constexpr (kNeighbors)
+        std::memcpy(to + kTo[0], &rows_of.four[i], sizeof(Four));
+      else
+        for (int k = 0; k < 4; k++) {
+          const uint32_t dword = rows_of.four[i][k];
+          std::memcpy(to + kTo[k], &dword, 4);
+        }
+    }
+  }
+}
+template <class P, int FIRST = 0>
+void turn_all_back(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
+  if constexpr (FIRST < P::lines) {
+    turn_back<P, FIRST + 4 <= P::lines ? FIRST : P::lines - 4>(lines, rows, row_bytes);
+    turn_all_back<P, FIRST + 4>(lines, rows, row_bytes);
+  }
+}
+
+// So that pages of a file are met in order (by rows in turns it took ten times as long to map them), and memory is
+// fetched ahead.
 void read_in_order(const uint8_t* from, int64_t bytes) {
   uint8_t all = 0;
   for (int64_t at = 0; at < bytes; at += 64) all ^= from[at];
@@ -91,7 +127,7 @@ auto with_its_packing(Format format, Use use) {
 
 bool is_packed(Format format) {
   const KernelTable& table = kernels();
-  return table.slab_kernel != nullptr && table.slab_kernel(format) != nullptr;
+  return table.slabs != nullptr && table.slabs(format, 1).kernel != nullptr;
 }
 
 int64_t slab_bytes(Format format, int64_t k, int64_t rows) {
@@ -110,6 +146,24 @@ void pack_weight(const Weight& rows, uint8_t* to, int64_t slab_stride) {
       const int64_t count = rows.rows - row < kSlabRows ? rows.rows - row : kSlabRows;
       read_in_order(rows.data + row * row_bytes, count * row_bytes);
       pack_slab<P>(rows.data + row * row_bytes, count, rows.k / kSuperBlock, to);
+    }
+  });
+}
+
+void unpack_group(const Weight& packed, int64_t row, uint8_t* to) {
+  const int64_t first = row / kSlabRows * kSlabRows, row_bytes = bytes_per_row(packed.format, packed.k);
+  const int64_t groups = groups_of(packed.rows - first);
+  with_its_packing(packed.format, [&]<class P>(P) {
+    const uint8_t* from =
+        packed.data + row / kSlabRows * packed.slab_stride + (row - first) / kGroupRows * P::packed_bytes;
+    for (int64_t b = 0; b < packed.k / kSuperBlock; b++, from += groups * P::packed_bytes) {
+      uint8_t* const blocks = to + b * P::bytes;
+      read_in_order(from, P::packed_bytes);
+      turn_all_back<P>(from + P::lines_at, blocks, row_bytes);
+      if constexpr (P::halves > 0)
+        for (int i = 0; i < P::halves; i++)
+          for (int64_t r = 0; r < kGroupRows; r++)
+            std::memcpy(blocks + r * row_bytes + P::half(i), from + 2 * (kGroupRows * i + r), 2);
     }
   });
 }

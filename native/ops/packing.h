@@ -15,7 +15,9 @@ int64_t slab_bytes(Format format, int64_t k, int64_t rows);
 int64_t packed_bytes(const Weight& packed);
 // Packs `rows`, a weight as in the file, into slabs that begin slab_stride bytes after one another.
 void pack_weight(const Weight& rows, uint8_t* to, int64_t slab_stride);
-// One row of a packed weight, as it was.
+// The 32 rows from `row` on (a multiple of 32) of a packed weight, as they were; zeros behind its last one.
+void unpack_group(const Weight& packed, int64_t row, uint8_t* to);
+// One row.
 void unpack_row(const Weight& packed, int64_t row, uint8_t* to);
 
 }  // namespace qtensor

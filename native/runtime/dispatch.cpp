@@ -25,10 +25,8 @@ KernelTable upon_avx512(const KernelTable& tiles) {
   KernelTable t = kAvx512Kernels;
   const auto take = [&](auto... entry) { ((t.*entry = tiles.*entry), ...); };
   using T = KernelTable;
-  take(&T::name, &T::attention_bytes, &T::byte_peak, &T::peak_products, &T::attention_tile_rows, &T::tiles_from_m,
-       &T::tile_rows, &T::packed_bytes, &T::tile_scratch_bytes, &T::pack_block, &T::matmul_tiles_q4_k,
-       &T::matmul_tiles_q5_k, &T::matmul_tiles_q6_k, &T::packed_bytes_lanes, &T::pack_block_lanes, &T::tile_kernel_256,
-       &T::packed_bytes_32, &T::pack_block_32, &T::tile_kernel_32, &T::slab_kernel);
+  take(&T::name, &T::attention_bytes, &T::byte_peak, &T::peak_products, &T::attention_tile_rows, &T::slabs,
+       &T::packs_by_default, &T::tiles, &T::tile_rows, &T::tile_scratch_bytes);
   return t;
 }
 #endif

@@ -46,9 +46,8 @@ def test_batch_rows_of_a_tile() -> None:
 
 
 def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None:
-    amx = int(stated("kernels/amx/table.cpp", r"tiles_from_m\(Format\) \{ return (\d+); \}"))
-    entries = r"tile_entries\([^,]+, from_m<(\d+)>,"
-    avx2, neon = (int(stated(f"kernels/{family}/table.cpp", entries)) for family in ("avx2", "neon"))
+    families = ("amx", "avx2", "neon")
+    amx, avx2, neon = (int(stated(f"kernels/{each}/tuning.h", r"kTilesFromM = (\d+);")) for each in families)
     pattern = r"f == Format::Q4_K && [^?]*\? %s : %s;"
     first = int(stated("kernels/avx512/tuning.h", pattern % (r"(\d+)", r"\d+")))
     avx512 = int(stated("kernels/avx512/tuning.h", pattern % (r"\d+", r"(\d+)")))

@@ -2,7 +2,8 @@
 #include "emulated_tiles.h"
 
 #define kAmxKernels kAmxEmulatedKernels
-#define kAmxKernelsWithMins kAmxEmulatedKernelsWithMins
+#define amx_tiles_q4_k amx_tiles_q4_k_emulated
+#define amx_tiles_q5_k amx_tiles_q5_k_emulated
 #define QTENSOR_TABLE_NAME "amx-emulated"
 #include "kernels/amx/table.cpp"
 #include "kernels/amx/tiles_with_mins.cpp"

@@ -2,7 +2,8 @@
 #include "skipped_tiles.h"
 
 #define kAmxKernels kAmxSkippedKernels
-#define kAmxKernelsWithMins kAmxSkippedKernelsWithMins
+#define amx_tiles_q4_k amx_tiles_q4_k_skipped
+#define amx_tiles_q5_k amx_tiles_q5_k_skipped
 #define QTENSOR_TABLE_NAME "amx without tiles"
 #include "kernels/amx/table.cpp"
 #include "kernels/amx/tiles_with_mins.cpp"

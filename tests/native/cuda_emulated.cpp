@@ -36,8 +36,14 @@ void matmul(const MatmulTask& t) {
 #define QTENSOR_CASE(format) \
   case Format::format:       \
     return matmul<Format::format>;
-MatmulKernel kernel_32(Format format) {
+MatmulKernel matmul_kernel(Format format) {
   switch (format) {
+    QTENSOR_CASE(F32)
+    QTENSOR_CASE(F16)
+    QTENSOR_CASE(BF16)
+    QTENSOR_CASE(Q4_K)
+    QTENSOR_CASE(Q5_K)
+    QTENSOR_CASE(Q6_K)
     QTENSOR_CASE(Q8_0)
     QTENSOR_CASE(Q4_0)
     QTENSOR_CASE(Q4_1)
@@ -45,12 +51,6 @@ MatmulKernel kernel_32(Format format) {
     QTENSOR_CASE(Q5_1)
     QTENSOR_CASE(IQ4_NL)
     QTENSOR_CASE(MXFP4)
-    default:
-      return nullptr;
-  }
-}
-MatmulKernel unpacked_kernel(Format format) {
-  switch (format) {
     QTENSOR_CASE(Q2_K)
     QTENSOR_CASE(Q3_K)
     QTENSOR_CASE(IQ4_XS)
@@ -188,14 +188,7 @@ KernelTable table() {
   t.name = "cuda-emulated";
   t.quantize_q8k = quantize_q8k;
   t.quantize_q8x32 = quantize_q8x32;
-  t.matmul_q4_k = matmul<Format::Q4_K>;
-  t.matmul_q5_k = matmul<Format::Q5_K>;
-  t.matmul_q6_k = matmul<Format::Q6_K>;
-  t.kernel_32 = kernel_32;
-  t.unpacked_kernel = unpacked_kernel;
-  t.matmul_f32 = matmul<Format::F32>;
-  t.matmul_f16 = matmul<Format::F16>;
-  t.matmul_bf16 = matmul<Format::BF16>;
+  t.matmul = matmul_kernel;
   t.rms_norm = rms_norm;
   t.silu_mul = silu_mul;
   t.add = add;

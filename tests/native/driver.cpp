@@ -138,14 +138,7 @@ void matmul_case(Random& random) {
           }
           MatmulTask task{weight.data(), bytes_per_row(f, k), k, q.data(), q32.data(), blocks, x.data(), m, y, rows, 0,
                           begin};
-          void (*kernel)(const MatmulTask&) = f == Format::F32      ? t.matmul_f32
-                                              : f == Format::F16    ? t.matmul_f16
-                                              : f == Format::BF16   ? t.matmul_bf16
-                                              : f == Format::Q4_K   ? t.matmul_q4_k
-                                              : f == Format::Q5_K   ? t.matmul_q5_k
-                                              : f == Format::Q6_K   ? t.matmul_q6_k
-                                              : has_blocks_of_32(f) ? t.kernel_32(f)
-                                                                    : t.unpacked_kernel(f);
+          const MatmulKernel kernel = t.matmul(f);
           kernel(task);
           task.row_begin = begin;
           task.row_end = rows;

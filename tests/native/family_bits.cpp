@@ -34,22 +34,32 @@ float* last_of(const MatmulTask& t) { return t.y + (t.m - 1) * t.y_stride + t.ro
 void plant(const std::string& fault) {
   tested = *real;
   if (fault == "matmul")
-    tested.matmul_q6_k = [](const MatmulTask& t) {
-      real->matmul_q6_k(t);
-      if (t.row_end > t.row_begin) turn_over(last_of(t));
+    tested.matmul = [](Format f) -> MatmulKernel {
+      if (f != Format::Q6_K) return real->matmul(f);
+      return [](const MatmulTask& t) {
+        real->matmul(Format::Q6_K)(t);
+        if (t.row_end > t.row_begin) turn_over(last_of(t));
+      };
     };
-  if (fault == "tiles")
-    tested.matmul_tiles_q4_k = [](const TileTask& t) {
-      real->matmul_tiles_q4_k(t);
-      turn_over(t.y + (t.m - 1) * t.y_stride);
+  if (fault == "tiles" && real->tiles != nullptr)
+    tested.tiles = [](Format f, int64_t m) -> Tiles {
+      const Tiles tiles = real->tiles(f, m);
+      if (f != Format::Q4_K || tiles.kernel == nullptr) return tiles;
+      const TileKernel wrong = [](const TileTask& t) {
+        real->tiles(Format::Q4_K, t.m).kernel(t);
+        turn_over(t.y + (t.m - 1) * t.y_stride);
+      };
+      return {wrong, tiles.packing};
     };
-  if (fault == "slabs" && real->slab_kernel != nullptr)
-    tested.slab_kernel = [](Format f) -> SlabKernel {
-      if (f != Format::Q4_K) return real->slab_kernel(f);
-      return [](const SlabTask& t) {
-        real->slab_kernel(Format::Q4_K)(t);
+  if (fault == "slabs" && real->slabs != nullptr)
+    tested.slabs = [](Format f, int64_t m) -> Slabs {
+      const Slabs slabs = real->slabs(f, m);
+      if (f != Format::Q4_K || slabs.kernel == nullptr) return slabs;
+      const SlabKernel wrong = [](const SlabTask& t) {
+        real->slabs(Format::Q4_K, t.m).kernel(t);
         turn_over(t.y + (t.m - 1) * t.y_stride + t.rows - 1);
       };
+      return {wrong, slabs.packing};
     };
   if (fault == "rows")
     tested.rms_norm = [](const float* x, const float* weight, float eps, int64_t n, float* out) {
@@ -135,37 +145,6 @@ void saturate(Guarded<Block>& blocks, int sign) {
   }
 }
 
-MatmulKernel kernel_of(const KernelTable& t, Format f) {
-  switch (f) {
-    case Format::F32:
-      return t.matmul_f32;
-    case Format::F16:
-      return t.matmul_f16;
-    case Format::BF16:
-      return t.matmul_bf16;
-    case Format::Q4_K:
-      return t.matmul_q4_k;
-    case Format::Q5_K:
-      return t.matmul_q5_k;
-    case Format::Q6_K:
-      return t.matmul_q6_k;
-    default:
-      return has_blocks_of_32(f) ? t.kernel_32(f) : t.unpacked_kernel(f);
-  }
-}
-TileKernel tile_kernel_of(const KernelTable& t, Format f) {
-  switch (f) {
-    case Format::Q4_K:
-      return t.matmul_tiles_q4_k;
-    case Format::Q5_K:
-      return t.matmul_tiles_q5_k;
-    case Format::Q6_K:
-      return t.matmul_tiles_q6_k;
-    default:
-      return has_blocks_of_32(f) ? t.tile_kernel_32(f) : t.tile_kernel_256(f);
-  }
-}
-
 // ---- cases ----
 
 // In some family.
@@ -211,32 +190,26 @@ void matmul_case(Format f, bool tiles, Random& random) {
   Activations a(x, m, k, random);
   MatmulTask task{weight.data(),   row_bytes, k, a.q.data(), a.q32.data(), blocks, x.data(), m,
                   expected.data(), rows,      0, rows};
-  kernel_of(*generic, f)(task);
+  generic->matmul(f)(task);
   const std::string what = "format " + std::to_string(int(f)) + (tiles ? " tiles" : "") + ", M " + std::to_string(m) +
                            ", rows " + std::to_string(rows) + ", K " + std::to_string(k);
   Random later{random.bits()};  // families shall not differ in what they leave of the other
-  if (!tiles || tested.tiles_from_m == nullptr || tile_kernel_of(tested, f) == nullptr) {
+  const Tiles by_tiles = !tiles || tested.tiles == nullptr ? Tiles() : tested.tiles(f, m);
+  if (by_tiles.kernel == nullptr) {
     task.y = out.data();
     task.row_end = later.below(rows);
-    kernel_of(tested, f)(task);
+    tested.matmul(f)(task);
     task.row_begin = task.row_end;
     task.row_end = rows;
-    kernel_of(tested, f)(task);
+    tested.matmul(f)(task);
     return same(what, out.data(), expected.data(), m * rows);
   }
-  const bool of_32 = has_blocks_of_32(f);
-  const bool of_256 = !of_32 && f != Format::Q4_K && f != Format::Q5_K && f != Format::Q6_K;
-  const bool lanes = of_256 && tested.pack_block_lanes != nullptr;
-  Guarded<uint8_t> packed((of_32   ? tested.packed_bytes_32
-                           : lanes ? tested.packed_bytes_lanes
-                                   : tested.packed_bytes)(blocks, m),
-                          later, 64);
+  Guarded<uint8_t> packed(by_tiles.packing->bytes(blocks, m), later, 64);
   Guarded<uint8_t> scratch(tested.tile_scratch_bytes(m), later, 64);
-  const PackTask packing{a.q.data(), a.q32.data(), blocks, m, f != Format::Q6_K, f == Format::Q6_K, packed.data()};
+  const PackTask packing{a.q.data(), a.q32.data(), blocks, m, packed.data()};
   for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
-    for (int64_t b = 0; b < blocks; b++)
-      (of_32 ? tested.pack_block_32 : lanes ? tested.pack_block_lanes : tested.pack_block)(packing, tile, b);
-  tile_kernel_of(tested, f)(
+    for (int64_t b = 0; b < blocks; b++) by_tiles.packing->block(packing, tile, b);
+  by_tiles.kernel(
       {weight.data(), row_bytes, blocks, packed.data(), m, out.data(), rows, 0, rows, false, scratch.data()});
   same(what, out.data(), expected.data(), m * rows);
 }
@@ -253,7 +226,7 @@ void slab_case(Format f, Random& random) {
   MatmulTask task{
       weight.data(), bytes_per_row(f, k), k, a.q.data(), a.q32.data(), blocks, x.data(), m, expected.data(), rows, 0,
       rows};
-  kernel_of(*generic, f)(task);
+  generic->matmul(f)(task);
   const std::string what = "format " + std::to_string(int(f)) + " packed, M " + std::to_string(m) + ", rows " +
                            std::to_string(rows) + ", K " + std::to_string(k);
   const int64_t stride = slab_bytes(f, k, kSlabRows) * random.from(1, 2);
@@ -263,20 +236,16 @@ void slab_case(Format f, Random& random) {
   task.weight = slabs.data();
   task.slab_stride = stride;
   task.y = out.data();
-  kernel_of(*generic, f)(task);
+  generic->matmul(f)(task);
   same(what, out.data(), expected.data(), m * rows);
   Random later{random.bits()};
-  if (tested.slab_kernel == nullptr || tested.slab_kernel(f) == nullptr) return;
-  Guarded<uint8_t> batch(m * blocks * tested.slab_block_bytes, later, 64);
-  for (int64_t j = 0; j < m; j++) {
-    uint8_t* const to = batch.data() + j * tested.slab_block_bytes;
-    if (has_blocks_of_32(f))
-      tested.pack_slab_batch_row_32(a.q32.data() + j * blocks, blocks, m, to);
-    else
-      tested.pack_slab_batch_row(a.q.data() + j * blocks, blocks, m, to);
-  }
+  const Slabs by_slabs = tested.slabs == nullptr ? Slabs() : tested.slabs(f, m);
+  if (by_slabs.kernel == nullptr) return;
+  Guarded<uint8_t> batch(m * blocks * by_slabs.packing->block_bytes, later, 64);
+  const PackTask packing{a.q.data(), a.q32.data(), blocks, m, batch.data()};
+  for (int64_t j = 0; j < m; j++) by_slabs.packing->row(packing, j);
   Guarded<float> sums(kSlabRows * m, later, 64), y(m * rows, later);
-  tested.slab_kernel(f)({slabs.data(), stride, rows, blocks, batch.data(), m, y.data(), rows, sums.data()});
+  by_slabs.kernel({slabs.data(), stride, rows, blocks, batch.data(), m, y.data(), rows, sums.data()});
   for (int64_t i = 0; i < m * rows; i++) {
     const bool nan = std::isnan(expected[i]);
     if (nan ? !std::isnan(y[i]) : std::memcmp(&y[i], &expected[i], 4) != 0) differs(what, i);
@@ -405,9 +374,9 @@ void every_half() {
   task.floats = &one;
   task.y_stride = task.row_end = all;
   task.y = y.data();
-  tested.matmul_f16(task);
+  tested.matmul(Format::F16)(task);
   task.y = floats.data();
-  generic->matmul_f16(task);
+  generic->matmul(Format::F16)(task);
   same("a half", y.data(), floats.data(), all);
   for (const uint32_t step : {~0u, 0u, 1u, 0xfffu, 0x1000u, 0x1001u}) {
     for (size_t i = 0; i < size_t(all); i++) {

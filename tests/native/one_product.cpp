@@ -1,5 +1,5 @@
-// Runs one matrix product once, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M. From
-// tiles_from_m on by tiles, packing included. What a block costs is a difference of two K.
+// Runs one matrix product once, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M. By tiles
+// where the family has them for so many batch rows, packing included. What a block costs is a difference of two K.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -30,24 +30,15 @@ int main(int count, char** arguments) {
   const auto f = Format(std::atoi(arguments[2]));
   const int64_t k = std::atoll(arguments[3]), rows = std::atoll(arguments[4]), m = std::atoll(arguments[5]);
   const int64_t blocks = k / 256, row_bytes = bytes_per_row(f, k);
-  const bool of_32 = has_blocks_of_32(f);
   if (m * blocks > kMostBlocks || rows * row_bytes > kMostBytes || m * rows > kMostBytes) return 2;
-  if (t.tiles_from_m == nullptr || m < t.tiles_from_m(f)) {
-    const MatmulTask task{weight, row_bytes, k, x, x_32, blocks, nullptr, m, y, rows, 0, rows};
-    (f == Format::Q4_K   ? t.matmul_q4_k
-     : f == Format::Q5_K ? t.matmul_q5_k
-     : f == Format::Q6_K ? t.matmul_q6_k
-     : of_32             ? t.kernel_32(f)
-                         : t.unpacked_kernel(f))(task);
+  const Tiles tiles = t.tiles == nullptr ? Tiles() : t.tiles(f, m);
+  if (tiles.kernel == nullptr) {
+    t.matmul(f)({weight, row_bytes, k, x, x_32, blocks, nullptr, m, y, rows, 0, rows});
     return 0;
   }
-  const PackTask packing{x, x_32, blocks, m, f != Format::Q6_K, f == Format::Q6_K, packed};
+  const PackTask packing{x, x_32, blocks, m, packed};
   for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
-    for (int64_t b = 0; b < blocks; b++) (of_32 ? t.pack_block_32 : t.pack_block)(packing, tile, b);
-  const TileTask task{weight, row_bytes, blocks, packed, m, y, rows, 0, rows, false, scratch};
-  (f == Format::Q4_K   ? t.matmul_tiles_q4_k
-   : f == Format::Q5_K ? t.matmul_tiles_q5_k
-   : f == Format::Q6_K ? t.matmul_tiles_q6_k
-                       : t.tile_kernel_32(f))(task);
+    for (int64_t b = 0; b < blocks; b++) tiles.packing->block(packing, tile, b);
+  tiles.kernel({weight, row_bytes, blocks, packed, m, y, rows, 0, rows, false, scratch});
   return 0;
 }

@@ -98,7 +98,7 @@ Case product(const char* name, Format format, int64_t m, bool other_scheme = fal
   float* const y = reinterpret_cast<float*>(Memory(m * kRows * 4).at);
   uint8_t *const packed = Memory(1 << 24).at, *const scratch = Memory(1 << 24).at;
   std::memset(scratch, 0, 1 << 24);
-  const PackTask packing{x, kBlocks, m, format == Format::Q4_K, format == Format::Q6_K, packed};
+  const PackTask packing{x, nullptr, kBlocks, m, packed};
   auto* const bfloats = reinterpret_cast<uint16_t*>(Memory(m * kBlocks * 512).at);
   const auto by_bytes = [=](const KernelTable& t) {
     for (int64_t row = 0; row < kRows; row += 128) {
@@ -113,7 +113,7 @@ Case product(const char* name, Format format, int64_t m, bool other_scheme = fal
       task.row_end = std::min<int64_t>(128, kRows - row);
       task.past_cache = m >= 128;
       task.scratch = scratch;
-      (format == Format::Q4_K ? t.matmul_tiles_q4_k : t.matmul_tiles_q6_k)(task);
+      t.tiles(format, m).kernel(task);
     }
   };
   const auto by_bfloats = [=](const Bfloat16Matmul& bfloat16) {
@@ -126,7 +126,8 @@ Case product(const char* name, Format format, int64_t m, bool other_scheme = fal
               variant.bfloat16->pack(floats.data(), kBlocks * 256, m, bfloats);
             else
               for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
-                for (int64_t block = 0; block < kBlocks; block++) variant.table.pack_block(packing, tile, block);
+                for (int64_t block = 0; block < kBlocks; block++)
+                  variant.table.tiles(format, m).packing->block(packing, tile, block);
           },
           [=](const Variant& variant) {
             if (other_scheme && variant.bfloat16 != nullptr)

@@ -3,9 +3,11 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // what shared headers hold for the rest
 
 #include "kernel_table.h"
+#include "kernels/amx/activations_as_a.h"
 #include "kernels/amx/byte_peak.h"
+#include "kernels/amx/large_m.h"
+#include "kernels/amx/small_m.h"
 #include "kernels/amx/tile_attention.h"
-#include "kernels/amx/tile_matmul.h"
 #include "kernels/avx512/batch_lanes_32.h"
 #include "kernels/avx512/unscaled_lanes.h"
 
@@ -16,9 +18,38 @@
 namespace qtensor {
 namespace {
 
-int64_t tiles_from_m(Format) { return 4; }
-void matmul_tiles_q4_k(const TileTask& t) { kAmxKernelsWithMins.matmul_tiles_q4_k(t); }
-void matmul_tiles_q5_k(const TileTask& t) { kAmxKernelsWithMins.matmul_tiles_q5_k(t); }
+int64_t tile_scratch_bytes(int64_t m) {
+  constexpr int64_t as_a = sizeof(AsAScratch), small_m_bytes = sizeof(SmallMScratch);
+  const int64_t large_m_bytes = int64_t(sizeof(LargeMScratch)) + (m + 31) / 32 * kNTileTiles * 512 * 4;
+  const int64_t with_mins = m <= kMostMAsA ? as_a : large_m_bytes,
+                without = m <= kMostSmallM ? small_m_bytes : large_m_bytes;
+  const int64_t most = with_mins > without ? with_mins : without, lanes = lanes_scratch_bytes<RowBlocks>(m);
+  return most > lanes ? most : lanes;
+}
+void tiles_q6_k(const TileTask& t) {
+  if (t.row_begin >= t.row_end) return;
+  if (t.m <= kMostSmallM)
+    small_m<SignedPlanes>(t);
+  else
+    large_m<SignedPlanes>(t);
+}
+
+constexpr TilePacking kPackedAsA{packed_a_bytes, pack_a}, kPackedAsB{packed_b_bytes, pack_b};
+
+Tiles tiles(Format format, int64_t m) {
+  if (m < kTilesFromM) return {};
+  const TilePacking* const with_mins = m <= kMostMAsA ? &kPackedAsA : &kPackedAsB;
+  switch (format) {
+    case Format::Q4_K:
+      return {amx_tiles_q4_k, with_mins};
+    case Format::Q5_K:
+      return {amx_tiles_q5_k, with_mins};
+    case Format::Q6_K:
+      return {tiles_q6_k, &kPackedAsB};
+    default:
+      return has_blocks_of_32(format) ? tiles_32(format) : tiles_256(format);
+  }
+}
 
 }  // namespace
 
@@ -28,19 +59,8 @@ constinit const KernelTable kAmxKernels = {.name = QTENSOR_TABLE_NAME,
                                            .byte_peak = byte_peak,
                                            .peak_products = kPeakProducts,
                                            .attention_tile_rows = 32,
-                                           .tiles_from_m = tiles_from_m,
+                                           .tiles = tiles,
                                            .tile_rows = 16 * kNTileTiles,
-                                           .packed_bytes = packed_bytes,
-                                           .tile_scratch_bytes = tile_scratch_bytes,
-                                           .pack_block = pack_block,
-                                           .matmul_tiles_q4_k = matmul_tiles_q4_k,
-                                           .matmul_tiles_q5_k = matmul_tiles_q5_k,
-                                           .matmul_tiles_q6_k = matmul_tiles_q6_k,
-                                           .packed_bytes_lanes = packed_bytes_lanes,
-                                           .pack_block_lanes = pack_block_lanes,
-                                           .tile_kernel_256 = tile_kernel_256,
-                                           .packed_bytes_32 = packed_bytes_32,
-                                           .pack_block_32 = pack_block_32,
-                                           .tile_kernel_32 = tile_kernel_32};
+                                           .tile_scratch_bytes = tile_scratch_bytes};
 
 }  // namespace qtensor

@@ -1,6 +1,8 @@
 // How much this family takes together, and how it asks for memory.
 #pragma once
 
+#include <cstdint>
+
 namespace qtensor {
 namespace {
 
@@ -8,6 +10,8 @@ namespace {
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4;
 // Of products of small M: batch rows that share an unpacked row.
 constexpr int kBatchGroup = 4;
+// From which M on tiles are faster than rows.
+constexpr int64_t kTilesFromM = 4;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }
 

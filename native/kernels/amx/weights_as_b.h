@@ -32,15 +32,13 @@ struct alignas(64) ASums {
 };
 static_assert(sizeof(AValues) == 4096 && sizeof(ASums) % 64 == 0);
 
-// They lie behind what the formats without mins take, from the next page on.
 struct ATiles {
   const AValues* values;
   const ASums* sums;
 };
-inline int64_t a_begin(int64_t blocks, int64_t m) { return (packed_b_bytes(blocks, m) + 4095) / 4096 * 4096; }
 inline ATiles a_tiles(const uint8_t* packed, int64_t blocks, int64_t m, int64_t block) {
   const int64_t tiles = (m + 15) / 16;
-  const auto* const values = reinterpret_cast<const AValues*>(packed + a_begin(blocks, m));
+  const auto* const values = reinterpret_cast<const AValues*>(packed);
   const auto* const sums = reinterpret_cast<const ASums*>(values + blocks * tiles);
   return {values + block * tiles, sums + block * tiles};
 }

@@ -119,11 +119,5 @@ struct BatchLanes256 {
   }
 };
 
-void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes256>(t, t.x, tile, block); }
-int64_t packed_bytes(int64_t blocks, int64_t m) { return (m + 15) / 16 * blocks * int64_t(sizeof(PackedBatch)); }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q4_K256, 15>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q5_K256, 31>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsOfGroups<Q6_K256, 63>>(t); }
-
 }  // namespace
 }  // namespace qtensor

@@ -95,18 +95,5 @@ struct LevelLanes256 : BatchLanes256 {
 template <class Block>
 using GroupRows = RowsOfGroups<Quant256<Block>, Quant256<Block>::largest>;
 
-TileKernel tile_kernel_256(Format format) {
-  switch (format) {
-    case Format::Q2_K:
-      return matmul_batch_lanes<BatchLanes256, GroupRows<BlockQ2_K>>;
-    case Format::Q3_K:
-      return matmul_batch_lanes<BatchLanes256, GroupRows<BlockQ3_K>>;
-    case Format::IQ4_XS:
-      return matmul_batch_lanes<LevelLanes256, LevelRows>;
-    default:
-      return nullptr;
-  }
-}
-
 }  // namespace
 }  // namespace qtensor

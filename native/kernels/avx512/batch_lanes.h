@@ -74,12 +74,5 @@ struct BatchLanes512 {
   }
 };
 
-int64_t packed_bytes_lanes(int64_t blocks, int64_t m) {
-  return (m + 15) / 16 * blocks * int64_t(sizeof(BatchLanes512::Packed));
-}
-void pack_block_lanes(const PackTask& t, int64_t tile, int64_t block) {
-  pack_batch<BatchLanes512>(t, t.x, tile, block);
-}
-
 }  // namespace
 }  // namespace qtensor

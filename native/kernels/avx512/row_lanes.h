@@ -153,18 +153,14 @@ QTENSOR_INLINE void lane_block_of(int64_t m, int most, const LaneBlock& block, c
     lane_block<F, MOST, VALUES, false>(block, x, acc);
 }
 
-// Batch rows lie packed as [block][batch row], for the formats with mins and then for the one without.
+// Batch rows lie packed as [block][batch row].
 template <class F>
-inline const typename F::BatchRow* lane_batch(const uint8_t* packed, int64_t blocks, int64_t m) {
-  constexpr int64_t before = F::has_min ? 0 : sizeof(LaneBatchSums);
-  return reinterpret_cast<const typename F::BatchRow*>(packed + blocks * m * before);
-}
-inline int64_t lane_batch_bytes(int64_t blocks, int64_t m) {
-  return blocks * m * int64_t(sizeof(LaneBatchSums) + sizeof(LaneBatchOffsets));
+int64_t lane_batch_bytes(int64_t blocks, int64_t m) {
+  return blocks * m * int64_t(sizeof(typename F::BatchRow));
 }
 template <class F>
-inline void pack_lane_batch(const PackTask& t, int64_t tile, int64_t block) {
-  auto* const to = const_cast<typename F::BatchRow*>(lane_batch<F>(t.packed, t.blocks, t.m)) + block * t.m;
+void pack_lane_batch(const PackTask& t, int64_t tile, int64_t block) {
+  auto* const to = reinterpret_cast<typename F::BatchRow*>(t.packed) + block * t.m;
   const int64_t first = 16 * tile, end = t.m - first < 16 ? t.m : first + 16;
   __m512i most = _mm512_setzero_si512();
   for (int64_t j = first; j < end; j++) most = _mm512_max_epi32(most, F::pack(t.x[j * t.blocks + block], to[j]));
@@ -208,7 +204,7 @@ inline void lane_groups(const TileTask& t, const LanePlan& plan, int64_t row, in
   for (int64_t b = 0; b < t.blocks; b++) {
     const uint8_t* at = t.weight + row * t.row_bytes + b * F::bytes;
     const int64_t over = b + kLaneBlocksAhead < t.blocks ? 0 : (16 * groups - 1) * t.row_bytes;
-    const auto* const x = lane_batch<F>(t.packed, t.blocks, t.m) + b * t.m;
+    const auto* const x = reinterpret_cast<const typename F::BatchRow*>(t.packed) + b * t.m;
     for (int64_t g = 0; g < groups; g++, at += 16 * t.row_bytes) {
       const LaneBlock block{at, t.row_bytes, at + over + kLaneBlocksAhead * F::bytes, t.row_bytes, rows};
       every_batch_row<F>(plan, t.m, block, x, groups > 1 && g == groups - 1, acc + 16 * t.m * g);

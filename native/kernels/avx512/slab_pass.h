@@ -16,6 +16,8 @@
 namespace qtensor {
 namespace {
 
+constexpr int64_t kSlabLanes = 16, kSlabParts = kGroupRows / kSlabLanes;
+
 // One block of a batch row, and what its sums begin with and how large they may get.
 struct alignas(64) SlabBatchBlock {
   int8_t q[256];
@@ -26,10 +28,11 @@ struct alignas(64) SlabBatchBlock {
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
-void pack_slab_batch_row(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* packed) {
+void pack_slab_batch_row(const PackTask& t, int64_t row) {
+  const BlockQ8K* x = t.x + row * t.blocks;
   const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
-  for (int64_t b = 0; b < blocks; b++, x++) {
-    auto& to = reinterpret_cast<SlabBatchBlock*>(packed)[b * m];
+  for (int64_t b = 0; b < t.blocks; b++, x++) {
+    auto& to = reinterpret_cast<SlabBatchBlock*>(t.packed)[b * t.m + row];
     __m512i most16 = zero, most32 = zero;
     for (int c = 0; c < 4; c++) {
       const __m512i v = _mm512_load_si512(x->q + 64 * c);
@@ -55,6 +58,9 @@ void pack_slab_batch_row(const BlockQ8K* x, int64_t blocks, int64_t m, uint8_t* 
   }
 }
 
+template <class Batch>
+constexpr SlabPacking kSlabPacking{sizeof(SlabBatchBlock), pack_slab_batch_row};
+
 QTENSOR_INLINE __m512i dword_to_all(const void* from) {
   int value;
   __builtin_memcpy(&value, from, 4);
@@ -75,6 +81,7 @@ struct SlabHeader {
   __m512 d, dmin;
 };
 struct SlabOfKQuant {
+  static constexpr int64_t most_unpacking = 2;  // passes that each unpack, instead of keeping what the first one did
   using Batch = SlabBatchBlock;
   using Header = SlabHeader;
 };
@@ -171,6 +178,9 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 // Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
 constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
+struct alignas(64) KeptValues {
+  uint8_t q[64][64];  // [A and B of each four][sixteen rows]
+};
 template <class Block, bool IN_ORDER = false>
 struct SlabPass {
   Lines<IN_ORDER> lines[2];

@@ -23,9 +23,10 @@ struct alignas(64) SlabBatchBlock32 {
 };
 static_assert(sizeof(SlabBatchBlock32) == sizeof(SlabBatchBlock));
 
-void pack_slab_batch_row_32(const BlockQ8x32* x, int64_t blocks, int64_t m, uint8_t* packed) {
-  for (int64_t b = 0; b < blocks; b++, x++) {
-    auto& to = reinterpret_cast<SlabBatchBlock32*>(packed)[b * m];
+void pack_slab_batch_row_32(const PackTask& t, int64_t row) {
+  const BlockQ8x32* x = t.x_32 + row * t.blocks;
+  for (int64_t b = 0; b < t.blocks; b++, x++) {
+    auto& to = reinterpret_cast<SlabBatchBlock32*>(t.packed)[b * t.m + row];
     __builtin_memcpy(to.q, x->q, sizeof to.q);
     const __m256 d = _mm256_load_ps(x->d);
     const __m256i sums = _mm256_load_si256((const __m256i*)x->sums);
@@ -34,6 +35,9 @@ void pack_slab_batch_row_32(const BlockQ8x32* x, int64_t blocks, int64_t m, uint
     _mm256_store_ps(to.of_mins, _mm256_mul_ps(_mm256_cvtepi32_ps(sums), d));
   }
 }
+
+template <>
+constexpr SlabPacking kSlabPacking<SlabBatchBlock32>{sizeof(SlabBatchBlock32), pack_slab_batch_row_32};
 
 // The sixteen levels of a nibble, 128 above what they stand for.
 inline __m512i levels_from(const int8_t (&table)[16]) {
@@ -54,6 +58,7 @@ struct SlabOf32 {
   using Batch = SlabBatchBlock32;
   using Header = SlabHeader32;
   static constexpr int pairs = 8, offset_bits = OFFSET_BITS;
+  static constexpr int64_t most_unpacking = 2;
   static constexpr bool has_min = false;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {
@@ -144,6 +149,7 @@ struct SlabPairs<BlockIQ4_XS> {
   using Batch = SlabBatchBlock;
   using Header = SlabHeaderIQ4;
   static constexpr int pairs = 8;
+  static constexpr int64_t most_unpacking = 2;
   static constexpr bool scales_of_32 = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeaderIQ4& h) {

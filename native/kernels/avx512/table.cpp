@@ -4,12 +4,13 @@
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"
-#include "kernels/portable/tile_entries.h"
+#include "kernels/portable/table_entries.h"
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/slabs.h"
 #include "kernels/x86/unpacked_matmul.h"
-#include "tile_matmul.h"
+#include "row_lanes.h"
 #include "tuning.h"
+#include "unscaled_lanes.h"
 
 namespace qtensor {
 namespace {
@@ -19,20 +20,37 @@ void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
-SlabKernel slab_kernel(Format format) {
-  return with_packing(
-      format, []<class Block>(Block) -> SlabKernel { return matmul_slabs<Block>; }, [] { return SlabKernel(nullptr); });
+template <class F>
+constexpr TilePacking kPackedForLanes{lane_batch_bytes<F>, pack_lane_batch<F>};
+
+Tiles tiles(Format format, int64_t m) {
+  if (m < tiles_from_m(format)) return {};
+  switch (format) {
+    case Format::Q4_K:
+      return {matmul_row_lanes<LanesQ4_K>, &kPackedForLanes<LanesWithMins>};
+    case Format::Q5_K:
+      return {matmul_row_lanes<LanesQ5_K>, &kPackedForLanes<LanesWithMins>};
+    case Format::Q6_K:
+      return {matmul_row_lanes<LanesQ6_K>, &kPackedForLanes<LanesQ6_K>};
+    default:
+      return has_blocks_of_32(format) ? tiles_32(format) : tiles_256(format);
+  }
+}
+int64_t tile_scratch_bytes(int64_t m) {
+  const int64_t rows = row_lanes_scratch(m), batch = lanes_scratch_bytes<RowBlocks>(m);
+  return rows > batch ? rows : batch;
 }
 
-// The other formats have batch rows in the lanes, which are packed otherwise.
+Slabs slabs(Format format, int64_t) {
+  return with_packing(
+      format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
+      [] { return Slabs(); });
+}
+
 constexpr KernelTable avx512_entries() {
-  KernelTable t = tile_entries("avx512", tiles_from_m, 64);
-  t.packed_bytes_lanes = packed_bytes_lanes;
-  t.pack_block_lanes = pack_block_lanes;
-  t.slab_kernel = slab_kernel;
-  t.slab_block_bytes = sizeof(SlabBatchBlock);
-  t.pack_slab_batch_row = pack_slab_batch_row;
-  t.pack_slab_batch_row_32 = pack_slab_batch_row_32;
+  KernelTable t = table_entries("avx512", tiles, tile_scratch_bytes);
+  t.slabs = slabs;
+  t.packs_by_default = true;
   return t;
 }
 

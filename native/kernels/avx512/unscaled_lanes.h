@@ -247,18 +247,18 @@ struct UnscaledLanes512 : BatchLanes512 {
   }
 };
 
-TileKernel tile_kernel_256(Format format) {
+Tiles tiles_256(Format format) {
   return with_format_256(
       format,
-      []<class F>(F) -> TileKernel {
+      []<class F>(F) -> Tiles {
         if constexpr (kHasGrid<typename F::Block>)
-          return matmul_batch_lanes<UnscaledLanes512, GridRows256<F>>;
+          return {matmul_batch_lanes<UnscaledLanes512, GridRows256<F>>, &kPacked<BatchLanes512>};
         else if constexpr (kInFours<typename F::Block>)
-          return matmul_batch_lanes<UnscaledLanes512, Rows256<typename F::Block>>;
+          return {matmul_batch_lanes<UnscaledLanes512, Rows256<typename F::Block>>, &kPacked<BatchLanes512>};
         else
-          return nullptr;
+          return {};
       },
-      [] { return TileKernel(nullptr); });
+      [] { return Tiles(); });
 }
 
 }  // namespace

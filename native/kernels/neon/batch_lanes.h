@@ -100,11 +100,5 @@ struct BatchLanes {
   }
 };
 
-void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes>(t, t.x, tile, block); }
-int64_t packed_bytes(int64_t blocks, int64_t m) { return (m + 15) / 16 * blocks * int64_t(sizeof(BatchLanes::Packed)); }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes, RowsOf<Q4_KNeon>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes, RowsOf<Q5_KNeon>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes, RowsOf<Q6_KNeon>>(t); }
-
 }  // namespace
 }  // namespace qtensor

@@ -114,14 +114,13 @@ int64_t tile_scratch_bytes(int64_t m) {
   return lanes_scratch_bytes<RowBlocks>(m) > lanes_scratch_bytes<RowBlocks32>(m) ? lanes_scratch_bytes<RowBlocks>(m)
                                                                                  : lanes_scratch_bytes<RowBlocks32>(m);
 }
-int64_t packed_bytes_32(int64_t blocks, int64_t m) {
-  return (m + 15) / 16 * blocks * int64_t(sizeof(BatchLanes32::Packed));
-}
-void pack_block_32(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes32>(t, t.x_32, tile, block); }
-TileKernel tile_kernel_32(Format format) {
+Tiles tiles_32(Format format) {
   return with_format_32(
-      format, []<class F>(F) -> TileKernel { return matmul_batch_lanes<BatchLanes32, Rows32<typename F::Block>>; },
-      [] { return TileKernel(nullptr); });
+      format,
+      []<class F>(F) -> Tiles {
+        return {matmul_batch_lanes<BatchLanes32, Rows32<typename F::Block>>, &kPacked32<BatchLanes32>};
+      },
+      [] { return Tiles(); });
 }
 
 }  // namespace

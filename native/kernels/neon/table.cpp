@@ -5,7 +5,7 @@
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"
-#include "kernels/portable/tile_entries.h"
+#include "kernels/portable/table_entries.h"
 #include "sub_blocks.h"
 #include "unpacked_matmul.h"
 
@@ -18,12 +18,29 @@ namespace {
 
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
+template <class Quant>
+constexpr Tiles kTiles256{matmul_batch_lanes<BatchLanes, RowsOf<Quant>>, &kPacked<BatchLanes>};
+
+Tiles tiles(Format format, int64_t m) {
+  if (m < kTilesFromM) return {};
+  switch (format) {
+    case Format::Q4_K:
+      return kTiles256<Q4_KNeon>;
+    case Format::Q5_K:
+      return kTiles256<Q5_KNeon>;
+    case Format::Q6_K:
+      return kTiles256<Q6_KNeon>;
+    default:
+      return tiles_32(format);
+  }
+}
+
 }  // namespace
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-constinit const KernelTable kNeonI8mmKernels = tile_entries("neon_i8mm", from_m<5>, 64);
+constinit const KernelTable kNeonI8mmKernels = table_entries("neon_i8mm", tiles, tile_scratch_bytes);
 #else
-constinit const KernelTable kNeonKernels = tile_entries("neon", from_m<5>, 64);
+constinit const KernelTable kNeonKernels = table_entries("neon", tiles, tile_scratch_bytes);
 #endif
 
 }  // namespace qtensor

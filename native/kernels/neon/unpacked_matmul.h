@@ -71,8 +71,6 @@ void matmul_unpacked(const MatmulTask& t) {
       unpacked_rows<F>(t, row, j, int(t.m - j < kTogether ? t.m - j : kTogether));
 }
 
-TileKernel tile_kernel_256(Format) { return nullptr; }  // one at a time, however many batch rows there are
-
 MatmulKernel unpacked_kernel(Format format) {
   return with_format_256(
       format, []<class F>(F) -> MatmulKernel { return matmul_unpacked<F>; }, [] { return MatmulKernel(nullptr); });

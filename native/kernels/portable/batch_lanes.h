@@ -46,6 +46,19 @@ inline void pack_batch(const PackTask& t, const Block* x, int64_t tile, int64_t 
               reinterpret_cast<typename Lanes::Packed*>(t.packed)[block * tiles + tile]);
 }
 
+template <class Lanes>
+int64_t packed_bytes(int64_t blocks, int64_t m) {
+  return (m + 15) / 16 * blocks * int64_t(sizeof(typename Lanes::Packed));
+}
+template <class Lanes>
+constexpr TilePacking kPacked{packed_bytes<Lanes>, [](const PackTask& t, int64_t tile, int64_t block) {
+                                pack_batch<Lanes>(t, t.x, tile, block);
+                              }};
+template <class Lanes>
+constexpr TilePacking kPacked32{packed_bytes<Lanes>, [](const PackTask& t, int64_t tile, int64_t block) {
+                                  pack_batch<Lanes>(t, t.x_32, tile, block);
+                                }};
+
 // Tiles [first, first + count) of the batch rows.
 struct TileRange {
   int64_t first, count;

@@ -17,18 +17,15 @@ struct PairsWithMins {
   static constexpr int a(int pair, int four) { return 64 * pair + 4 * four; }  // of the activations
   static constexpr int b(int pair, int four) { return a(pair, four) + 32; }
 };
-// Of sixteen rows of a packed block: halves of its lines, and of its half line. IN_ORDER: lines are loaded in the
+// Of a register of rows of a packed block: parts of its lines, and of its half line. IN_ORDER: lines are loaded in the
 // order in which the code names them, which is that of memory, whatever the compiler would rather do.
 template <bool IN_ORDER>
 struct Lines {
   const uint8_t *at, *halves;
 };
 
-// The first of several passes over a block keeps what it unpacks: [A and B of each four][sixteen rows].
+// The first of several passes over a block keeps what it unpacks.
 enum class Source { unpacked, unpacked_and_kept, kept };
-struct alignas(64) KeptValues {
-  uint8_t q[64][64];
-};
 
 }  // namespace
 }  // namespace qtensor

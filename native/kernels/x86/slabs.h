@@ -1,6 +1,7 @@
 // Products of packed weights: slab after slab, block after block, and the batch rows in passes. slab_pass.h of the
-// instruction set has SlabPairs<Block> with the format of a batch row's block, and slab_batch_rows<Block, M, Source>,
-// which takes M batch rows through a group of a block. Figures: docs/kernels/packed.md.
+// instruction set has kSlabLanes, the rows to a register; SlabPairs<Block> with the format of a batch row's block; and
+// slab_batch_rows<Block, M, Source>, which takes M batch rows through a group of a block. Figures:
+// docs/kernels/packed.md.
 #pragma once
 
 #include <cstdint>
@@ -34,24 +35,29 @@ QTENSOR_INLINE void pass_of(int64_t count, SlabPass<Block>& t, const BatchBlock<
 // Memory is read in order: a group's header before its values, not before the values of the group in front of it.
 template <class Block, bool IN_ORDER>
 QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* group, int64_t m) {
-  for (int half = 0; half < 2; half++) {
-    pass.lines[half] = {group + Packing<Block>::lines_at + 64 * half, group + 32 * half};
-    SlabPairs<Block>::header(pass.lines[half], pass.header[half]);
+  for (int part = 0; part < kSlabParts; part++) {
+    const int64_t first = kSlabLanes * part;
+    pass.lines[part] = {group + Packing<Block>::lines_at + 4 * first, group + 2 * first};
+    SlabPairs<Block>::header(pass.lines[part], pass.header[part]);
   }
   pass.m = m;
 }
 
-// For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order.
+// For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order. One
+// loop: of two, gcc 12 makes the inner one's code twice, more than the first cache holds.
 template <class Block, int M>
 __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_t* slab, int64_t groups) {
   const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
   SlabPass<Block, true> pass;
-  for (int64_t b = 0; b < t.blocks; b++, x += M)
+  int64_t g = 0;
 #pragma GCC unroll 1
-    for (int64_t g = 0; g < groups; g++, slab += Packing<Block>::packed_bytes) {
-      begin_group(pass, slab, M);
-      slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * M * g);
-    }
+  for (int64_t left = t.blocks * groups; left > 0; left--, slab += Packing<Block>::packed_bytes) {
+    begin_group(pass, slab, M);
+    slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * M * g);
+    if (++g < groups) continue;
+    g = 0;
+    x += M;
+  }
 }
 
 // Passes are as even as can be, and each asks for its share of a later block.
@@ -75,9 +81,9 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
           pass.asked = m > kMostAsking ? 0 : asked;
           slab += kBytes;
         }
-        float* const sums = t.sums + kGroupRows * m * g + 16 * begin;
+        float* const sums = t.sums + kGroupRows * m * g + kSlabLanes * begin;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
-        if (passes <= 2)
+        if (passes <= SlabPairs<Block>::most_unpacking)
           pass_of<Block, Source::unpacked, kMostAtOnce>(count, pass, x + begin, sums);
         else if (left == passes)
           pass_of<Block, Source::unpacked_and_kept, kMostAtOnce>(count, pass, x + begin, sums);
@@ -104,12 +110,12 @@ void matmul_slabs(const SlabTask& t) {
     else
       one_slab<Block>(t, slab, groups_of(rows));
     const float* sums = t.sums;
-    for (int64_t at = 0; at < rows; at += 16) {
-      const int64_t count = rows - at < 16 ? rows - at : 16;
-      for (int64_t j = 0; j < t.m; j++, sums += 16) {
+    for (int64_t at = 0; at < rows; at += kSlabLanes) {
+      const int64_t count = rows - at < kSlabLanes ? rows - at : kSlabLanes;
+      for (int64_t j = 0; j < t.m; j++, sums += kSlabLanes) {
         float* const to = t.y + j * t.y_stride + row + at;
-        if (count == 16)
-          __builtin_memcpy(to, sums, 64);
+        if (count == kSlabLanes)
+          __builtin_memcpy(to, sums, 4 * kSlabLanes);
         else
           for (int64_t i = 0; i < count; i++) to[i] = sums[i];
       }

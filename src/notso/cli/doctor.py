@@ -166,6 +166,8 @@ def _kernels() -> Iterator[Finding]:
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
     choices = ", ".join(kernel_choice.available_kernels())
     packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "nothing"
+    if packed != "nothing" and not kernel_choice.packs_by_default():
+        packed += " with --weights packed"
     yield Finding(
         "ok",
         "kernels",

@@ -187,6 +187,9 @@ def is_packed(format: int) -> bool:
     Whether the family in force has kernels for packed weights of a format.
     """
 
+def packs_by_default() -> bool:
+    """Whether packed weights are slower nowhere in the family in force."""
+
 def packed_bytes(format: int, rows: int, k: int, slab_stride: int) -> int:
     """
     Bytes of a packed weight with so many from slab to slab; of 64 rows at the most, those of a slab.

@@ -27,6 +27,12 @@ def answer(engine: Engine) -> list[str]:
     return [event.text for event in engine.generate(IDS, params) if event.kind in ("text", "reasoning")]
 
 
+def answers(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> list[str]:
+    """Return answers that are generated together."""
+    streams = [engine.generate(prompt, params) for prompt, params in asked]
+    return ["".join(event.text for event in events if event.kind in ("text", "reasoning")) for events in streams]
+
+
 @needs_huge_pages
 def test_same_bits_before_and_after() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="packed") as moved:
@@ -91,6 +97,35 @@ def test_weights_are_packed_in_mid_answer(family: str, own_kernels: None) -> Non
                 assert answer(moved) == expected
                 assert moved.weight_placement == "packed"
                 assert answer(moved) == expected
+
+
+@needs_huge_pages
+@pytest.mark.long("native")
+@pytest.mark.timeout(0)
+def test_two_hundred_answers_while_weights_are_packed(own_kernels: None) -> None:
+    """Sampled answers to random prompts, one to three at a time; packing begins at a random step of each."""
+    random = np.random.default_rng(3)
+    families = kernel_choice.available_kernels()
+    answered = 0
+    while answered < 200:
+        kernel_choice.use_kernels(families[answered % len(families)])
+        asked = [
+            (
+                random.integers(0, 400, random.integers(1, 150)).tolist(),
+                SamplingParams(max_tokens=24, temperature=0.9, seed=int(random.integers(1 << 30)), ignore_eos=True),
+            )
+            for _ in range(random.integers(1, 4))
+        ]
+        with Engine.load(demo_path(), weights="mmap") as mapped:
+            expected = answers(mapped, asked)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(huge_pages, "is_packed", lambda format: format.name in PACKED)
+            steps = OneLayerAStep(monkeypatch, int(random.integers(1, 12)))
+            with Engine.load(demo_path(), weights="packed") as moved:
+                steps.is_answering = True
+                assert answers(moved, asked) == expected
+                assert moved.weight_placement == "packed"
+        answered += len(asked)
 
 
 def test_small_files_stay_mapped_by_default() -> None:

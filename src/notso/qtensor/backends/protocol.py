@@ -121,8 +121,11 @@ class Backend(Protocol):
     def weight(self, tensor: QTensor) -> Weight:
         """Prepare a tensor; its file must stay open."""
 
-    def weight_arena(self, size_bytes: int, count: int) -> WeightArena | None:
-        """Room for `count` weights, None if useless. Raises QTensorError."""
+    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> WeightArena | None:
+        """Room for `count` weights, None if useless. Raises QTensorError.
+
+        is_asked: whether the user asked for packed weights, which may be slower for some batches.
+        """
 
     @property
     def has_weight_arena(self) -> bool: ...

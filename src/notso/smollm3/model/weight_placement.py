@@ -53,6 +53,7 @@ class WeightPlacement:
         self._signal = signal
         self._backend = backend
         self._layout = "hugepages"
+        self._is_asked = wanted in ("packed", "hugepages")
         self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
         self._taken = threading.Event()
@@ -116,7 +117,7 @@ class WeightPlacement:
 
     def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
         try:
-            arena = self._backend.weight_arena(size, count)
+            arena = self._backend.weight_arena(size, count, is_asked=self._is_asked)
             if arena is None:
                 self.finished.set()
                 return

@@ -37,7 +37,8 @@ class EngineConfig:
     None, capacity for prompts with a fixed prefix, such as documents, as far as the trained context and half of the
     remaining memory allow; it is reserved, and takes memory only when used. threads: None: one per physical core.
     weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the background,
-    packed where the kernels support it; "auto" copies where it pays and is possible. kv: KV format; "auto" chooses by
+    packed where the kernels support it; "auto" copies where it pays and is possible, and packs where nothing gets
+    slower. kv: KV format; "auto" chooses by
     context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation: draft tokens
     where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
     so that conversations survive restarts; None: no disk cache. library_bytes: size of the pinned readings in that

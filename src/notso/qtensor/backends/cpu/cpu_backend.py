@@ -63,9 +63,9 @@ class CPU:
     def has_weight_arena(self) -> bool:
         return have_huge_pages()
 
-    def weight_arena(self, size_bytes: int, count: int) -> HugePageArena:
+    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> HugePageArena:
         """Return memory on huge pages. Raise QTensorError."""
-        return HugePageArena(size_bytes, count)
+        return HugePageArena(size_bytes, count, packs=is_asked or kernel_choice.packs_by_default())
 
     def key_value_pools(
         self,

@@ -73,8 +73,11 @@ class PackedTensor:
 class HugePageArena:
     """Memory for a known amount of tensors, allocated page by page as tensors are copied."""
 
-    def __init__(self, tensor_bytes: int, tensor_count: int) -> None:
-        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raise QTensorError."""
+    def __init__(self, tensor_bytes: int, tensor_count: int, *, packs: bool = True) -> None:
+        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raise QTensorError.
+
+        packs: whether tensors are packed where the kernels support it.
+        """
         # Packing pads the last 32 rows; address space that is not used takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
@@ -84,7 +87,7 @@ class HugePageArena:
             raise QTensorError(f"cannot allocate huge pages: {error}") from error
         self._bytes = np.frombuffer(memory, np.uint8)
         self._used = -self._bytes.ctypes.data % PAGE_BYTES
-        self._packed = False
+        self._packs, self._packed = packs, False
 
     @property
     def layout(self) -> str:
@@ -96,7 +99,7 @@ class HugePageArena:
 
         Raises QTensorError if it is full.
         """
-        if not all(_can_be_packed(tensor) for tensor in tensors):
+        if not self._packs or not all(_can_be_packed(tensor) for tensor in tensors):
             return tuple(self._copied(tensor) for tensor in tensors)
         if len({tensor.rows for tensor in tensors}) > 1:
             return tuple(each for tensor in tensors for each in self.copy(tensor))

@@ -23,6 +23,7 @@ __all__ = [
     "is_packed",
     "kernels",
     "native",
+    "packs_by_default",
     "set_threads",
     "threads",
     "use_attention",
@@ -58,6 +59,11 @@ def use_kernels(name: str) -> None:
 def is_packed(format: Format) -> bool:
     """Whether the family in force multiplies packed weights of a format (native/packed_weights.h)."""
     return bool(native.is_packed(format.ggml_type))
+
+
+def packs_by_default() -> bool:
+    """Whether packed weights are slower nowhere in the family in force; where some are, they are packed on request."""
+    return bool(native.packs_by_default())
 
 
 def attention_variant() -> str:

@@ -131,7 +131,7 @@ class CUDA:
     def weight(self, tensor: QTensor) -> DeviceWeight:
         return DeviceWeight(self.device, tensor)
 
-    def weight_arena(self, size_bytes: int, count: int) -> None:
+    def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> None:
         """Return None: `weight` already places weights best."""
 
     def key_value_pools(
