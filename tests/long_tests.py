@@ -58,6 +58,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "src/notso/documents/citations.py",
         "src/notso/smollm3/sampling/quote_index.py",
         "src/notso/smollm3/sampling/quote_index_child.py",
+        "src/notso/smollm3/sampling/quote_index_files.py",
         "src/notso/smollm3/sampling/quoted_fields.py",
         "src/notso/smollm3/sampling/quotes.py",
         "tests/documents/test_citations.py",
