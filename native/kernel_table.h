@@ -199,10 +199,8 @@ extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;  // what tiles do otherwise; null where AVX-512's entry serves as well
-// Of these the two that take as long to compile as all else.
-void amx_tiles_q4_k(const TileTask&);
-void amx_tiles_q5_k(const TileTask&);
+extern const KernelTable kAmxKernels;            // what tiles do otherwise; null where AVX-512's entry serves as well
+extern const TileKernel kAmxKernelsWithMins[2];  // tiles of Q4_K and Q5_K, which take as long to compile as all else
 #endif
 #if defined(QTENSOR_ARM64)
 extern const KernelTable kNeonKernels;

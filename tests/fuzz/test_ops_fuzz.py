@@ -31,8 +31,8 @@ TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel 
 CANARY = 0x5A
 CONTROL = {
     "Program", "attention_variant", "available_kernels", "cpu_features", "end_on_bus_errors", "is_packed", "kernels",
-    "known_kernels", "multiply_bytes", "packed_bytes", "set_thread_count", "thread_count", "use_attention",
-    "use_kernels", "work_shares",
+    "known_kernels", "multiply_bytes", "packed_bytes", "packs_by_default", "set_thread_count", "thread_count",
+    "use_attention", "use_kernels", "work_shares",
 }  # fmt: skip
 
 Array = npt.NDArray[Any]

@@ -2,8 +2,7 @@
 #include "emulated_tiles.h"
 
 #define kAmxKernels kAmxEmulatedKernels
-#define amx_tiles_q4_k amx_tiles_q4_k_emulated
-#define amx_tiles_q5_k amx_tiles_q5_k_emulated
+#define kAmxKernelsWithMins kAmxEmulatedKernelsWithMins
 #define QTENSOR_TABLE_NAME "amx-emulated"
 #include "kernels/amx/table.cpp"
 #include "kernels/amx/tiles_with_mins.cpp"

@@ -2,8 +2,7 @@
 #include "skipped_tiles.h"
 
 #define kAmxKernels kAmxSkippedKernels
-#define amx_tiles_q4_k amx_tiles_q4_k_skipped
-#define amx_tiles_q5_k amx_tiles_q5_k_skipped
+#define kAmxKernelsWithMins kAmxSkippedKernelsWithMins
 #define QTENSOR_TABLE_NAME "amx without tiles"
 #include "kernels/amx/table.cpp"
 #include "kernels/amx/tiles_with_mins.cpp"

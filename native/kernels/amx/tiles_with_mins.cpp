@@ -20,7 +20,7 @@ void matmul_tiles(const TileTask& t) {
 
 }  // namespace
 
-void amx_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>(t); }
-void amx_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>(t); }
+constinit const TileKernel kAmxKernelsWithMins[2] = {matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>,
+                                                     matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>};
 
 }  // namespace qtensor
