@@ -65,6 +65,12 @@ def chat(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Callable[
         )
         page.wait_for_url(re.compile("/chats/"))
         page.locator("#turns > article").nth(3).wait_for(state="attached")
+        page.wait_for_function(
+            """() => {
+                const fonts = [...document.fonts].filter((face) => face.family.includes("KaTeX_Math"));
+                return fonts.length && fonts.every((face) => face.status === "loaded");
+            }"""
+        )
         if theme == "dark":
             page.evaluate("document.documentElement.dataset.theme = 'dark'")
         return page

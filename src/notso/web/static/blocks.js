@@ -2,8 +2,12 @@
 {
   const { nonce, dataset: { katex: address, katexCss, copyTex } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
+  // Glyphs of a font that has not come are printed blank, so those of formulas at the end come before they are seen.
+  const loadFonts = () => {
+    for (const face of document.fonts) if (/KaTeX_(Main|Math|AMS|Size\d)/.test(face.family)) face.load().catch(() => {});
+  };
   const loadKatex = () => new Promise((resolve) => {
-    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
+    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss, onload: loadFonts });
     document.head.append(style, Object.assign(document.createElement("script"), { src: address, onload: resolve }));
     document.head.append(Object.assign(document.createElement("script"), { src: copyTex })); // formulas are copied as TeX
   });
