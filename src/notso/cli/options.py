@@ -124,7 +124,8 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="How weights are held in memory; auto packs large files once loaded [env: NOTSO_WEIGHTS].",
+        help="How weights are held in memory; auto copies large files once loaded, packed where nothing gets slower "
+        "[env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
     ),
