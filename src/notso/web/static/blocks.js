@@ -4,18 +4,21 @@
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
   // Glyphs of a font that has not come are printed blank, so those of formulas at the end come before they are seen.
   const loadFonts = () => {
-    for (const face of document.fonts) if (/KaTeX_(Main|Math|AMS|Size\d)/.test(face.family)) face.load().catch(() => {});
+    for (const face of document.fonts) if (/KaTeX_(Main|Math|AMS|Size)/.test(face.family)) face.load().catch(() => {});
   };
-  const loadKatex = () => new Promise((resolve) => {
-    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss, onload: loadFonts });
-    document.head.append(style, Object.assign(document.createElement("script"), { src: address, onload: resolve }));
-    document.head.append(Object.assign(document.createElement("script"), { src: copyTex })); // formulas are copied as TeX
-  });
-  let loading = null;
+  const add = (tag, fields) => document.head.append(Object.assign(document.createElement(tag), fields));
+  let isLoading = false;
+  const loadKatex = () => {
+    if (isLoading) return;
+    isLoading = true;
+    add("link", { rel: "stylesheet", href: katexCss, onload: loadFonts });
+    add("script", { src: address, onload: () => typeset() });
+    add("script", { src: copyTex }); // formulas are copied as TeX
+  };
   const [waiting, SLICE_MS] = [new Set(), 30];
   const typeset = (milliseconds = SLICE_MS) => {
     if (!waiting.size) return;
-    if (!window.katex) { loading ??= loadKatex().then(() => typeset()); return; }
+    if (!window.katex) { loadKatex(); return; }
     const end = performance.now() + milliseconds;
     for (const formula of waiting) {
       waiting.delete(formula);
@@ -39,7 +42,7 @@
   const look = () => {
     const formulas = found();
     for (const formula of formulas) seen.observe(formula);
-    if (formulas.length) whenIdle(() => { loading ??= loadKatex().then(() => typeset()); });
+    if (formulas.length) whenIdle(loadKatex);
   };
   const readNow = (url) => {
     const request = new XMLHttpRequest();
@@ -50,8 +53,8 @@
   addEventListener("beforeprint", () => {
     for (const formula of found()) waiting.add(formula);
     if (waiting.size && !window.katex) {
-      const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: katexCss });
-      try { document.head.append(style, Object.assign(document.createElement("script"), { nonce, textContent: readNow(address) })); }
+      add("link", { rel: "stylesheet", href: katexCss });
+      try { add("script", { nonce, textContent: readNow(address) }); }
       catch { return; } // the server is away: formulas are printed as TeX
     }
     typeset(Infinity);
@@ -59,9 +62,10 @@
   new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
   look();
 
-  document.getElementById("preview").addEventListener("close", () => {
-    document.getElementById("preview-place").replaceChildren();
-  });
+  const preview = document.getElementById("preview");
+  const place = document.getElementById("preview-place");
+  const frameOf = (kind) => document.getElementById(`${kind}-frame`).content.firstElementChild.cloneNode(true);
+  preview.addEventListener("close", () => place.replaceChildren());
   const announcer = document.getElementById("announcer");
   const copied = (button) => {
     button.dataset.done = "";
@@ -112,8 +116,8 @@
     return cell(own.textContent.trim());
   }).join(",")).join("\n");
   // The frame has no origin, so it is known by its window.
-  const showDiagram = (text) => {
-    const frame = document.getElementById("diagram-frame").content.firstElementChild.cloneNode(true);
+  const diagram = (text) => {
+    const frame = frameOf("diagram");
     const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
       || (document.documentElement.dataset.theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
     const send = ({ data, source }) => {
@@ -122,8 +126,7 @@
       frame.contentWindow.postMessage({ text, dark, language: document.documentElement.lang }, "*");
     };
     addEventListener("message", send);
-    document.getElementById("preview-place").replaceChildren(frame);
-    document.getElementById("preview").showModal();
+    return frame;
   };
   document.addEventListener("click", async (event) => {
     const button = event.target.closest(".code-label button, [data-copy], [data-copy-tables]");
@@ -139,13 +142,13 @@
       const text = block.querySelector("code").textContent;
       const isDiagram = block.querySelector(".code-label span").textContent === "mermaid";
       document.getElementById("preview-note").hidden = isDiagram;
-      if (isDiagram) return showDiagram(text);
-      const form = document.getElementById("preview-form");
-      const frame = document.getElementById("preview-frame").content.cloneNode(true);
-      document.getElementById("preview-place").replaceChildren(frame);
-      form.elements.text.value = block.querySelector("code").textContent;
-      form.submit();
-      return document.getElementById("preview").showModal();
+      place.replaceChildren(isDiagram ? diagram(text) : frameOf("preview"));
+      if (!isDiagram) {
+        const form = document.getElementById("preview-form");
+        form.elements.text.value = text;
+        form.submit();
+      }
+      return preview.showModal();
     }
     button.setAttribute("aria-pressed", block.classList.toggle(button.matches(".wrap-code") ? "wrapped" : "unfolded"));
   });
