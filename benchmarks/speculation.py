@@ -41,7 +41,7 @@ from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter, 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "src" / "notso" / "smollm3"
 PAGES = ("docs/kernels/gemv.md", "SECURITY.md", "CONTRIBUTING.md", "training/README.md")
-CODE = ("sampling/sampler.py", "output/stop_strings.py", "config.py", "output/tool_parser.py")
+CODE = ("sampling/sampler.py", "output/lookahead.py", "config.py", "output/tool_parser.py")
 QUESTIONS = (
     "What is NoPE?",
     "Tell me a joke.",

@@ -135,6 +135,13 @@ def test_files_named_exist(path: Path) -> None:
     assert not wrong
 
 
+def test_files_that_benchmarks_read_exist() -> None:
+    places = (ROOT, ROOT / "src" / "notso" / "smollm3", ROOT / "benchmarks")
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for name in re.findall(r'"([\w./-]+/[\w.-]+\.(?:py|md))"', read(path)):
+            assert any((place / name).exists() for place in places), f"{named(path)} reads {name}"
+
+
 def test_every_target_is_documented() -> None:
     shown = set(re.findall(r"make ([a-z-]+)", everything()))
     assert len(targets()) > 8

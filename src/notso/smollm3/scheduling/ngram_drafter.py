@@ -4,7 +4,8 @@ Drafts are computed together with the required token; every position is sampled 
 kept (sample-then-compare), so that drafts affect speed but never the text.
 
 The draft length maximizes expected tokens per time, from the acceptance rate by match length, tracked per answer, and
-the cost of additional rows. After three drafts that fail at once the drafter pauses, each time for longer.
+the cost of additional rows. Even the token after the last occurrence of a single one is right often enough to pay for
+its row. After three drafts of longer matches that fail at once the drafter pauses, each time for longer.
 
 The measured step latency by number of rows prices draft tokens. A step reads every weight once, so the first additional
 rows are nearly free; how many depends on kernels and machine. Planning figures apply until steps are measured, and
@@ -76,15 +77,15 @@ def _interpolated(rows: int) -> float:
 
 _PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_SAMPLED + 1)]
 
-SHORTEST_MATCH = 3
+COMPARED_MATCH = 3  # from here on the longest of several matches counts; of shorter ones, the latest
 LONGEST_MATCH = 32  # longer matches are no more reliable
 CANDIDATES = 6  # occurrences examined, latest first
 MOST_DRAFTS = 15  # with the required token, one tile of 16 rows
 
 # Match lengths that delimit the classes.
-MATCH_CLASSES = (3, 4, 6, 9, 14, 22, 32)
+MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
 # Prior acceptance rate per class, measured on the tasks of benchmarks/speculation.py.
-EXPECTED_RIGHT = (0.30, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
+EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
 EXPECTED_WEIGHT = 4.0  # weight of the prior, in tokens
 MEMORY = 0.94  # decay per judged token
 # Drift back to the prior whenever no draft seemed worthwhile; without it drafting would never resume.
@@ -95,6 +96,7 @@ EMPTY_ROUNDS = 3
 FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # tokens
 
 _BITS = 21  # bits per token id in the key of three
+_TOKEN, _PAIR = (1 << _BITS) - 1, (1 << 2 * _BITS) - 1
 
 
 class NgramDrafter:
@@ -113,6 +115,8 @@ class NgramDrafter:
         self._latency = latency or StepLatency()
         self._ids = array("i")
         self._last: dict[int, int] = {}  # three tokens -> position after their latest occurrence
+        self._last_pair: dict[int, int] = {}  # the same for two tokens, and for one
+        self._last_token: dict[int, int] = {}
         self._before = array("i")  # position -> position after the previous occurrence; 0: none
         self._key = 0
         self._right = [EXPECTED_WEIGHT * p for p in EXPECTED_RIGHT]
@@ -128,16 +132,20 @@ class NgramDrafter:
 
     def extend(self, tokens: Iterable[int]) -> None:
         ids, before, last, key = self._ids, self._before, self._last, self._key
-        mask = (1 << 2 * _BITS) - 1
+        last_pair, last_token = self._last_pair, self._last_token
         for token in tokens:
             place = len(ids)
-            if place >= SHORTEST_MATCH:
+            if place >= COMPARED_MATCH:
                 before.append(last.get(key, 0))
                 last[key] = place
             else:
                 before.append(0)
+            if place >= 2:
+                last_pair[key & _PAIR] = place
+            if place:
+                last_token[key & _TOKEN] = place
             ids.append(token)
-            key = (key & mask) << _BITS | token
+            key = (key & _PAIR) << _BITS | token
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
@@ -149,7 +157,7 @@ class NgramDrafter:
         if not match:
             return []
         self._class = kind = bisect_right(MATCH_CLASSES, match) - 1
-        if len(self._ids) < self._silent_until and match < LONGEST_MATCH:
+        if len(self._ids) < self._silent_until and COMPARED_MATCH <= match < LONGEST_MATCH:
             return []
         length = self._best_length(self._right[kind] / self._tried[kind], limit, rows)
         if not length:
@@ -166,6 +174,8 @@ class NgramDrafter:
         if accepted:
             self._empty_rounds, self._silence = 0, FIRST_SILENCE
             return
+        if MATCH_CLASSES[self._class] < COMPARED_MATCH:
+            return  # mostly wrong, and priced as such
         self._empty_rounds += 1
         if self._empty_rounds >= EMPTY_ROUNDS:
             self._empty_rounds = EMPTY_ROUNDS - 1  # one more failure after the pause starts the next
@@ -175,12 +185,16 @@ class NgramDrafter:
     def _longest_match(self) -> tuple[int, int]:
         # End and length of the suffix's longest earlier occurrence.
         ids, end = self._ids, len(self._ids)
-        place, best, longest = self._last.get(self._key, 0) if end >= SHORTEST_MATCH else 0, 0, 0
+        place, best, longest = self._last.get(self._key, 0) if end >= COMPARED_MATCH else 0, 0, 0
+        if not place and end >= 2 and (pair := self._last_pair.get(self._key & _PAIR, 0)):
+            return pair, 2
+        if not place and end and (token := self._last_token.get(self._key & _TOKEN, 0)):
+            return token, 1
         for _ in range(CANDIDATES):
             if not place:
                 break
             most = min(place, LONGEST_MATCH)
-            length = SHORTEST_MATCH
+            length = COMPARED_MATCH
             while length < most and ids[place - 1 - length] == ids[end - 1 - length]:
                 length += 1
             if length > longest:
