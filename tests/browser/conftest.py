@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, 
 from scripted_engine import ScriptedEngine
 from web.compiled_templates import share_compiled_templates
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.web.app import create_app
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine

@@ -12,7 +12,7 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 from plugins.installed_plugins import running
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.web.sign_in.given_keys import KeyBook
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.sign_in import SignInSettings

@@ -43,7 +43,7 @@ settings["sign_in"] = SignInSettings(require_key=True, oidc=oidc)
 """
 FORGING = """
 from functools import partial
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.smollm3 import Event, ToolCall
 serve = partial(serve, plugins=Plugins(("forger",)))
 

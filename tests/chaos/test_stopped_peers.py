@@ -30,7 +30,7 @@ PAGES = ("/", "/prompts", "/tools", "/settings", "/chats", "/status")
 ENGINE_KEY = "a key for front ends only"
 PLUGIN = """
 from functools import partial
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 serve = partial(serve, plugins=Plugins(("kind",)))
 """
 TOOLS = 'settings["mcp_config"] = Path(settings["mcp_config"])'

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from notso.cluster.health import METRIC, ByQueue
+from notso.cluster.plan import METRIC, ByQueue
 
 
 @dataclass

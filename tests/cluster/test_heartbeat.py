@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notso.cluster.health import STILL_SECONDS, Heartbeat
+from notso.cluster.plan import STILL_SECONDS, Heartbeat
 from notso.smollm3 import EngineError, EngineStats
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 
 HERE = Path(__file__).parent
 NAMES = {

@@ -12,8 +12,7 @@ from plugins.installed_plugins import NAMES, install
 
 from notso.plugins.errors import PluginError
 from notso.plugins.loading import installed
-from notso.plugins.plugin_set import Plugins
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import PluginProcess, Plugins
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plugins.installed_plugins import running
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
 
 QUESTION = [Message("user", "What is SmolLM3?")]

@@ -20,7 +20,7 @@ from scripted_engine import ScriptedEngine
 from web.compiled_templates import share_compiled_templates
 from web.store.postgres_server import PostgresServer, postgres_server
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.system.confinement import lacking
 from notso.web.api.shared.services import ApiServices
 from notso.web.app import create_app

@@ -124,7 +124,7 @@ def serve(
         adapters=tuple(adapter or ()),
         chat_template_file=None if chat_template_file is None else str(chat_template_file),
     )
-    from notso.plugins.plugin_set import Plugins
+    from notso.plugins.process import Plugins
 
     plugins = Plugins(enabled.names)
     starting = of_front_end(engine_url) if engine_url else introduction(path, config)

@@ -12,8 +12,7 @@ from typing import Any
 from ray import serve
 
 from notso.cluster.front import Front
-from notso.cluster.health import METRIC, Heartbeat
-from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN, check_settings
+from notso.cluster.plan import DEPLOYMENT, METRIC, NOTHING_BETWEEN, Heartbeat, check_settings
 from notso.smollm3 import Engine, EngineConfig, EngineError
 from notso.system.processes import keep_memory_private
 from notso.text_file import SECRET_BYTES, read_text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from notso.plugins.errors import PluginError
 from notso.plugins.loading import installed
-from notso.plugins.plugin_set import NAME
+from notso.plugins.process import NAME
 
 TEMPLATE = Path(__file__).parent / "template"
 

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.extras import install_line
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.smollm3 import give_back_freed
 from notso.web.api.batches import files as batch_files
 from notso.web.api.batches import routes as batch_routes
@@ -65,7 +65,7 @@ from notso.web.chat.routes import tokens as answer_tokens
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.submit import take_up
 from notso.web.chat.suggestions import Suggestions
-from notso.web.chat.templates import ListMarks, Pages, is_fragment
+from notso.web.chat.templates import ListMarks, PageLanguage, Pages, is_fragment
 from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, TruePeer, include_marked, owner_of
 from notso.web.edge.access_log import AccessLog
@@ -80,7 +80,6 @@ from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
-from notso.web.languages.page_language import PageLanguage
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared

@@ -16,7 +16,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.smollm3 import keep_few_heaps
 from notso.web.app import begin_stopping, create_app
 from notso.web.edge.connections import ClientConnection, Door, Lane, room_for_connections

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.web.edge.work_queue import WorkLine
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry

@@ -11,7 +11,7 @@ import pytest
 from plugins.installed_plugins import install
 from scripted_engine import ScriptedEngine
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.toolbox import Outcome, use
 

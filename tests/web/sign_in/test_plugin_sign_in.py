@@ -10,8 +10,7 @@ import pytest
 from plugins.installed_plugins import install
 from scripted_engine import ScriptedEngine
 
-from notso.plugins.plugin_set import Plugins
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import PluginProcess, Plugins
 from notso.web.sign_in.ways import PluginSignIn
 from notso.web.values.errors import SettingsError
 from notso.web.values.ids import new_id

@@ -12,19 +12,22 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import Plugins
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
 from notso.web.edge.base_path import Rooted, base_path
-from notso.web.languages.page_language import LANGUAGE_COOKIE
+from notso.web.edge.errors import is_api
 from notso.web.rendering.extensions import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse
@@ -45,6 +48,7 @@ from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import (
     LANGUAGES,
     UNITS,
+    chosen_language,
     direction,
     isolated,
     language,
@@ -54,6 +58,8 @@ from notso.web.values.wording import (
     separators,
     words,
 )
+
+LANGUAGE_COOKIE = "notso-language"
 
 
 def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, list[Chat]]]:
@@ -298,3 +304,27 @@ def human_count(count: int) -> str:
         if count >= 0.9995 * scale:
             return f"{localised(f'{count / scale:.3g}')} {unit}"
     return str(count)
+
+
+class PageLanguage:
+    """ASGI layer that sets the language of pages: the one chosen in this browser, else the browser's own.
+
+    Programs get English.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_api(scope):
+            headers = Headers(scope=scope)
+            language.set(chosen_language(_chosen(headers.get("cookie", "")), headers.get("accept-language", "")))
+        await self._app(scope, receive, send)
+
+
+def _chosen(cookie: str) -> str:
+    try:
+        found = SimpleCookie(cookie).get(LANGUAGE_COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

@@ -1,6 +1,8 @@
 """Code blocks: highlighting with Pygments classes in a fixed set of languages, without inline styles.
 
-Lexers run in a child process (colours.py), started on first use and again after it died.
+Lexers are regular expressions, some of them quadratic or worse, and a single match can neither be interrupted nor
+releases the GIL. So they run in a child process, started on first use and again after it died, which a CPU timer kills
+when a block takes too long.
 """
 
 from __future__ import annotations
@@ -8,9 +10,12 @@ from __future__ import annotations
 import atexit
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
+from functools import lru_cache
 from html import escape
 
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
@@ -20,7 +25,7 @@ from notso.web.values.wording import table
 
 BLOCK_SECONDS = 0.2  # 20,000 characters of ordinary code take 0.02 to 0.06 s
 
-_PROGRAM = "from notso.web.rendering.colours import main; main()"
+_PROGRAM = "from notso.web.rendering.code import highlight_lines; highlight_lines()"
 
 
 class Highlighter:
@@ -128,3 +133,22 @@ def _label(info: str, language: str) -> str:
 
 def _button(name: str, label: str) -> str:
     return f'<button class="{name}">{escape(label)}</button>'
+
+
+def highlight_lines() -> None:
+    """In the child: read lines of {"code", "language", "seconds"}, write lines of {"html", "seconds"}."""
+    from pygments import highlight  # type: ignore[import-untyped]
+    from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
+    from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
+
+    formatter, lexer = HtmlFormatter(nowrap=True), lru_cache(maxsize=64)(get_lexer_by_name)
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        # SIGVTALRM is left at its default action, which ends the process.
+        signal.setitimer(signal.ITIMER_VIRTUAL, asked["seconds"])
+        began = time.process_time()
+        html = highlight(asked["code"], lexer(asked["language"], stripnl=False), formatter)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        answer = {"html": html, "seconds": time.process_time() - began}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()

@@ -12,8 +12,7 @@ from fastapi import Request
 
 from notso.extras import install_line
 from notso.plugins.errors import PluginError
-from notso.plugins.plugin_set import Plugins
-from notso.plugins.process import PluginProcess
+from notso.plugins.process import PluginProcess, Plugins
 from notso.web.edge.access import Caller, KeyRing, SessionBook, SignIn, peer_of
 from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notso.plugins.plugin_set import Plugins
-from notso.plugins.process import PluginProcess, names_of
+from notso.plugins.process import PluginProcess, Plugins, names_of
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.values.slash_commands import SlashCommand, commands_of
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from notso.extras import install_line
 from notso.plugins.errors import PluginError
-from notso.plugins.plugin_set import Plugins
-from notso.plugins.process import SEND_SECONDS, PluginProcess
+from notso.plugins.process import SEND_SECONDS, PluginProcess, Plugins
 from notso.web.engine.port import Tool
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.chat_tool import CHANGED, ChatTool, Surroundings, check_arguments

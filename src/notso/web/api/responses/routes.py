@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
 from notso.web.api.request_fields.fields import GivenHint, invalid, printable, refuse_hints, unsupported
-from notso.web.api.responses.file_search import with_passages
 from notso.web.api.responses.request import (
     Item,
     ResponseRequest,
@@ -24,6 +23,7 @@ from notso.web.api.responses.request import (
     parse_input_token_request,
     parse_response_request,
     referenced_items,
+    with_passages,
 )
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED, dropped_by_template, ignored_headers

@@ -9,8 +9,7 @@ from typing import Any
 
 from notso.documents.citations import Mark, MarkReader
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
-from notso.web.api.responses.file_search import annotation_of
-from notso.web.api.responses.request import ResponseRequest, item_id
+from notso.web.api.responses.request import ResponseRequest, annotation_of, item_id
 from notso.web.api.shared.completion import entries
 from notso.web.api.shared.serializer import PING, named_event
 from notso.web.edge.errors import ApiError

@@ -18,13 +18,12 @@ from notso.web.chat.chat_view import ChatView, read_branch_if_any
 from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import documents_in, new_chat
-from notso.web.chat.templates import is_fragment
+from notso.web.chat.templates import LANGUAGE_COOKIE, is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown, own_project, sidebar_context
 from notso.web.edge.access import GUARDED
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
-from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.documents import Library
 from notso.web.store.protocol import Chat, SettingValue
 from notso.web.turns.chat_settings import (
