@@ -91,7 +91,6 @@ class _Recoded(io.RawIOBase):
 
 
 def _encoding(data: bytes) -> tuple[str, int]:
-    """Return the encoding and the number of bytes of its mark."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return encoding, len(mark)

@@ -131,7 +131,6 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
-    """Return a file, or the documents in a folder, with their names."""
     # Raises OSError.
     from notso.web.chat.library import files_in, shown_name
 

@@ -163,7 +163,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
 
 
 def _listed(told: Any) -> list[Any]:
-    """Return the receipts of a file: an answer that called tools has several."""
+    """Return a file's receipts, one per call of tools and one at the end."""
     return told if isinstance(told, list) and told else [told]
 
 

@@ -134,7 +134,6 @@ def absent_from(texts: Iterable[str], claims: Iterable[Mark]) -> list[Mark]:
 
 
 def _length_folded_to(text: str, size: int) -> int:
-    """Return the least number of characters that are at least `size` when folded."""
     return bisect_left(range(len(text) + 1), size, key=lambda length: len(folded(text[:length])))
 
 

@@ -205,7 +205,7 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 
 
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
-    """Return the largest |product - wanted| / (|x| |w|), or infinity if the product is not finite."""
+    """Return the largest |product - wanted| / (|x| |w|)."""
     weights = weight.dequantise().astype(np.float64)
     wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # not BLAS: its threads would compete for the cores
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)

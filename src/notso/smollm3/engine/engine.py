@@ -627,7 +627,6 @@ def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
 
 
 def _template_of(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
-    """Return the chat template in the file at `path`, or else that of the model."""
     # Raises TemplateError.
     if path is None:
         return ChatTemplate.from_gguf(file.metadata, tokenizer)

@@ -228,7 +228,6 @@ class Redraw:
 
 
 def _checked(receipt: Any, name: str) -> dict[str, Any]:
-    """Return a receipt of the right form and with the digest of its content."""
     wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
     if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
         raise InvalidRequestError(f"the {name} is no receipt of version {VERSION}", param=name)

@@ -116,7 +116,6 @@ class Matcher:
         return allowed
 
     def _without_long_numbers(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Limit the digits of a number, unless the grammar requires more."""
         left = MAX_DIGITS - self._state.digits
         if self._state.in_string or left >= self._longest_number:
             return allowed
@@ -378,7 +377,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _places(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of a schema that a value may need, each with the end of its JSON pointer."""
+    """Yield parts of a schema, each with the end of its JSON pointer."""
     if "$ref" in schema:
         yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
     named = {f"/properties/{name}": each for name, each in schema.get("properties", {}).items()}

@@ -210,10 +210,7 @@ class QuoteIndex:
         return _Sample(found.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
-        """Return the first place of each interval whose 8 bytes at `depth` are not below a key, or above it.
-
-        `sample`: of the interval that contains them all.
-        """
+        """Return the first place of each interval whose 8 bytes at `depth` are not below (or above) a key."""
         if sample is not None:
             block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
             low = np.maximum(low, sample.low + (block - 1) * sample.every)
@@ -286,7 +283,6 @@ class QuoteIndex:
         return Places(starts, shortest, (at_ends[last[order] - 1] - starts).astype(np.uint16), at_ends)
 
     def _sorted(self, begin: Ints) -> npt.NDArray[np.intp]:
-        """Return the order of places by their text, without repeated ones."""
         key = self._words[begin].astype(np.uint64)
         order = np.argsort(key, kind="stable")
         key = key[order]
@@ -316,7 +312,7 @@ class QuoteIndex:
 
 
 def _bar(content: bytearray, text: bytes, size: int) -> None:
-    """Replace `size` bytes where a text stands. Unlike a regular expression, this holds other threads up for little."""
+    """Blank out `size` bytes; regular expressions would hold up other threads."""
     at = content.find(text)
     while at >= 0:
         content[at : at + size] = b"\xff" * size
@@ -324,7 +320,7 @@ def _bar(content: bytearray, text: bytes, size: int) -> None:
 
 
 def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the places that are tied with a neighbor, and the number of the group of each."""
+    """Return tied places, and the number of each one's group."""
     inside = tied.copy()
     inside[:-1] |= tied[1:]
     active = np.flatnonzero(inside)
@@ -332,7 +328,7 @@ def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp
 
 
 def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """Return the class of each character that decides where words begin, as in UAX 29."""
+    """Classify characters for word boundaries (UAX 29)."""
     table = np.zeros(0x110000, np.uint8)
     known = np.flatnonzero(np.bincount(points)).tolist()
     for point in known:
@@ -364,7 +360,6 @@ def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
 
 
 def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
-    """Return where a word or another segment begins (n,)."""
     kept = np.flatnonzero(classes != _EXTEND)
     here = classes[kept]
     word = (here == _LETTER) | (here == _DIGIT) | (here == _JOINER)
@@ -384,7 +379,7 @@ def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
 
 
 def _byte_offsets(points: npt.NDArray[np.uint32], *, escaped: bool) -> Ints:
-    """Return the byte at which each character begins, and their end (n + 1,)."""
+    """Return each character's first byte, and the end (n + 1,)."""
     sizes = 1 + (points >= 0x80).astype(np.int32) + (points >= 0x800) + (points >= 0x10000)
     sizes[(points >= 0xD800) & (points < 0xE000)] = 1  # "?"
     if escaped:

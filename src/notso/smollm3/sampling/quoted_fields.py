@@ -231,7 +231,6 @@ def _without_limits(schema: Any) -> Any:
 
 
 def _parts_at(document: Any, schema: Any, path: Path, seen: frozenset[int] = frozenset()) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a schema that describe the value at a path."""
     if not isinstance(schema, dict) or (id(schema) in seen):
         return
     seen |= {id(schema)}

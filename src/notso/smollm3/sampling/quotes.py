@@ -235,7 +235,6 @@ class QuotedOutput(StructuredOutput):
         return starts
 
     def _allowed(self, quotation: Quotation, logits: Floats) -> Ids:
-        """Return the tokens that continue or end an open quotation."""
         closers = self._vocabulary.closers if quotation.may_end else np.zeros(0, np.intp)
         if self._is_half_closed:
             closers = np.array([self._vocabulary.ids[CLOSE[1:]]], np.intp)
@@ -248,7 +247,6 @@ class QuotedOutput(StructuredOutput):
         return self._inner is not None and self._inner.in_call
 
     def _follow(self, text: bytes) -> None:
-        """Record text outside of quotations, which may begin one."""
         if OPEN.search(self._tail) and text.startswith(b" "):
             if self._may_open(self._tail):
                 self._open = self._beginning()
@@ -363,7 +361,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _likeliest(logits: Floats, count: int) -> Ids:
-    """Return the tokens of the largest logits (count,), found among those above the count-th maximum of all rows."""
+    """Return the tokens of the largest logits, among rows' candidates."""
     rows = len(logits) // ROW
     if rows <= count:
         among = np.arange(len(logits))
@@ -374,7 +372,6 @@ def _likeliest(logits: Floats, count: int) -> Ids:
 
 
 def _key(text: bytes) -> int:
-    """Return up to 7 bytes and their number as one number."""
     return int.from_bytes(text.ljust(7, b"\0"), "big") << 8 | len(text)
 
 

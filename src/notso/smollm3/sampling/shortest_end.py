@@ -135,7 +135,7 @@ class ShortestEnd:
         self._single = dict(known)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
-        """Sort key: ASCII first, then bytes that repeat within one token."""
+        # ASCII first, then bytes that repeat within one token.
         longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
         return byte >= 0x80, -longest, byte
 
@@ -184,7 +184,6 @@ class ShortestEnd:
         return None, taken
 
     def _rests(self, known: bytes) -> list[tuple[bytes, list[int]]]:
-        """Return the suffixes of a text after its structural bytes, each with its single-byte tokens."""
         found = []
         for place in itertools.islice(_STRUCTURE.finditer(known), MAX_RESTS):
             rest = known[place.start() :]
@@ -265,7 +264,7 @@ class ShortestEnd:
             yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
 
     def _required(self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]) -> list[_Node]:
-        """Return the nodes after names that may follow; of one object only the last, as the others can be omitted."""
+        """Return the nodes after required names; of an object only the last."""
         found = {name: each for name in names if (each := self._behind(node, name)) is not None}
         if len(found) > 1:
             lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}
@@ -274,7 +273,6 @@ class ShortestEnd:
         return list(found.values())
 
     def _finished(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
-        """Return the node after the shortest of `texts` that finishes the string."""
         known = memory.ends.get(kind, b"")
         if known and (behind := self._behind(node, known)) is not None:
             return [behind]
@@ -285,7 +283,7 @@ class ShortestEnd:
         return [] if behind is None else [behind]
 
     def _kinds(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
-        """Return one of each kind of allowed bytes; the same tokens may follow all bytes of a kind."""
+        """Return one of each kind of bytes that the same tokens may follow."""
         found: dict[tuple[bool, int], int] = {}
         ascii_only = [byte for byte in listed if byte < 0x80] or listed
         for byte in ascii_only:
@@ -316,7 +314,6 @@ class ShortestEnd:
         return _Node(matcher, whole, self._extended(node.costs, whole), place, detours)
 
     def _extended(self, costs: list[int], text: bytes) -> list[int]:
-        """Extend `costs`, those of a prefix, to all of `text`."""
         costs = list(costs)
         for end in range(len(costs), len(text) + 1):
             best = _UNREACHABLE
@@ -349,6 +346,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    """Sort key of the search: the cost so far, lower for progress, higher for each open container."""
+    """Sort key: cost so far, less for progress, more for open containers."""
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

@@ -139,7 +139,6 @@ class StructuredOutput:
         return narrowed
 
     def _least_tokens(self, most: int) -> int | None:
-        """Return the tokens of an answer that has not started; None if it does not fit into `most`."""
         if self._least is None and self._matcher is not None:
             self._least = (self._matcher.distance(most),)
         return None if self._least is None else self._least[0]
@@ -345,7 +344,7 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
 ) -> StructuredOutput | None:
-    """Return the constraint of calls to the tools' names, and to the parameters of strict tools."""
+    """Constrain calls to the tools' names and strict parameters."""
     # None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):

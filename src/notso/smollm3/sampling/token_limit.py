@@ -197,7 +197,6 @@ class _Schemas:
         )
 
     def _pattern_size(self, pattern: str) -> float:
-        """Estimate for a pattern: twice its shortest text, if known."""
         if pattern not in self._sizes:
             short = shortest_match((pattern,), 0) if len(self._sizes) < MAX_STRINGS else None
             long = len(pattern) / BYTES_PER_TOKEN + _repeats(pattern)
@@ -354,7 +353,6 @@ class TokenLimit:
             self._check_at = self._extent.next_check(left, len(self._way.tokens))
 
     def _behind(self, matcher: Follower, known: _Way, token: int, left: int, state: JsonState) -> _Way | None:
-        """Return an ending of at most `left` tokens after `token`."""
         if known.tokens[:1] == (token,):
             rest = known.tokens[1:]
             return self._way_of(rest) if len(rest) <= left else None
@@ -378,7 +376,7 @@ class TokenLimit:
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
     def _first_way(self, matcher: Follower, most: int, state: JsonState) -> _Way | None:
-        """Return an ending of at most `most` tokens: a quick one, or else by search."""
+        # A quick ending, or else one that is searched for.
         far = int(HOPELESS * most) + MARGIN
         way = self._search(matcher, far, FIRST_STEPS, state)
         if way is None or len(way.tokens) <= most:
@@ -411,7 +409,6 @@ class TokenLimit:
 
     @cached_property
     def _string_ends(self) -> list[bytes]:
-        """Return ends of short texts for a constrained string, shortest first."""
         texts = (json.dumps(text, ensure_ascii=False)[1:] for text in self._extent.texts())
         ends = {text[at:].encode() for text in texts for at in range(len(text))}
         return sorted(ends, key=lambda end: (len(end), end))[:MAX_STRING_ENDS]

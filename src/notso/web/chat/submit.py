@@ -237,7 +237,7 @@ async def add_version(
 
 
 def _for_this_version(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
-    """Return the chat's settings with those that the form gives for one version only, None if it gives none."""
+    # None: the form gives none.
     wanted = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
     settings, problems = changed(view.chat.settings, wanted)
     if problems:
@@ -612,7 +612,6 @@ async def request_in(
 
 
 async def _every_part(services: ChatServices, owner: str, view: ChatView, request: Request) -> tuple[Part, ...]:
-    """Return the parts of the documents of the last question. Raises Problem if there are none, or too many."""
     question = view.line[-1]
     store = services.shared.store
     documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
@@ -646,7 +645,7 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
 async def _reserved(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> Prepared | None:
-    """Render the prompt and reserve its quota, so that a refusal comes before anything is stored."""
+    """Render the prompt and reserve its quota before anything is stored."""
     prepared = await prepared_request(services, request, text_size(view.line))
     if prepared is not None:
         await running.reserve(prepared.engine, asks(request, prepared))
@@ -702,7 +701,6 @@ def _new_message(chat: Chat) -> StoredMessage:
 
 
 def _model_name(services: ChatServices, choice: ModelChoice) -> str:
-    """Return the name of what a choice stands for now, '' while no model is loaded."""
     info = services.shared.engine.info
     name = choice.model or (model_id(info) if info is not None else "")
     return (f"{name}:{choice.adapter}" if choice.adapter else name)[:MAX_MODEL_NAME_CHARACTERS]

@@ -126,7 +126,6 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
 
 
 def _label(info: str, language: str) -> str:
-    """Return the name of a language, also of one that cannot be highlighted, or "code"."""
     name = info.split(maxsplit=1)[:1]
     return language or (name[0] if name and _NAME.fullmatch(name[0]) else _WORDS["code"])
 

@@ -227,7 +227,6 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
 
 
 def _scan(state: StateInline, can_split_word: bool) -> Scanned:
-    """Whether a run of marks can open or close emphasis."""
     # CommonMark takes punctuation inside of the marks and a letter outside for no end of emphasis. Chinese, Japanese
     # and Korean have no spaces between words, so there the punctuation counts as a letter, and their letters as spaces.
     scanned = state.scanDelims(state.pos, can_split_word)

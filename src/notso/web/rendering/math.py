@@ -110,7 +110,6 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    """Return the end of `$x$`, or -1."""
     # Only the next dollar sign counts: text between two prices is no formula. No letter or digit just outside of the
     # dollars. Spaces just inside only on both sides, and of what no price holds.
     inside = source[start + 1 : start + 2]

@@ -45,7 +45,6 @@ def end_of(path: list[Shown], limit: int, first: str | None = None) -> tuple[lis
 
 
 def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | None]:
-    """For each message, the nearest question before it."""
     user_message = None
     for message in line:
         yield user_message

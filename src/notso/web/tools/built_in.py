@@ -148,7 +148,7 @@ def zone_named(text: str) -> str:
 
 @cache
 def _zones() -> dict[str, str]:
-    """Return zones by their lower-case name, and by their city if it is unambiguous."""
+    # By lower-case name, and by city where that is unambiguous.
     names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
     cities: dict[str, list[str]] = {}
     for name in names:

@@ -77,7 +77,6 @@ class _Parser:
         return number
 
     def _next(self, *wanted: str) -> str:
-        """Consume the next token if it is one of these; else return ''."""
         if self._at < len(self._tokens) and self._tokens[self._at] in wanted:
             self._at += 1
             return self._tokens[self._at - 1]
@@ -258,7 +257,7 @@ def _written(number: _Number) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    """Return the number of decimals of a fraction; None if infinite or more than are shown."""
+    # None: infinite, or more than are shown.
     twos = fives = 0
     while denominator % 2 == 0:
         denominator //= 2

@@ -135,7 +135,6 @@ def _field(name: str, schema: Any, is_required: bool) -> Field:
 
 
 def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the choices of `enum` (with the older `enumNames`) or of titled constants."""
     titled = schema.get("oneOf", schema.get("anyOf"))
     if isinstance(titled, list) and all(isinstance(each, dict) for each in titled):
         values, names = [each.get("const") for each in titled], [each.get("title") for each in titled]
@@ -153,7 +152,6 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> Any:
-    """Return the default value; None if missing or of another type."""
     known = {value for value, _ in choices}
     if kind == "choices":
         return tuple(each for each in given if each in known) if _is_texts(given) else ()
@@ -167,7 +165,6 @@ def _default(kind: Kind, given: Any, choices: tuple[tuple[str, str], ...]) -> An
 
 
 def _value(asked: Field, name: str, form: Mapping[str, str]) -> Value | None:
-    """Return the typed value, None for an empty one."""
     # Raises Problem.
     if asked.kind == "boolean":
         return name in form
@@ -212,7 +209,6 @@ def _number(asked: Field, text: str) -> int | float:
 
 
 def _is_of_format(kind: Kind, text: str) -> bool:
-    """Whether a text has its format, as far as that can be checked locally."""
     try:
         if kind == "email":
             name, at, host = text.rpartition("@")

@@ -95,7 +95,6 @@ def is_public(address: str) -> bool:
 
 
 async def _get(url: httpx2.URL, address: str) -> tuple[str, str]:
-    """Return where a page redirects to, or '' and its text."""
     import httpx2
 
     pinned = url.copy_with(host=address)

@@ -187,7 +187,6 @@ def _parsed(path: Path, text: str) -> Any:
 
 
 def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
-    """Return the servers by name, and the other top-level entries."""
     # Raises SettingsError if no key has servers.
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
@@ -242,7 +241,6 @@ def _is_entry(value: Mapping[str, Any]) -> bool:
 
 
 def _inputs(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the defaults of VS Code's `inputs` by id."""
     inner = content.get("mcp")
     rows = content.get("inputs", inner.get("inputs") if isinstance(inner, dict) else None)
     found = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
@@ -276,7 +274,6 @@ def _is_disabled(entry: Any) -> bool:
 
 
 def _is_true(value: Any) -> bool:
-    """Whether a switch, written as a boolean, number or word, is on."""
     return value.strip().lower() not in ("", "false", "no", "off", "0") if isinstance(value, str) else bool(value)
 
 
@@ -431,7 +428,6 @@ class _Reader:
         return made
 
     def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
-        """Return the tool names in a selection; None without one."""
         given = self._first(entry, keys)
         if isinstance(given, dict):  # names with switches
             given = [name for name, value in given.items() if _is_true(value)]

@@ -141,13 +141,12 @@ class McpProcess:
                     return
 
     def _fits(self, line: bytearray) -> bool:
-        """Whether a message respects the bounds; otherwise set `fault`."""
         if len(line) > MAX_MESSAGE_BYTES:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_BYTES // 2**20} MiB"
         return not self.fault
 
     def _message(self, line: bytearray) -> JSONRPCMessage | None:
-        """Return a message to pass on; None for invalid ones, notifications, and requests beyond a limit."""
+        # None: invalid, a notification, or a request beyond the limit.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -186,7 +185,6 @@ class McpProcess:
             heard.close()  # so that pending requests fail
 
     async def _leave(self) -> None:
-        """Close its input, then send SIGTERM, then SIGKILL."""
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         stdin.close()
         if not await self._gone(LEAVE_SECONDS) or not self._is_group_gone():
@@ -250,7 +248,6 @@ def cut_down(result: dict[str, Any]) -> list[LeftOut]:
 
 
 def _make_object_schema(schema: Any) -> str:
-    """Complete the schema of a tool's arguments if possible; otherwise return the reason."""
     if schema is None:
         return "it has no inputSchema"
     if not isinstance(schema, dict):
@@ -355,7 +352,6 @@ class McpAddress:
                     await to_tell.send(each)
 
     def _passes(self, each: SessionMessage) -> bool:
-        """Whether to pass on a message: no notifications, and no requests beyond a limit."""
         # Reduces lists of tools.
         if isinstance(each.message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:

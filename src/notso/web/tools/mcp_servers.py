@@ -372,7 +372,6 @@ def _fault_of(entry: McpEntry, name: str, schema: Mapping[str, Any], count: int)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:
-    """Return `name`, cut to the length that APIs accept, with a number if it is taken."""
     found, number = name[:MAX_NAME_CHARACTERS], 1
     while found in taken:
         number += 1
@@ -409,7 +408,6 @@ def _part_of(content: ContentBlock) -> str:
 
 
 def _reason(error: BaseException, step: str) -> str:
-    """Return the reason why a server did not start, on one line, without paths or secrets."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):

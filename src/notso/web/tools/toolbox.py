@@ -165,7 +165,6 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
 
 
 def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    """Suspend the call's timeout while the user is asked."""
     # Further questions at the same time are cancelled.
 
     async def paused(question: Elicitation) -> Reply:

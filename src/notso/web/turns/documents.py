@@ -214,7 +214,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    """Return the hits, and then the passages beside them, as far as there is room, as documents and numbers."""
+    """Return the hits, then the passages beside them while there is room."""
     found = [(hit.document.id, hit.number) for hit in hits]
     beside = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()

@@ -88,7 +88,6 @@ async def document_parts(
 
 
 def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
-    """Return the parts of a text, of at most `most` tokens, each with its last page. Blocks."""
     # What the estimate counts as a token differs with the language and the vocabulary.
     sample = text.text[:SAMPLE_CHARACTERS]
     usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))

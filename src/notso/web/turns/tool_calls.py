@@ -164,7 +164,7 @@ class ToolCalls:
         await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
 
     async def _ask(self, at: int, use: ToolUse, offer: ToolOffer, tool: ChatTool) -> str:
-        """Return '' if permitted, else the result for the model."""
+        # '': permitted; else the result for the model.
         self._answer = asyncio.get_running_loop().create_future()
         try:
             await self._tell(at, use, use.id)

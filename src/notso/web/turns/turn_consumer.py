@@ -236,7 +236,7 @@ class TurnConsumer:
         self.turn.log.write(channel, "", await self._off_loop(render))
 
     def _keep_shown(self) -> None:
-        """Return to the text that was to be continued, if the engine did not get there."""
+        # The engine may not get as far as the text that was to be continued.
         if self._replaying is not None:
             self._begin_text(self._replaying)
             self.calls.uses = list(self._replaying.tool_uses)
@@ -244,7 +244,7 @@ class TurnConsumer:
             self.turn.log.clear()
 
     async def _use_tools(self) -> bool:
-        """Return False if the turn is over."""
+        # False: the turn is over.
         if self.calls.spent:
             self._note = words["note_tool_rounds"].format(rounds=MAX_ROUNDS)
             return False

@@ -333,7 +333,6 @@ def _apart(name: str, written: Any, *others: Any) -> None:
 
 
 def _in_place_or_apart(name: str, written: Any, *others: Any) -> None:
-    """Like `_apart`, but the output may be the same array."""
     _apart(name, written, *(other for other in others if other.ctypes.data != written.ctypes.data))
 
 

@@ -352,7 +352,6 @@ _State: TypeAlias = tuple[int, int]
 
 
 def _states(root: Node) -> tuple[dict[_State, list[tuple[int, int, _State]]], set[_State]]:
-    """Return the transitions of each state, and the accepting states."""
     automaton = _Automaton(root, MAX_STEPS)
     has_edges = _has_edges(root)
     start = automaton.start, _START
@@ -420,7 +419,6 @@ def _live(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int]) ->
 
 
 def _alike(moves: list[dict[int, list[tuple[int, int]]]], accepting: set[int], live: set[int]) -> dict[int, int]:
-    """Map each live state to the first equivalent one."""
     group = {state: int(state in accepting) for state in live}
     while True:
         kinds: dict[tuple[object, ...], int] = {}
@@ -514,7 +512,6 @@ def _grouped(text: str) -> str:
 
 
 def _has_choice(text: str) -> bool:
-    """Return whether there is a choice outside groups and classes."""
     depth, in_class, at = 0, False, 0
     while at < len(text):
         character = text[at]

@@ -142,7 +142,6 @@ def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int
 
 
 def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int, int]) -> int:
-    """Return an upper bound of the patterns that the library intersects for one text."""
     left: list[tuple[Schema, bool]] = [(schema, False)]
     while left:
         each, parts_are_known = left.pop()
@@ -174,7 +173,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _period(step: object) -> int:
-    """Return a `multipleOf` without powers of ten, which cost nothing; 1 if it is not a number."""
+    # Powers of ten cost nothing.
     if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
         return 1
     digits = abs(int("".join(map(str, Decimal(repr(step)).as_tuple().digits)))) or 1

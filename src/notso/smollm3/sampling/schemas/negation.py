@@ -238,7 +238,6 @@ class Negation:
         return any(self.are_disjoint(_properties(mine, name), _properties(theirs, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        """Return the schemas whose conjunction it is, or None if nothing matches it."""
         # Marks references as followed.
         found: list[dict[str, Any]] = []
         left = [schema]
@@ -290,7 +289,6 @@ def _properties(parts: Iterable[dict[str, Any]], name: str) -> Schema:
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:
-    """Return the schema of a property, as far as it is obvious."""
     found: Schema | None = schema.get("properties", {}).get(name)
     if found is None and "patternProperties" not in schema:
         found = schema.get("additionalProperties")
@@ -333,7 +331,6 @@ def pattern_of_all_but(strings: Sequence[str]) -> str | None:
 
 
 def _pattern_of_rests(strings: Sequence[str]) -> str:
-    """Return a pattern for all texts except `strings`, without anchors."""
     rests: dict[str, list[str]] = {}
     for text in strings:
         if text:

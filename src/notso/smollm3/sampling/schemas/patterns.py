@@ -191,8 +191,7 @@ def _parsed(pattern: str) -> _Reader:
 
 
 def _apart(root: Node) -> tuple[str, ...] | None:
-    """Split a pattern into its leading lookaheads and the rest, or return None if that is not equivalent or they look
-    around, too."""
+    """Split off leading lookaheads; None if that is not equivalent."""
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
@@ -208,14 +207,12 @@ def _apart(root: Node) -> tuple[str, ...] | None:
 
 
 def _with_looks(look: Node) -> str:
-    """Return a leading lookahead as a pattern for the whole text."""
     if isinstance(look, Look) and not look.is_negated:
         return _with_anchor(look.body)
     return _without_looks(Sequence((look, ANYTHING)))
 
 
 def _with_anchor(node: Node) -> str:
-    """Return a pattern for texts that begin with the node."""
     return written_plainly(node, _class_text) or _without_looks(Sequence((node, ANYTHING)))
 
 
@@ -251,7 +248,6 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _written(characters: _Set) -> str:
-    """Write a class without characters that cannot be generated."""
     # With all control characters in it, the library would accept every escape, including those of quotes and
     # backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
@@ -265,7 +261,6 @@ def _written(characters: _Set) -> str:
 
 
 def _writable(ranges: Ranges) -> Ranges:
-    """Return the ranges without surrogates and characters that cannot be generated."""
     return _complement((*_complement(ranges), *_UNWRITABLE, _SURROGATES))
 
 
@@ -376,7 +371,6 @@ class _Reader:
         return PatternError(f"is not an ECMA-262 regular expression: {why}, at character {self._at}")
 
     def _only_without_u(self, why: str) -> None:
-        """What follows is valid only without the flag."""
         if self._is_unicode:
             raise _NotUnicodeError(why)
 
@@ -532,7 +526,6 @@ class _Reader:
         return _Set(tuple((first, min(last, 0xFFFF)) for first, last in found if first <= 0xFFFF))
 
     def _checked(self, characters: _Set) -> str:
-        """Return the set in the library's dialect; at least one of its characters can be generated."""
         if not characters.properties:
             held = _complement(characters.ranges) if characters.is_negated else characters.ranges
             if held and not _writable(held) and held[0][0] < 0x80:

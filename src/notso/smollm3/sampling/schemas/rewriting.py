@@ -170,7 +170,6 @@ def plain_values(items: Schema) -> list[Any] | None:
 
 
 def _integers(items: dict[str, Any]) -> list[Any] | None:
-    """Return all integers within bounds, if they are few."""
     low, high = items.get("minimum", -math.inf), items.get("maximum", math.inf)
     if "exclusiveMinimum" in items:
         low = max(low, math.floor(items["exclusiveMinimum"]) + 1)
@@ -485,7 +484,7 @@ class SchemaRewriter:
         return True if pattern is None else {"patternProperties": {pattern: True}, "additionalProperties": False}
 
     def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
-        """Return the names that a schema for names allows: a list, a pattern, or neither for all."""
+        """Return the allowed names: a list, a pattern, or neither for all."""
         followed = self._followed(names)
         asked = {key: value for key, value in followed.items() if key != "type"}
         if "string" not in followed.get("type", "string"):
@@ -502,7 +501,7 @@ class SchemaRewriter:
         return None, None
 
     def _followed(self, schema: Schema) -> dict[str, Any]:
-        """Resolve a lone reference; a circular one matches nothing."""
+        # A circular reference matches nothing.
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
                 return schema if isinstance(schema, dict) else {} if schema else {"type": []}
@@ -518,7 +517,6 @@ class SchemaRewriter:
         return containing(item, least)
 
     def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
-        """Close the object over the names that the schema and its subschemas evaluate."""
         if "additionalProperties" in schema:
             return True
         if rest is True:
@@ -531,14 +529,13 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        """Combine all alternatives, checking the limit at every level before computing them."""
+        # The limit is checked at every level before the next is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[_Case]:
-        """Return the evaluated names and constraints of each branch."""
         self._spend()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} is a circular reference")
@@ -654,5 +651,5 @@ def _are_names(value: object) -> bool:
 
 
 def _listed(value: object) -> list[Any]:
-    """Return members or names of a value that may have the wrong type, which is refused where it is read."""
+    """Return members of a value whose type may be wrong."""
     return list(value) if isinstance(value, list | dict) else []

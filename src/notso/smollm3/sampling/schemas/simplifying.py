@@ -265,14 +265,13 @@ class Simplifier:
         return held
 
     def _without_implied_type(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Remove `type` if the targets of the references next to it have no other types."""
         if "type" not in schema or not schema.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
             return schema
         rest = {keyword: value for keyword, value in schema.items() if keyword != "type"}
         return rest if self._kinds_of(rest) <= _declared(schema["type"]) else schema
 
     def _with_names_apart(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Exclude declared names from patterns with references, which the library would intersect."""
+        # The library would intersect the patterns.
         if not schema.get("properties") or not any(map(_has_reference, schema.get("patternProperties", {}).values())):
             return schema
         properties, patterns = dict(schema["properties"]), {}
@@ -287,7 +286,6 @@ class Simplifier:
         return {**schema, "properties": properties, "patternProperties": patterns}
 
     def _intersection(self, one: Schema, other: Schema) -> Schema:
-        """Return a schema of the values that match both, without alternatives that none does."""
         self._spend(1)
         if one == other:
             return one
@@ -335,7 +333,7 @@ class Simplifier:
         return target if isinstance(target, dict) else schema
 
     def _kinds_of(self, schema: Schema) -> frozenset[str]:
-        """Return the types that the values may have; "integer" stands for whole numbers, "number" for all."""
+        """Return the possible types; "number" includes "integer"."""
         self._spend(1)
         if not isinstance(schema, dict):
             return _KINDS if schema else frozenset()

@@ -130,7 +130,6 @@ def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
 
 
 def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[StoredFile, bytes, list[str]]:
-    """Return the file, its bytes and the names of ignored fields."""
     # Raise ApiError (400).
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
@@ -160,7 +159,6 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    """Yield headers and content of each part of a form, in linear time."""
     # Raise ApiError (400) for too many. `email` reads the headers only: it would read contents line by line, and forms
     # within forms.
     form = HeaderParser().parsestr(f"Content-Type: {kind}")

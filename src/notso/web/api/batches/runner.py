@@ -275,7 +275,6 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _validated(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """Return the lines with content, and what is wrong with them."""
     try:
         content = decode_text(content).encode()
     except NotTextError as error:

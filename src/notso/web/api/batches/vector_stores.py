@@ -315,7 +315,6 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
 
 
 async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
-    """Return the name and bytes of an uploaded file."""
     # Raise ApiError: 404 if unknown, 400 if it is no document.
     file = await found_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
@@ -336,7 +335,6 @@ async def _add(services: ApiServices, owner: str, library: Library, file_id: str
 
 
 async def _document(services: ApiServices, owner: str, library: Library, file_id: str) -> StoredDocument:
-    """Return the document of a file in a library."""
     # Raise ApiError (404).
     ids = [document_id_of(file_id, library.id), *filter(is_id, [file_id.removeprefix("file-")])]
     for each in await services.shared.store.documents.some(owner, ids):

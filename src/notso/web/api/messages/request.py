@@ -380,7 +380,6 @@ def _conversation(
 
 
 def _asks(turn: AnyTurn) -> bool:
-    """Whether a user asks something, as opposed to tool results only."""
     if not isinstance(turn, UserTurn):
         return False
     return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)

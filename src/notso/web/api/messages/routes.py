@@ -154,7 +154,6 @@ class MessageSerializer:
         yield self._delta(type="text_delta", text=text)
 
     def _cited(self, pieces: Iterable[str | Mark]) -> Iterator[bytes]:
-        """Write text, and citations in front of the text that they support."""
         for piece in pieces:
             citation = citation_of(self._asked.documents, piece) if isinstance(piece, Mark) else None
             if citation is not None:

@@ -58,7 +58,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _as_utf8(body: bytes) -> bytes:
-    """Return a body as UTF-8 that a client sent in UTF-16 or UTF-32, with a byte order mark, or with its final NUL."""
+    """Decode UTF-16, UTF-32, a byte order mark, or a final NUL."""
     try:
         return decode_text(body).encode()
     except NotTextError as error:

@@ -318,7 +318,6 @@ def known_as(name: str, namespace: str | None) -> str:
 
 
 def _functions(fields: ResponseFields) -> Functions:
-    """Raise ApiError (400) for deep schemas or too many functions."""
     functions: Functions = {}
     for index, tool in enumerate(fields.tools or ()):
         within = tool if isinstance(tool, NamespaceTool) else None
@@ -346,7 +345,6 @@ def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> To
 
 
 def _search(fields: InputTokenFields) -> FileSearch | None:
-    """Raise ApiError (400) for more than one file_search tool."""
     tools = [each for each in fields.tools or () if isinstance(each, FileSearchTool)]
     if len(tools) > 1:
         raise invalid("tools", "tools has more than one file_search; list all vector stores in one")

@@ -162,13 +162,11 @@ async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: 
 
 
 def _running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:
-    """Return a background response that runs or ended recently."""
     stream = services.resumable_streams.find(owner, response_id)
     return stream if stream is not None and stream.serializer.id == response_id else None
 
 
 def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
-    """Return the query and the header of ignored names."""
     # Raise ApiError (400) for unknown ones.
     for name in request.query_params:
         if name not in names and name not in HINTS:

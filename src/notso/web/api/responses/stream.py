@@ -96,7 +96,6 @@ class ResponseSerializer:
         yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _cited(self, pieces: Iterable[str | Mark], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """Write text, and quotations as annotations at their place in it."""
         for piece in pieces:
             yield from self._in_item("message")
             text = self._part["text"]

@@ -146,7 +146,6 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
 
 
 def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of models after `after_id` or before `before_id`."""
     # Raise ApiError (400).
     text = asked.get("limit", str(ANTHROPIC_LIMIT))
     if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MOST):

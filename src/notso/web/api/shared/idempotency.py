@@ -130,7 +130,7 @@ class KeptAnswers:
             del self._running[name]
 
     async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
-        """Write a kept answer, or one that another replica is writing, to the log."""
+        # Another replica may still be writing the answer.
         kept = await self._services.shared.store.records.kept_answer(*name, _now_ms())
         if kept is None:
             return False
@@ -205,7 +205,6 @@ def _receive_of(message: Message) -> Receive:
 
 
 async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
-    """Send the response as it grows, until its end or the client's disconnect."""
     number = 0
     leaving = asyncio.create_task(_left(receive))
     try:

@@ -107,7 +107,6 @@ class ReceiptSerializer:
 
 
 def _split(frame: bytes) -> tuple[bytes, dict[str, Any]] | None:
-    """Return what precedes a frame's JSON object, and the object; None without one."""
     at = frame.find(b"{")
     if at < 0 or (b"data: {" not in frame and at > 0):
         return None

@@ -142,7 +142,7 @@ class _Unpacking:
 
 
 def _values(read: Callable[[int], str]) -> Iterator[Document]:
-    """Yield the values of a text, each as soon as it is complete, so that only one is in memory."""
+    """Yield each value once complete, so that memory holds one."""
     # The entries of a list at the top are values of their own.
     text = _JsonText(read)
     while first := text.peek():

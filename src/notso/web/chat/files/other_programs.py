@@ -109,7 +109,6 @@ def _append(message: JSON, node: Node) -> None:
 
 
 def _choose(messages: dict[str, JSON], last: str | None) -> str | None:
-    """Make every message on the line to `last` choose the next one; return the first."""
     while last is not None:
         parent = messages[last]["parent_id"]
         if parent is None:
@@ -229,7 +228,6 @@ class Reader:
         return {**document, "messages": [self._with_text(each) for each in messages]}
 
     def _with_text(self, message: Any) -> Any:
-        """Return a message with its content parts as one text, as far as they are text."""
         parts = message.get("content") if isinstance(message, dict) else None
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             return message
@@ -284,7 +282,7 @@ class Reader:
 
 
 def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
-    """Return the function that reads a document, by fields that only one program writes."""
+    """Recognize the program by fields that only it writes."""
     messages = value.get("messages")
     first = messages[0] if isinstance(messages, list) and messages else None
     if isinstance(value.get("mapping"), dict):
@@ -504,7 +502,6 @@ def _fill_from_output(node: Node, output: list[JSON], reader: Reader) -> None:
 
 
 def _without_details(node: Node, text: str, reader: Reader) -> str:
-    """Move Open WebUI's folded thoughts to the node, and count its folded calls of tools."""
     if node.role != "assistant":
         return text
     kept, at = [], 0
@@ -693,14 +690,13 @@ def _fill_llama_cpp(node: Node, message: JSON, reader: Reader) -> None:
 
 
 def _source(program: str, identity: Any, document: JSON) -> str:
-    """Return what identifies the chat: the program and its id, or a digest of the whole without one."""
+    """Identify a chat by program and id, or by its digest."""
     if not isinstance(identity, str) or not identity:
         identity = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     return f"{program}:{_id(identity)}"
 
 
 def _id(value: Any) -> str:
-    """Return an id of at most 64 characters; a longer one becomes its digest."""
     text = _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(value))
     return text if len(text) <= 64 else hashlib.sha256(text.encode()).hexdigest()
 
@@ -714,12 +710,11 @@ def _name(value: Any) -> str:
 
 
 def _ranks(lists: Iterable[Any]) -> dict[str, int]:
-    """Return the place of each id in the list of its parent's children."""
     return {each: at for ids in lists if isinstance(ids, list) for at, each in enumerate(ids) if isinstance(each, str)}
 
 
 def _ms(value: Any, *, per_unit: int = 1000) -> int:
-    """Return a time in milliseconds, not in the future: of a number of units, or of an ISO 8601 text; else 0."""
+    """Return milliseconds, not in the future; 0 if invalid."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

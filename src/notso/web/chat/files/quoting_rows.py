@@ -84,7 +84,6 @@ def _shown(document: DocumentText, chosen: Sequence[int]) -> list[str]:
 
 
 def _sentences(passage: str) -> Iterator[str]:
-    """Yield the sentences of a passage that can be quoted, as they are quoted."""
     for part in _SENTENCE_END.split(passage):
         sentence = quotable(part).strip()
         is_whole = sentence[:1].isalnum() and sentence[-1:] in ".!?"
@@ -93,7 +92,6 @@ def _sentences(passage: str) -> Iterator[str]:
 
 
 def _question(sentence: str, rng: random.Random) -> tuple[str, str] | None:
-    """Return a question that the sentence answers, and the answer."""
     words = [each for each in _WORD.finditer(sentence) if each.start() > 0 and len(each[0]) > 3]
     if not words:
         return None
@@ -106,7 +104,6 @@ def _question(sentence: str, rng: random.Random) -> tuple[str, str] | None:
 
 
 def _subject(sentence: str, rng: random.Random) -> str:
-    """Return two neighboring words of a sentence, the longer ones more often."""
     words = list(_WORD.finditer(sentence))
     pairs = list(itertools.pairwise(words))
     first, second = rng.choices(pairs, [len(a[0]) * len(b[0]) for a, b in pairs])[0]

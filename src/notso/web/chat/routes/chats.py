@@ -202,7 +202,6 @@ def _by_chat(hits: list[SearchHit]) -> list[dict[str, Any]]:
 
 
 def _day(milliseconds: int) -> str:
-    """Return a date of the server's time zone, '' for times that are no date."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000).date().isoformat() if milliseconds else ""
     except (ValueError, OverflowError, OSError):

@@ -233,7 +233,6 @@ async def delete(request: Request, services: Services, owner: Owner, document_id
 
 
 async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
-    """Return the address of the list that a document is in."""
     # Raises Problem 404.
     document = await _find(services, owner, document_id)
     libraries = await services.shared.store.documents.libraries(owner)

@@ -244,7 +244,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
 def _costs(
     engine: ChatEngine, tools: Sequence[ChatTool], chosen: Sequence[ChatTool], thinking: bool, day: date
 ) -> dict[str, int]:
-    """Tokens of each tool, and under '' of all chosen ones."""
+    # By tool; under '' those of all chosen ones.
     question = (Message("user", ""),)
 
     def count(some: Sequence[ChatTool]) -> int:

@@ -235,7 +235,6 @@ async def _pieces(
     *,
     shown: bool,
 ) -> AsyncIterator[bytes]:
-    """Yield a chat's messages in pieces, each read only after the client took the one before it."""
     pieces = services.shared.store.message_pieces(owner, chat.id, shown=shown)
     while True:
         async with services.exporting.turn(owner):

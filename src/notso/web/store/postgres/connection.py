@@ -439,7 +439,7 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
 
 
 def _break(connection: Connection[Any]) -> None:
-    """Shut the socket down, which ends every wait for it in any thread."""
+    # This ends every wait for the socket, in any thread.
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 

@@ -101,7 +101,7 @@ def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, in
 
 
 def _affordable(of_words: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """Yield the rarest words of a query, at least one, as far as MAX_POSTINGS allows."""
+    # At least the rarest word, however many postings it has.
     sizes = {word: sum(len(row.places) for row in rows) // _POSTING.size for word, rows in of_words.items()}
     used = 0
     for word in sorted(sizes, key=lambda each: (sizes[each], each)):

@@ -53,7 +53,7 @@ def _leased(now_ms: int) -> int:
 
 
 def _open(db: Database, row: Any) -> OpenResponse | None:
-    """Return a response with its tokens, which are in parts behind those that an older release wrote whole."""
+    # Newer tokens are in parts, behind those that an older release wrote as a whole.
     if row is None:
         return None
     left = OpenResponse(**row)

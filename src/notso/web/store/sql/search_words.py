@@ -198,7 +198,6 @@ def snippet_of(text: str, query: str, terms: Sequence[Term]) -> str:
 
 
 def _matches(text: str, query: str, terms: Sequence[Term]) -> Iterator[tuple[int, int]]:
-    """Yield the places of a query's words, in order, up to the end of what a snippet can show."""
     exact = {word for term in terms for word in term.words}
     prefixes = tuple(term.words[-1] for term in terms if term.is_prefix)
     runs = sorted({_folded_run(run[0]) for run in _RUN.finditer(query)}, key=len, reverse=True)

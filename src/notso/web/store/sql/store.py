@@ -145,7 +145,7 @@ def _writing(
 def _adding(
     work: Callable[Concatenate[Database, str, P], T],
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    """The same for one that adds text, which an owner may have too much of."""
+    """Like `_writing`, limited by the owner's amount of text."""
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._add(owner, lambda db: work(db, owner, *args, **kwargs))

@@ -185,7 +185,6 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
 
 
 def _begin_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace | None) -> None:
-    """Put a trace in the place of one of an earlier text."""
     if trace is not None:
         return save_trace(db, owner, message_id, trace)
     forget = "DELETE FROM answer_traces WHERE message_id = (SELECT id FROM messages WHERE id = ? AND owner = ?)"
@@ -270,7 +269,6 @@ def imported_before(db: Database, owner: str, sources: Sequence[str]) -> dict[st
 
 
 def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
-    """Make every choice from the root to this message lead to it."""
     db.execute(
         f"{_LINE} UPDATE messages SET chosen_child = line.below FROM line WHERE messages.id = line.id"
         " AND line.below IS NOT NULL AND (chosen_child IS NULL OR chosen_child <> line.below)",
@@ -293,7 +291,7 @@ def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, thr
 
 
 def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
-    """Whether a message exists and ends its branch; '': whether the chat is empty."""
+    # With '' as the message: whether the chat is empty.
     if message_id and _message(db, owner, chat_id, message_id) is None:
         return False
     follows = "parent_id = ?" if message_id else "parent_id IS NULL"
@@ -329,7 +327,7 @@ def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
-    """Whether the chat exists; its messages stay locked until the transaction ends."""
+    # The chat's messages stay locked until the transaction ends.
     return _locked(db, owner, chat_id).fetchone() is not None
 
 
@@ -514,7 +512,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return the chats of a trash id, each with a condition on its messages and the values of that."""
+    """Return the chats of a trash id, each with a condition on its messages."""
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
     rows = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash["id"],)).fetchall()
