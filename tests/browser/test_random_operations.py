@@ -182,20 +182,15 @@ class Operator:
     def maybe(self, chance: float = 0.5) -> bool:
         return self.random.random() < chance
 
-    def go(self, path: str) -> None:
-        self.page.goto(self.url + path)
-        self.tab.path = path.partition("?")[0]
-        self.arrived()
+    def go(self, path: str, tab: Tab | None = None) -> None:
+        tab = tab or self.tab
+        tab.page.goto(self.url + path)
+        tab.path = path
+        self.advance(tab)
 
     def arrived(self) -> None:
         """A queue goes on where its chat is opened."""
         self.advance(self.tab)
-
-    def leave(self, gone: Chat) -> None:
-        """Tabs that show a deleted chat go elsewhere."""
-        for self.tab in self.tabs:
-            if self.tab.path == gone.path and gone.id not in self.chats:
-                self.go("/")
 
     # ---- what becomes of a message
 
@@ -241,9 +236,9 @@ class Operator:
                 tab.drafts[tab.path] = "\n\n".join([*queue, *filter(None, [tab.drafts.get(tab.path, "")])])
                 tab.queues[tab.path] = []
                 return
-            text = queue.pop(0)
+            text = queue.pop(0).strip("\n")
             until(tab.page, "(text) => [...document.querySelectorAll('#turns .bubble')].some("
-                  "(bubble) => bubble.textContent.trim() === text)", text)  # fmt: skip
+                  "(bubble) => bubble.textContent.trim() === text)", text.strip())  # fmt: skip
             files = tab.files.pop(tab.path, [])
             self.stored(chat, text)
             self.ask(chat, chat.line()[-1], text, files)
@@ -319,17 +314,15 @@ class Operator:
             texts.append(tab.page.locator("#text").input_value())
         for tab in self.tabs:
             tab.page.locator("#text").press("Enter")
-        refused = None
         for tab in self.tabs:
             until(tab.page, "() => !document.querySelector('.pending, #composer-action[data-stop], [aria-busy]')")
         self.settle(chat)
-        rows = self.read("SELECT content FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position", chat.id)
-        for text in sorted(texts, key=[content for (content,) in rows].index if all((t,) in rows for t in texts) else texts.index):  # fmt: skip
-            if (text,) in rows:
-                self.ask(chat, chat.line()[-1] if chat.line() else chat.root, text)
+        of_chat = "FROM messages WHERE chat_id = ? AND trash_id IS NULL ORDER BY position"
+        stored = [content for (content,) in self.read(f"SELECT content {of_chat}", chat.id)]
+        for text in sorted({*texts} & {*stored}, key=stored.index):
+            self.ask(chat, chat.line()[-1] if chat.line() else chat.root, text)
         for tab, text in zip(self.tabs, texts, strict=True):
-            tab.drafts[tab.path] = "" if (text,) in rows else text
-            refused = tab if (text,) not in rows else refused
+            tab.drafts[tab.path] = "" if text in stored else text
         return True
 
     def queue(self) -> bool:
@@ -381,10 +374,8 @@ class Operator:
         """The store has a beginning of the answer."""
         self.settle(chat)
         assert node.parent is not None
-        [(content, state)] = self.read(
-            "SELECT content, state FROM messages WHERE chat_id = ? AND role = 'assistant' ORDER BY position DESC LIMIT 1",
-            chat.id,
-        )
+        newest = "WHERE chat_id = ? AND role = 'assistant' ORDER BY position DESC LIMIT 1"
+        [(content, state)] = self.read(f"SELECT content, state FROM messages {newest}", chat.id)
         assert self.said(node)[-1].startswith(content) and state == "stopped"
         node.content, node.state = content, "stopped"
 
@@ -599,11 +590,9 @@ class Operator:
             if node is not None:
                 self.cut(chat, node)
             self.arrived()
-        tab = self.tab
-        for self.tab in self.tabs:  # what showed it shows it again, or goes home
-            if self.tab is not tab and self.tab.path == chat.path:
-                self.go(chat.path if chat.id in self.chats else "/")
-        self.tab = tab
+        for tab in self.tabs:  # the other tab shows it again, or goes home
+            if tab is not self.tab and tab.path == chat.path:
+                self.go(chat.path if chat.id in self.chats else "/", tab)
         return True
 
     def many(self) -> bool:
@@ -628,12 +617,10 @@ class Operator:
         if action == "delete" and kept:
             self.page.get_by_role("button", name=words["undo"]).click()
             self.page.wait_for_url("**/archive")
-        tab = self.tab
-        for self.tab in self.tabs:
-            if self.tab is tab or (action == "delete" and self.tab.path != "/"):
-                back = here if self.tab is tab else self.tab.path
-                self.go(back if back.removeprefix("/chats/") in self.chats else "/")
-        self.tab = tab
+        for tab in self.tabs:
+            if tab is self.tab or (action == "delete" and tab.path != "/"):
+                back = here if tab is self.tab else tab.path
+                self.go(back if back.removeprefix("/chats/") in self.chats else "/", tab)
         return True
 
     def move(self) -> bool:
@@ -764,7 +751,6 @@ class Operator:
             return db.execute(sql, values).fetchall()
 
     def in_store(self) -> dict[str, Any]:
-        chats = self.read("SELECT id, title, pinned, archived, project <> '', settings FROM chats WHERE trash_id IS NULL")
         rows = self.read(
             "SELECT id, chat_id, parent_id, role, state, content, attachments, rating FROM messages"
             " WHERE trash_id IS NULL ORDER BY chat_id, position"
@@ -777,10 +763,12 @@ class Operator:
             node = [role, "running" if is_open else state, None if is_open else content, names, rating]
             node.append(below.setdefault(id, []))
             (trees.setdefault(chat_id, []) if parent is None else below.setdefault(parent, [])).append(node)
-        return {
-            id: [title, bool(pinned), bool(archived), bool(project), json.loads(settings).get("system_prompt", ""), trees.get(id, [])]
-            for id, title, pinned, archived, project, settings in chats
-        }  # fmt: skip
+        found: dict[str, Any] = {}
+        columns = "id, title, pinned, archived, project <> '', settings"
+        for id, title, *flags, settings in self.read(f"SELECT {columns} FROM chats WHERE trash_id IS NULL"):
+            prompt = json.loads(settings).get("system_prompt", "")
+            found[id] = [title, *map(bool, flags), prompt, trees.get(id, [])]
+        return found
 
     def expected_store(self) -> dict[str, Any]:
         return {
@@ -838,8 +826,8 @@ class Operator:
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Lines of JSON that only one of them has."""
-    lines = [json.dumps(each, indent=1, ensure_ascii=False).splitlines() for each in (wanted, found)]
-    return "\n".join(line for line in difflib.unified_diff(*lines, "wanted", "found", n=4))
+    before, after = (json.dumps(each, indent=1, ensure_ascii=False).splitlines() for each in (wanted, found))
+    return "\n".join(difflib.unified_diff(before, after, "wanted", "found", n=4, lineterm=""))
 
 
 CHANCES = {

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from notso.documents.values import unreadable
 from notso.plugins.plugin_set import Plugins
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
@@ -52,6 +53,7 @@ from notso.web.values.wording import (
     number,
     rate_of,
     separators,
+    translated,
     words,
 )
 
@@ -157,6 +159,8 @@ class Pages:
             duration=human_duration,
             count=human_count,
             number=number,
+            translated=translated,
+            unreadable=unreadable,
             rate=rate_of,
             by_day=by_day,
             iso_time=iso_time,
