@@ -60,8 +60,9 @@ def test_a_parser_that_was_taken_over_is_not_believed(objects: list[Any]) -> Non
 
 
 def test_what_it_says_is_one_clean_line() -> None:
-    with pytest.raises(UnreadableError, match=r"^is bad evil$"):
-        made({"refused": "is\nbad\u202e\x00 evil"})
+    with pytest.raises(UnreadableError, match=r"^is bad evil$") as raised:
+        made({"refused": "is\nbad\u202e\x00 evil", "code": "document_pages", "values": {"limit": 3, "name": "<b>"}})
+    assert (raised.value.code, raised.value.values) == ("document_pages", {"limit": 3})
     assert made({"page": "a\x00\u202eb", "more": False}, {**END, "title": "a\nb"}).text == "ab"
 
 

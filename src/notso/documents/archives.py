@@ -33,21 +33,21 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
-            raise UnreadableError("is damaged: it is no complete archive") from None
+            raise UnreadableError("is damaged: it is no complete archive", "document_damaged") from None
         members = self._zip.infolist()
         if len(members) > MAX_ENTRIES:
             raise UnreadableError(f"contains more than {MAX_ENTRIES:,} files")
         if any(each.flag_bits & 0x1 for each in members):
-            raise UnreadableError("is encrypted")
+            raise UnreadableError("is encrypted", "document_encrypted")
         if sum(each.file_size for each in members) > MAX_INFLATED_BYTES:
-            raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB")
+            raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB", "document_inflates")
         for each in members:
             if each.file_size > FREE_OF_RATIO and each.file_size > MAX_RATIO * max(1, each.compress_size):
-                raise UnreadableError(f"is compressed more than {MAX_RATIO} times")
+                raise UnreadableError(f"is compressed more than {MAX_RATIO} times", "document_inflates")
         end = 0
         for each in sorted(members, key=lambda member: member.header_offset):
             if each.header_offset < end:
-                raise UnreadableError("is damaged: its files overlap")
+                raise UnreadableError("is damaged: its files overlap", "document_damaged")
             end = each.header_offset + _LOCAL_HEADER_BYTES + each.compress_size
         self._left = MAX_INFLATED_BYTES
         self.names = {each.filename for each in members}
@@ -59,12 +59,14 @@ class Archive:
                 while piece := member.read(_PIECE):
                     self._left -= len(piece)
                     if self._left < 0:
-                        raise UnreadableError(f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB")
+                        raise UnreadableError(
+                            f"inflates to more than {MAX_INFLATED_BYTES // MIB} MiB", "document_inflates"
+                        )
                     yield piece
         except KeyError:
-            raise UnreadableError("is damaged: a part is missing") from None
+            raise UnreadableError("is damaged: a part is missing", "document_damaged") from None
         except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
-            raise UnreadableError("is damaged: a part cannot be inflated") from None
+            raise UnreadableError("is damaged: a part cannot be inflated", "document_damaged") from None
 
     def read(self, name: str) -> bytes:
         """Return a member's bytes. Raises UnreadableError."""
@@ -89,7 +91,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
         nonlocal depth
         depth += 1
         if depth > MAX_DEPTH:
-            raise UnreadableError(f"is nested more than {MAX_DEPTH} levels deep")
+            raise UnreadableError(f"is nested more than {MAX_DEPTH} levels deep", "document_deep")
         # An attribute with a namespace wins over one of the same name without: r:id over id.
         values = {_local(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
         events.append(XMLEvent("start", _local(name), values))
@@ -114,7 +116,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
             events.clear()
         parser.Parse(b"", True)
     except (expat.ExpatError, ValueError, LookupError):  # the others: unknown encodings
-        raise UnreadableError("is damaged: its XML is malformed") from None
+        raise UnreadableError("is damaged: its XML is malformed", "document_damaged") from None
     yield from events
 
 

@@ -5,7 +5,7 @@ A frame is its length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
 - `{"reading": pages}`: the number of pages, before they are read, for the time that they may take;
 - `{"page": text, "more": bool}`: a page, or a part of one with `more`;
 - `{"kind": ..., "title": ..., "warnings": [...]}`: the end of a document;
-- `{"refused": sentence}`: the end otherwise.
+- `{"refused": sentence, "code": ..., "values": ...}`: the end otherwise.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], b
         before()
         _read(file, container, extension, output, lacks)
     except UnreadableError as error:
-        _write(output, {"refused": str(error)})
+        _refuse(output, error)
     except MemoryError:
-        _write(output, {"refused": f"needs more than {LIMITS.memory_bytes // MIB:,} MiB of memory to be read"})
+        memory = LIMITS.memory_bytes // MIB
+        _refuse(output, UnreadableError(f"needs more than {memory:,} MiB of memory to be read", "document_memory"))
     except RecursionError:
-        _write(output, {"refused": "is nested too deeply"})
+        _refuse(output, UnreadableError("is nested too deeply", "document_deep"))
     except Exception as error:  # a library's parser may raise anything on a damaged file
-        _write(output, {"refused": f"is damaged, or of a variant that cannot be read ({type(error).__name__})"})
+        sentence = f"is damaged, or of a variant that cannot be read ({type(error).__name__})"
+        _refuse(output, UnreadableError(sentence, "document_damaged"))
+
+
+def _refuse(output: BinaryIO, error: UnreadableError) -> None:
+    _write(output, {"refused": str(error), "code": error.code, "values": error.values})
 
 
 def _read(file: BinaryIO, container: kinds.Container, extension: str, output: BinaryIO, lacks: list[str]) -> None:
@@ -69,22 +75,26 @@ def _read(file: BinaryIO, container: kinds.Container, extension: str, output: Bi
         file, container, extension, warnings, lambda pages: _write(output, {"reading": pages})
     )
     if lacks and kind in kinds.NATIVE:
-        raise UnreadableError(f"is not read, because this system lacks {' and '.join(lacks)} (see notso doctor)")
+        raise UnreadableError(
+            f"is not read, because this system lacks {' and '.join(lacks)} (see notso doctor)", "document_unconfined"
+        )
     left, visible = MAX_CHARACTERS, False
     for count, page in enumerate(pages, start=1):
         if count > MAX_PAGES:
-            raise UnreadableError(f"has more than {MAX_PAGES:,} pages")
+            raise UnreadableError(f"has more than {MAX_PAGES:,} pages", "document_pages", limit=MAX_PAGES)
         text = clean(page)
         left -= len(text)
         if left < 0:
-            raise UnreadableError(f"has more than {MAX_CHARACTERS:,} characters")
+            raise UnreadableError(
+                f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
+            )
         visible = visible or (not text.isspace() and bool(text))
         _write(output, {"reading": count})
         for start in range(0, len(text) or 1, FRAME_CHARACTERS):
             end = start + FRAME_CHARACTERS
             _write(output, {"page": text[start:end], "more": end < len(text)})
     if not visible:
-        raise UnreadableError("has no text")
+        raise UnreadableError("has no text", "document_no_text")
     _write(output, {"kind": kind, "title": one_line(title()), "warnings": warnings[:MAX_WARNINGS]})
 
 

@@ -74,7 +74,7 @@ def container_of(head: bytes, extension: str) -> Container:
         return "ole"
     for start, what in _UNREADABLE_STARTS.items():
         if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # text may begin with MZ
-            raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read")
+            raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read", "document_not_text")
     # Readers accept a PDF behind other bytes; text that mentions one is no PDF.
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 
@@ -127,30 +127,33 @@ def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
         for name, kind in ((b"text", "ODT"), (b"spreadsheet", "ODS")):
             if declared.rpartition(b".")[2].startswith(name):
                 return kind
-        raise UnreadableError("is an OpenDocument file of a kind that cannot be read")
+        raise UnreadableError("is an OpenDocument file of a kind that cannot be read", "document_not_text")
     for folder, kind in (("word/", "DOCX"), ("ppt/", "PPTX"), ("xl/", "XLSX")):
         if "[Content_Types].xml" in archive.names and any(name.startswith(folder) for name in archive.names):
             return kind
-    raise UnreadableError("is an archive; attach the files in it instead")
+    raise UnreadableError("is an archive; attach the files in it instead", "document_archive")
 
 
 def _read_ole(file: BinaryIO) -> Iterator[str]:
     file.seek(0)
     data = file.read()
-    for name, sentence in (
-        ("EncryptedPackage", "is encrypted"),
-        ("WordDocument", "is a Word 97 document; save it as DOCX"),
-        ("PowerPoint Document", "is a PowerPoint 97 presentation; save it as PPTX"),
-        ("__properties_version1.0", "is an Outlook message; save it as EML"),
+    for name, refusal in (
+        ("EncryptedPackage", UnreadableError("is encrypted", "document_encrypted")),
+        ("WordDocument", UnreadableError("is a Word 97 document; save it as DOCX", "document_word")),
+        (
+            "PowerPoint Document",
+            UnreadableError("is a PowerPoint 97 presentation; save it as PPTX", "document_powerpoint"),
+        ),
+        ("__properties_version1.0", UnreadableError("is an Outlook message; save it as EML", "document_outlook")),
     ):
         if name.encode("utf-16-le") in data:
-            raise UnreadableError(sentence)
+            raise refusal
     yield from read_spreadsheet(file)
 
 
 def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:
     if not data.strip():
-        raise UnreadableError("is empty")
+        raise UnreadableError("is empty", "document_empty")
     text, guessed = decoded(data, declares=extension in ("html", "htm", "xhtml"))
     start = text.lstrip()[:500].lower()
     if extension == "eml":
@@ -162,7 +165,7 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
     if extension in ("html", "htm", "xhtml") or start.startswith(("<!doctype html", "<html")):
         title, shown = html_text(text)
         if not shown.strip():
-            raise UnreadableError("shows no text")
+            raise UnreadableError("shows no text", "document_no_text")
         return "HTML", lambda: title, iter((shown,))
     if extension in ("csv", "tsv"):
         return "CSV", str, iter((delimited(text),))

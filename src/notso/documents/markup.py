@@ -58,7 +58,7 @@ class _Text(HTMLParser):
         self._open.append((tag, hides))
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
-            raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep")
+            raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
         if self._hidden:
             return
         if tag in _BLOCKS:

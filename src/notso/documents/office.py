@@ -88,7 +88,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
     for place in order:
         slide = targets.get(place, ("", ""))[1]
         if not slide:
-            raise UnreadableError("is damaged: a part is missing")
+            raise UnreadableError("is damaged: a part is missing", "document_damaged")
         text = _slide_text(xml_events(archive.pieces(slide)))
         for kind, notes in _relations(archive, slide).values():
             if kind.endswith("/notesSlide"):
@@ -137,7 +137,7 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
     """Yield the chapters of a book in their order."""
     archive = Archive(file)
     if "META-INF/rights.xml" in archive.names:
-        raise UnreadableError("is protected by its seller")
+        raise UnreadableError("is protected by its seller", "document_protected")
     package = next(
         (
             event.attributes.get("full-path", "")
@@ -154,7 +154,7 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
         elif event.kind == "start" and event.name == "itemref":
             spine.append(event.attributes.get("idref", ""))
     if len(spine) > MAX_PAGES:
-        raise UnreadableError(f"has more than {MAX_PAGES:,} chapters")
+        raise UnreadableError(f"has more than {MAX_PAGES:,} chapters", "document_pages", limit=MAX_PAGES)
     for each in dict.fromkeys(spine):
         name = _within(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
         _, text = html_text(archive.read(name).decode("utf-8", "replace"))
@@ -283,7 +283,7 @@ def _refuse_encrypted_odf(archive: Archive) -> None:
     if "META-INF/manifest.xml" in archive.names and any(
         event.name == "encryption-data" for event in xml_events(archive.pieces("META-INF/manifest.xml"))
     ):
-        raise UnreadableError("is encrypted")
+        raise UnreadableError("is encrypted", "document_encrypted")
 
 
 def _count(event: XMLEvent, name: str) -> int:

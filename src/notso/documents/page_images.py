@@ -31,22 +31,25 @@ class PageDrawer:
         `unconfined`: draw although the system lacks a means of confinement.
         """
         if not unconfined and (lacks := lacking()):
-            raise UnreadableError(f"is not drawn, because this system lacks {' and '.join(lacks)} (see notso doctor)")
+            raise UnreadableError(
+                f"is not drawn, because this system lacks {' and '.join(lacks)} (see notso doctor)",
+                "document_unconfined",
+            )
         try:
             self._child = Child(("-c", PROGRAM, UNCONFINED if unconfined else ""), _NUMBER.pack(page) + data, LIMITS)
         except ConfinedWorkError as error:
-            raise UnreadableError(f"could not be drawn: {error}") from None
+            raise UnreadableError(f"could not be drawn: {error}", "document_unread") from None
 
     def draw(self) -> bytes:
         """Return the page as PNG. Raises UnreadableError."""
         try:
             image = self._child.answer()
         except ConfinedWorkError as error:
-            raise UnreadableError(f"could not be drawn: {error}") from None
+            raise UnreadableError(f"could not be drawn: {error}", "document_unread") from None
         finally:
             self.kill()
         if not image.startswith(PNG):
-            raise UnreadableError("could not be drawn: the page is damaged")
+            raise UnreadableError("could not be drawn: the page is damaged", "document_unread")
         return image
 
     def kill(self) -> None:

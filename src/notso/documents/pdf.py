@@ -27,13 +27,13 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         document = pypdfium2.PdfDocument(file.read())
     except pypdfium2.PdfiumError as error:
         if error.err_code in (_PASSWORD, _SECURITY):
-            raise UnreadableError("is encrypted") from None
-        raise UnreadableError("is damaged: it is no complete PDF") from None
+            raise UnreadableError("is encrypted", "document_encrypted") from None
+        raise UnreadableError("is damaged: it is no complete PDF", "document_damaged") from None
     count = len(document)
     if not count:
-        raise UnreadableError("is damaged: it has no pages")
+        raise UnreadableError("is damaged: it has no pages", "document_damaged")
     if count > MAX_PAGES:
-        raise UnreadableError(f"has more than {MAX_PAGES:,} pages")
+        raise UnreadableError(f"has more than {MAX_PAGES:,} pages", "document_pages", limit=MAX_PAGES)
     announce(count)
     pages: list[str] = []
     unread, silent, left = 0, 0, MAX_CHARACTERS
@@ -44,7 +44,9 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
             characters = text_page.count_chars()
             left -= max(0, characters)
             if left < 0:
-                raise UnreadableError(f"has more than {MAX_CHARACTERS:,} characters")
+                raise UnreadableError(
+                    f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
+                )
             text = joined(text_page.get_text_range()) if characters > 0 else ""
             text_page.close()
             page.close()
@@ -53,9 +55,11 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         silent += not text.strip()
         pages.append(text)
     if unread == count:
-        raise UnreadableError("is damaged: none of its pages can be read")
+        raise UnreadableError("is damaged: none of its pages can be read", "document_damaged")
     if silent == count:
-        raise UnreadableError("has no text: it is probably a scan, and text in images is not recognized")
+        raise UnreadableError(
+            "has no text: it is probably a scan, and text in images is not recognized", "document_scan"
+        )
     if unread:
         warnings.append(f"{unread} of {count} pages are damaged and were left out")
     elif silent:

@@ -33,7 +33,9 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
             try:
                 return _textual(data.decode(encoding)), ""
             except UnicodeDecodeError:
-                raise UnreadableError(f"is damaged: it is not {shown}, although it begins so") from None
+                raise UnreadableError(
+                    f"is damaged: it is not {shown}, although it begins so", "document_damaged"
+                ) from None
     if declares and (named := _DECLARED.search(data[:4096])):
         try:
             return _textual(data.decode(named[1].decode("ascii"))), ""
@@ -56,7 +58,7 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
 def _textual(text: str) -> str:
     sample = text[:_SAMPLE]
     if "\0" in sample or len(_UNTEXTUAL.findall(sample)) > MAX_UNTEXTUAL_SHARE * len(sample):
-        raise UnreadableError("is not text, and of no kind that can be read")
+        raise UnreadableError("is not text, and of no kind that can be read", "document_not_text")
     return text
 
 
@@ -83,7 +85,7 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
                 bodies.append(_content(part))
     except (MessageError, LookupError, ValueError, TypeError, AttributeError, IndexError):
         # The library's parser of headers raises any of these for malformed ones.
-        raise UnreadableError("is damaged: its headers are malformed") from None
+        raise UnreadableError("is damaged: its headers are malformed", "document_damaged") from None
     if attached:
         lines.append(f"Attachments: {', '.join(attached)}")
     warnings = [f"{len(attached)} attachments were not read"] if attached else []

@@ -41,22 +41,24 @@ class DocumentReader:
         `unconfined`: read PDF files and spreadsheets although the system lacks a means of confinement.
         """
         if not data:
-            raise UnreadableError("is empty")
+            raise UnreadableError("is empty", "document_empty")
         if len(data) > MAX_FILE_BYTES:
-            raise UnreadableError(f"is larger than {MAX_FILE_BYTES // MIB} MiB")
+            raise UnreadableError(
+                f"is larger than {MAX_FILE_BYTES // MIB} MiB", "document_large", limit=MAX_FILE_BYTES // MIB
+            )
         suffix = PurePath(name.replace("\\", "/")).suffix[1:].lower()
         arguments = ["-c", program, suffix if _EXTENSION.fullmatch(suffix) else "", UNCONFINED if unconfined else ""]
         try:
             self._child = Child(arguments, data, LIMITS)
         except ConfinedWorkError as error:
-            raise UnreadableError(f"could not be read: {error}") from None
+            raise UnreadableError(f"could not be read: {error}", "document_unread") from None
 
     def read(self) -> Document:
         """Return the document. Raises UnreadableError."""
         try:
             return document_of(frames(self._child.pieces()), self._child.grant)
         except ConfinedWorkError as error:
-            raise UnreadableError(f"could not be read: {error}") from None
+            raise UnreadableError(f"could not be read: {error}", "document_unread") from None
         finally:
             self.kill()
 
@@ -86,17 +88,18 @@ def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -
                 at += len(text)
                 continued = more
                 if at > MAX_CHARACTERS + len(PAGE_BREAK) * MAX_PAGES or len(pages) > MAX_PAGES:
-                    raise UnreadableError("could not be read: its parser went over its limits")
-            case {"refused": str(sentence)}:
-                raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS))
+                    raise UnreadableError("could not be read: its parser went over its limits", "document_unread")
+            case {"refused": str(sentence), "code": str(code), "values": dict(values)}:
+                figures = {str(name): each for name, each in values.items() if isinstance(each, int)}
+                raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS), code, **figures)
             case {"missing": str()}:
-                raise UnreadableError(f"needs the extra documents: {install_line('documents')}")
+                raise UnreadableError(f"needs the extra documents: {install_line('documents')}", "document_extra")
             case {"kind": str(kind), "title": str(title), "warnings": list(warnings)} if pages:
                 said = tuple(one_line(str(each)) for each in warnings[:MAX_WARNINGS])
                 return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), said)
             case _:
-                raise UnreadableError("could not be read: its parser sent an invalid result")
-    raise UnreadableError("could not be read: its parser ended early")
+                raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
+    raise UnreadableError("could not be read: its parser ended early", "document_unread")
 
 
 def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -107,7 +110,7 @@ def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         while len(held) >= 4:
             length = int.from_bytes(held[:4], "big")
             if length > MAX_FRAME_BYTES:
-                raise UnreadableError("could not be read: its parser sent an invalid result")
+                raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
             if len(held) < 4 + length:
                 break
             try:
@@ -115,6 +118,6 @@ def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 frame = None
             if not isinstance(frame, dict):
-                raise UnreadableError("could not be read: its parser sent an invalid result")
+                raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
             del held[: 4 + length]
             yield frame

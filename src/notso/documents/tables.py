@@ -76,16 +76,18 @@ def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
             rows = found.iter_rows()
             yield "\n".join([f"## {_cell(sheet.name)}", "", *rows_of([_shown(each) for each in row] for row in rows)])
     except python_calamine.PasswordError:
-        raise UnreadableError("is encrypted") from None
+        raise UnreadableError("is encrypted", "document_encrypted") from None
     except python_calamine.CalamineError as error:
         if "password" in str(error).casefold():
-            raise UnreadableError("is encrypted") from None
-        raise UnreadableError("is damaged: its sheets cannot be read") from None
+            raise UnreadableError("is encrypted", "document_encrypted") from None
+        raise UnreadableError("is damaged: its sheets cannot be read", "document_damaged") from None
 
 
 def _cell(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
-        raise UnreadableError(f"has more than {MAX_CHARACTERS:,} characters")
+        raise UnreadableError(
+            f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS
+        )
     return " ".join(text.split()).replace("|", "\\|")
 
 

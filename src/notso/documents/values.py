@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -35,7 +36,28 @@ _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 
 class UnreadableError(Exception):
-    """The document cannot be read; the message is one sentence without a subject, such as `is encrypted`."""
+    """The document cannot be read; the message is one sentence without a subject, such as `is encrypted`.
+
+    Pages translate it by `code` ('': not translated); `values` are the figures in it.
+    """
+
+    def __init__(self, message: str, code: str = "", **values: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.values = values
+
+    def stored(self) -> str:
+        """Return a text that `unreadable` makes the same error of."""
+        return json.dumps([str(self), self.code, self.values], ensure_ascii=False) if self.code else str(self)
+
+
+def unreadable(stored: str) -> UnreadableError:
+    """Return the error of a stored text; texts of older releases are its message."""
+    try:
+        message, code, values = json.loads(stored)
+        return UnreadableError(str(message), str(code), **{str(name): int(each) for name, each in values.items()})
+    except (ValueError, TypeError, AttributeError):
+        return UnreadableError(stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ All errors of the project derive from `NotsoError`; each layer translates errors
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # A few lines on a screen; quoted file contents may be megabytes.
 MAX_MESSAGE_CHARACTERS = 600
 
@@ -36,14 +38,32 @@ def quoted(value: object) -> str:
     return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)
 
 
+class Sentence(str):
+    """An error's English sentence that pages translate: `code` identifies it, and `values` are the figures in it."""
+
+    code: str
+    values: Mapping[str, str | int]
+
+    def __new__(cls, english: str, code: str, **values: str | int) -> Sentence:
+        made = super().__new__(cls, english)
+        made.code, made.values = code, values
+        return made
+
+
 class NotsoError(Exception):
-    """Root of the package's errors; `str(error)` is one printable line. `path`: the file at fault, if known."""
+    """Root of the package's errors; `str(error)` is one printable line. `path`: the file at fault, if known.
+
+    `sentence` is the message, a Sentence if it can be translated.
+    """
 
     is_about_a_file = False
     path: str | None = None
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
+        self.sentence: str = str(self)
+        if isinstance(message, Sentence):
+            self.sentence = Sentence(str(self), message.code, **message.values)
 
 
 def name_file(error: BaseException | None, path: object) -> None:

@@ -17,6 +17,7 @@ NotsoError
 from __future__ import annotations
 
 from notso.qtensor import NotsoError as NotsoError
+from notso.qtensor import Sentence as Sentence
 from notso.qtensor import name_file as name_file
 from notso.qtensor import one_line as one_line
 from notso.qtensor import quoted as quoted
@@ -62,9 +63,9 @@ class ContextLengthError(InvalidRequestError):
     # Clients that shorten conversations match the message's first words.
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
-        super().__init__(
-            f"prompt is too long: it needs {needed} tokens, but the context is {context_tokens:,}", param="messages"
-        )
+        message = f"prompt is too long: it needs {needed} tokens, but the context is {context_tokens:,}"
+        code = "prompt_too_long_at_least" if at_least else "prompt_too_long"
+        super().__init__(Sentence(message, code, needed=needed_tokens, context=context_tokens), param="messages")
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens
         self.at_least = at_least

@@ -104,7 +104,7 @@ from notso.web.values.errors import (
 )
 from notso.web.values.fair_queue import FairQueue, WorkerThreads
 from notso.web.values.settings import Settings
-from notso.web.values.wording import words
+from notso.web.values.wording import translated, words
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
@@ -544,13 +544,13 @@ def _problem(error: Exception) -> Problem:
         case Problem():
             return error
         case QuotaError():
-            return Problem(429, str(error), retry_after_seconds=error.retry_after_seconds)
+            return Problem(429, translated(error), retry_after_seconds=error.retry_after_seconds)
         case StorageFullError():
-            return Problem(507, str(error))
+            return Problem(507, translated(error))
         case StorageDamagedError():
-            return Problem(503, str(error))
+            return Problem(503, translated(error))
         case StorageError():
-            return Problem(503, str(error), retry_after_seconds=5)
+            return Problem(503, translated(error), retry_after_seconds=5)
         case RequestValidationError():
             return Problem(400, words["error_form"])
         case HTTPException(status_code=405):

@@ -8,6 +8,8 @@ from typing import Any
 
 from scripted_engine import ScriptedEngine, say
 
+from notso.smollm3 import EngineError, Sentence
+from notso.web.values.ids import new_id
 from notso.web.values.wording import LANGUAGES, table
 
 Start = Callable[..., Any]
@@ -51,3 +53,17 @@ def test_what_a_stream_brings_and_kept_answers_are_in_it_too(start: Start) -> No
     assert program.status_code == 400 and "messages" in program.json()["error"]["message"]
     export = server.client.get(f"{chat}/export/html", headers=FRENCH).text
     assert '<html lang="fr">' in export
+
+
+def test_failures_of_the_engine_are_told_in_it_and_to_programs_in_english(start: Start) -> None:
+    english = "12,000 requests are already waiting"
+    engine = ScriptedEngine(failure=EngineError(Sentence(english, "engine_many_waiting", limit=12_000)))
+    server = start(engine).ready()
+    asked = server.client.post("/chats", data={"text": "hello", "key": new_id()}, headers=FRENCH)
+    chat = asked.headers["location"]
+    said = table("fr")["failure_engine_many_waiting"].format(limit="12\u202f000")
+    server._wait(lambda: said in unescape(server.client.get(chat, headers=FRENCH).text))
+    assert english not in server.client.get(chat, headers=FRENCH).text
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    program = server.client.post("/v1/chat/completions", json=body, headers=FRENCH)
+    assert program.json()["error"]["message"] == english

@@ -111,6 +111,11 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.restore(OWNER, tree_writes or "") == chat.id
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
+        for reset in (False, True):  # what is chosen in the meantime stays
+            tree_writes = await store.trash_messages(OWNER, chat.id, reset=reset)
+            await store.update_chat(OWNER, chat.id, settings={"seed": 2})
+            assert await store.restore(OWNER, tree_writes or "") == chat.id
+            assert (await store.chats(OWNER))[0].settings == {"seed": 2}
         first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
         assert await store.thrown_away(60) == [], "it is still young"

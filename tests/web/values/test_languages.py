@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
-from notso.smollm3 import PARAMETERS
+import notso
+from notso.documents.values import UnreadableError, unreadable
+from notso.smollm3 import PARAMETERS, ContextLengthError, EngineError, Sentence
 from notso.web.values import wording
 from notso.web.values.slash_commands import SHORTCUTS, SLASH_COMMANDS
 from notso.web.values.wording import (
+    FAILURE,
     FOR_THE_MODEL,
     LANGUAGES,
     PLURALS,
@@ -23,6 +29,7 @@ from notso.web.values.wording import (
     rate_of,
     separators,
     table,
+    translated,
     words,
 )
 
@@ -48,7 +55,8 @@ def plurals(text: str) -> list[str]:
 
 @pytest.mark.parametrize("code", OTHERS)
 def test_a_table_has_known_keys_and_the_same_placeholders(code: str) -> None:
-    here, english = table(code), table("en")
+    english = table("en")
+    here = {name: text for name, text in table(code).items() if not name.startswith(FAILURE)}
     assert [name for name in here if name not in english or name.startswith(FOR_THE_MODEL)] == []
     ordered = [name for name in english if name in here and not name.startswith(OF_PARAMETERS)]
     assert [name for name in here if name in ordered] == ordered, "in the order of the English table"
@@ -60,6 +68,46 @@ def test_a_table_has_known_keys_and_the_same_placeholders(code: str) -> None:
     assert [name for name in here if english[name][:1] == " " and here[name][:1] not in {" ", ",", *wide}] == []
     same = [name for name, text in here.items() if text == english[name]]
     assert len(same) < SAME_EVERYWHERE, same
+
+
+@cache
+def codes_of_errors() -> dict[str, set[str]]:
+    """Code of each sentence that an error is raised with -> names of the figures in it."""
+    found = {code: {"needed", "context"} for code in ("prompt_too_long", "prompt_too_long_at_least")}
+    for path in Path(notso.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("Sentence", "UnreadableError"):
+                continue
+            if len(call.args) == 2 and isinstance(call.args[1], ast.Constant):
+                figures = {str(each.arg) for each in call.keywords}
+                assert found.setdefault(call.args[1].value, figures) == figures, call.args[1].value
+    return found
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_each_code_of_an_error_is_translated_with_its_figures(code: str) -> None:
+    codes = codes_of_errors()
+    here = {name.removeprefix(FAILURE): text for name, text in table(code).items() if name.startswith(FAILURE)}
+    assert here.keys() == (set() if code == "en" else codes.keys()), "the English stands where it is raised"
+    assert {each: text for each, text in here.items() if not {hole[1:-1] for hole in holes(text)} <= codes[each]} == {}
+
+
+def test_errors_are_translated_by_code_and_other_texts_are_not() -> None:
+    spoken = language.set("de")
+    try:
+        busy = EngineError(Sentence("12,000 requests are already waiting", "engine_many_waiting", limit=12_000))
+        assert str(busy) == "12,000 requests are already waiting"
+        assert translated(busy) == translated(busy.sentence) == "12.000 Anfragen warten bereits"
+        assert "12.345" in translated(ContextLengthError(12_345, 4096))
+        encrypted = UnreadableError("is encrypted", "document_encrypted")
+        assert translated(unreadable(encrypted.stored())) == "es ist verschlüsselt"
+        assert translated(unreadable("is of an older release")) == "is of an older release"
+        assert translated(unreadable("[1]")) == "[1]"
+        assert translated(EngineError("has no code")) == translated("has no code") == "has no code"
+        assert translated(Sentence("of a newer release", "engine_of_tomorrow")) == "of a newer release"
+        assert translated(Sentence("without its figure", "engine_many_waiting")) == "without its figure"
+    finally:
+        language.reset(spoken)
 
 
 @pytest.mark.parametrize("code", OTHERS)

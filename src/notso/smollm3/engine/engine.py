@@ -19,14 +19,21 @@ from notso.qtensor import Backend, DeviceLostError, GGUFFile, NotsoError, give_b
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
-from notso.smollm3.engine.engine_core import ContextLogits, EngineCore, WorkSignal
+from notso.smollm3.engine.engine_core import CLOSED, ContextLogits, EngineCore, WorkSignal
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, keep_choice, plan_file, step_rows
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.receipts import ModelDigest, ReceiptCheck, opened, options_of, receipt_of
 from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
-from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError, TemplateError
+from notso.smollm3.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    ModelFileError,
+    Sentence,
+    TemplateError,
+)
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.kv.model_identity import ARITHMETIC, IdentityWorker, ModelIdentity, cache_version, content_identity
@@ -590,7 +597,9 @@ class Engine:
     def _request(self, messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> Request:
         self._require_open()
         if self._core.requests >= MAX_WAITING:
-            raise EngineError(f"{MAX_WAITING:,} requests are already waiting")
+            raise EngineError(
+                Sentence(f"{MAX_WAITING:,} requests are already waiting", "engine_many_waiting", limit=MAX_WAITING)
+            )
         asked = options or RequestOptions()
         adapter = self.adapters.of(asked.adapter)
         return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked), adapter)
@@ -602,7 +611,7 @@ class Engine:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise InvalidRequestError("the engine is closed")
+            raise InvalidRequestError(CLOSED)
         self._core.require_process()
 
 

@@ -25,7 +25,7 @@ from notso.qtensor import DeviceLostError
 from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.prefix_warmup import QUIET_S, PrefixWarmup
 from notso.smollm3.engine.request import Request
-from notso.smollm3.errors import EngineError, EngineLostError, ModelError, NotsoError
+from notso.smollm3.errors import EngineError, EngineLostError, ModelError, NotsoError, Sentence
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
@@ -110,6 +110,11 @@ class StepTotals:
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
+
+CLOSED = Sentence("the engine is closed", "engine_closed")
+GPU_FAILED = Sentence("the GPU failed during this answer; send the request again", "engine_gpu")
+CACHE_BUSY = Sentence("other requests are using the whole cache; try again when they are done", "engine_busy")
+FAILED = Sentence("the engine failed; see its log", "engine_failed")
 
 # Target for steps that prefill beside running decodes, in seconds: the gap between two of their tokens.
 MIXED_STEP_S = 0.25
@@ -227,7 +232,7 @@ class EngineCore:
         self.require_process()
         with self._door:
             if self._ended:
-                raise EngineError("the engine is closed")
+                raise EngineError(CLOSED)
             self._inbox.append(work)
             self.background.disturb()
         self._signal.wake()
@@ -270,7 +275,7 @@ class EngineCore:
         with self._door:
             self._ended = True
         self._when_lost(error)  # first: what takes up the answers then waits for the next engine
-        self._fail_all(EngineLostError("the GPU failed during this answer; send the request again"))
+        self._fail_all(EngineLostError(GPU_FAILED))
         if self._offload is not None:
             self._offload.abandon()
 
@@ -281,7 +286,7 @@ class EngineCore:
             self._ended = True  # rejects new work from here on
         last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
         last += self._inbox
-        last.append(partial(self._fail_all, EngineError("the engine is closed")))
+        last.append(partial(self._fail_all, EngineError(CLOSED)))
         for work in last:
             try:
                 work()
@@ -338,7 +343,7 @@ class EngineCore:
                 self._fail(request, error)
             except Exception as error:
                 request.generation.context.run(_log.exception, "generation failed")
-                self._fail(request, EngineError(f"internal error: {type(error).__name__}"))
+                self._fail(request, EngineError(_internal(error)))
 
     def _pool(self, plan: Plan) -> None:
         for chunk in plan.chunks:
@@ -457,7 +462,7 @@ class EngineCore:
         self._leave(request, [Event("error", error=error)])
 
     def _fail_all(self, error: Exception) -> None:
-        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; see its log")
+        failure = error if isinstance(error, ModelError) else EngineError(FAILED)
         for request in list(self._requests.values()):
             self._fail(request, failure)
 
@@ -575,7 +580,7 @@ class ContextLogits:
             for _ in range(0, len(sequence.tokens), BLOCK_TOKENS):
                 sequence.blocks.append(pool.allocate())
         except OutOfBlocksError:
-            raise EngineError("other requests are using the whole cache; try again when they are done") from None
+            raise EngineError(CACHE_BUSY) from None
 
     def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
         rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
@@ -590,3 +595,8 @@ class ContextLogits:
     def _give_back(self, sequence: Sequence) -> None:
         for block in sequence.blocks:
             self._core.scheduler.pool.free(block)
+
+
+def _internal(error: Exception) -> Sentence:
+    name = type(error).__name__
+    return Sentence(f"internal error: {name}", "engine_internal", name=name)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from notso.qtensor import MIB, GGUFFile, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.errors import OutOfMemoryError
+from notso.smollm3.errors import OutOfMemoryError, Sentence
 from notso.smollm3.kv.kv_cache import KV_FORMATS, WINDOW_FORMAT, KVFormat, has_fine_weights, keep_format, kept_format
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
@@ -251,8 +251,14 @@ class _Planner:
         else:
             advice = "no useful context would fit"
         return OutOfMemoryError(
-            f"a context of {context:,} tokens in {plan.kv_format} needs {plan.needed_bytes // MIB:,} MiB, "
-            f"{self.limit.source} leaves {self.limit.available_bytes // MIB:,} MiB; {advice}",
+            Sentence(
+                f"a context of {context:,} tokens in {plan.kv_format} needs {plan.needed_bytes // MIB:,} MiB, "
+                f"{self.limit.source} leaves {self.limit.available_bytes // MIB:,} MiB; {advice}",
+                "engine_memory",
+                context=context,
+                needed=plan.needed_bytes // MIB,
+                available=self.limit.available_bytes // MIB,
+            ),
             needed_bytes=plan.needed_bytes,
             available_bytes=self.limit.available_bytes,
         )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from notso.smollm3.errors import DownloadError, NoSpaceError, quoted
+from notso.smollm3.errors import DownloadError, NoSpaceError, Sentence, quoted
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.registry import KnownFile, Progress
 from notso.system.files import lock, sync
@@ -190,7 +190,13 @@ def pull(
     if not force and (present := registry.find_local(file)) is not None:
         return _prove_present(file, present, report)
     if offline or is_offline():
-        raise DownloadError(f"{file.filename} is not on this machine, and the network is disabled")
+        raise DownloadError(
+            Sentence(
+                f"{file.filename} is not on this machine, and the network is disabled",
+                "download_offline",
+                file=file.filename,
+            )
+        )
     arriving = part_path(file)
     try:
         arriving.parent.mkdir(parents=True, exist_ok=True)
@@ -206,14 +212,22 @@ def pull(
                 if part.sha256 != file.sha256:
                     arriving.unlink()
                     raise DownloadError(
-                        f"{file.filename} does not match its published SHA-256: "
-                        f"expected {file.sha256}, got {part.sha256}; the download has been deleted"
+                        Sentence(
+                            f"{file.filename} does not match its published SHA-256: "
+                            f"expected {file.sha256}, got {part.sha256}; the download has been deleted",
+                            "download_damaged",
+                            file=file.filename,
+                        )
                     )
             path = _put_in_place(file, arriving)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(
-                f"the disk is full; {file.filename} can be resumed when there is enough space"
+                Sentence(
+                    f"the disk is full; {file.filename} can be resumed when there is enough space",
+                    "download_disk_full",
+                    file=file.filename,
+                )
             ) from error
         raise DownloadError(f"{file.filename} cannot be stored: {error.strerror or error}") from error
     registry.remember_hash(path, file.sha256)
@@ -300,7 +314,11 @@ def _only_one(wanted: KnownFile) -> Iterator[None]:
         try:
             lock(file.fileno())
         except BlockingIOError:
-            raise DownloadError(f"another process is already downloading {wanted.filename}") from None
+            raise DownloadError(
+                Sentence(
+                    f"another process is already downloading {wanted.filename}", "download_busy", file=wanted.filename
+                )
+            ) from None
         yield
 
 
@@ -308,8 +326,14 @@ def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
     plan = plan_download(file, free_bytes)
     if not plan.fits:
         raise NoSpaceError(
-            f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, "
-            f"{plan.free_bytes / 1e9:.2f} GB are free"
+            Sentence(
+                f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, "
+                f"{plan.free_bytes / 1e9:.2f} GB are free",
+                "download_space",
+                file=file.filename,
+                needed=plan.needed_bytes // 1_000_000,
+                free=plan.free_bytes // 1_000_000,
+            )
         )
 
 
@@ -329,7 +353,9 @@ def _locate(file: KnownFile) -> str:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
             size, etag = _offered(response)
     except (httpx2.HTTPError, OSError) as error:
-        raise DownloadError(f"{endpoint} cannot be reached: {_reason(error)}") from error
+        raise DownloadError(
+            Sentence(f"{endpoint} cannot be reached: {_reason(error)}", "download_unreachable", host=endpoint)
+        ) from error
     if size is not None and size != file.size_bytes:
         raise DownloadError(
             f"{endpoint} has a different {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
@@ -366,7 +392,13 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
         failures = 1 if part.received > before else failures + 1
         if failures > RETRIES:
             raise DownloadError(
-                f"the download stopped at {part.size:,} of {part.total:,} bytes ({reason}); the same command resumes it"
+                Sentence(
+                    f"the download stopped at {part.size:,} of {part.total:,} bytes ({reason});"
+                    " the same command resumes it",
+                    "download_stopped",
+                    done=part.size,
+                    total=part.total,
+                )
             )
         sleep(min(2.0 ** (failures - 1), 16.0))
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from notso.smollm3.errors import EngineError, InvalidRequestError
+from notso.smollm3.errors import EngineError, InvalidRequestError, Sentence
 from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
 from notso.smollm3.values.sampling_params import SamplingParams
 
@@ -39,6 +39,7 @@ Doubles = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Tokens = Sequence[int] | NDArray[np.integer]
 
+NOT_FINITE = Sentence("the model's logits are not finite", "engine_not_finite")
 MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 
@@ -466,7 +467,7 @@ def _share(word: int) -> float:
 def _best(logits: Floats) -> int:
     best = int(logits.argmax())  # the first NaN, if any
     if not math.isfinite(logits[best]):
-        raise EngineError("the model's logits are not finite")
+        raise EngineError(NOT_FINITE)
     return best
 
 
@@ -481,7 +482,7 @@ def log_probabilities(logits: Floats) -> Floats:
     """Return log-softmax of raw logits, float32 (..., V). Raises EngineError if not finite, except -inf."""
     best = logits.max(axis=-1, keepdims=True)
     if not np.isfinite(best).all():
-        raise EngineError("the model's logits are not finite")
+        raise EngineError(NOT_FINITE)
     shifted = logits - best
     total = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64)
     result: Floats = shifted - np.log(total).astype(np.float32)

@@ -18,7 +18,7 @@ from datetime import date
 from itertools import chain
 from typing import Any
 
-from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, TemplateError, quoted
+from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, Sentence, TemplateError, quoted
 from notso.smollm3.strict_json import is_json_object
 from notso.smollm3.text import template_sandbox
 from notso.smollm3.text.template_sandbox import SandboxFailure
@@ -200,7 +200,9 @@ class ChatTemplate:
     ) -> tuple[list[Run], Iterator[str]]:
         # With `check`, the second result yields the skeleton: the conversation rendered with content replaced by x.
         if conversation.tools and "xml_tools" not in self.source:
-            raise InvalidRequestError("this model's chat template does not support tools", param="tools")
+            raise InvalidRequestError(
+                Sentence("this model's chat template does not support tools", "template_no_tools"), param="tools"
+            )
         for name in dropped_parts(self.drops, conversation.roles, conversation.first, bool(conversation.tools)):
             _log.warning("the chat template omits from the prompt: %s", name)
         stand_in = conversation.unused_character(self.source)
@@ -267,7 +269,9 @@ class _Conversation:
         used = set(template).union(*self.tools, *(text for _, pieces in self.turns for text, _ in pieces))
         found = next((c for c in map(chr, chain(*_STAND_INS)) if c not in used), None)
         if found is None:
-            raise InvalidRequestError("messages use too many different characters", param="messages")
+            raise InvalidRequestError(
+                Sentence("messages use too many different characters", "prompt_characters"), param="messages"
+            )
         return found
 
 
@@ -319,7 +323,7 @@ def _skeleton(text: str) -> str:
 
 def _template_error(failure: SandboxFailure) -> TemplateError:
     said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(failure)[:MAX_ERROR_CHARACTERS])
-    return TemplateError(f"the model's chat template says: {said}")
+    return TemplateError(Sentence(f"the model's chat template says: {said}", "template_says", said=said))
 
 
 def _today() -> date:

@@ -110,7 +110,7 @@ class LibraryWork:
                 lambda: DocumentReader(data, document.name, self._unconfined), DocumentReader.read
             )
         except UnreadableError as error:
-            await self._store.documents.fail(document.id, str(error))
+            await self._store.documents.fail(document.id, error.stored())
         else:
             await self._store.documents.finish(document.id, parsed)
         return True

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Literal
 
+from notso.documents.values import unreadable
 from notso.web.chat.chat_view import ChatView, read_branch
 from notso.web.chat.services import ChatServices, models_of
 from notso.web.engine.model_names import ModelChoice, chosen_model, model_id
@@ -42,7 +43,7 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import NUMBERS_OF_A_LOG, TurnLog
 from notso.web.values.errors import Problem, QuotaError, StorageError, lacks_threads
 from notso.web.values.ids import is_id, new_generation_id, new_id
-from notso.web.values.wording import number, words
+from notso.web.values.wording import number, translated, words
 
 
 async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
@@ -185,7 +186,9 @@ async def _in_library_order(
     documents = await services.shared.store.documents.some(owner, sorted(asked))
     for each in documents:
         if each.state == "failed":
-            raise Problem(400, words["document_failed"].format(name=each.name, reason=each.reason))
+            raise Problem(
+                400, words["document_failed"].format(name=each.name, reason=translated(unreadable(each.reason)))
+            )
         if each.state != "ready":
             raise Problem(409, words["document_unready"].format(name=each.name))
     if len(documents) < len(asked):

@@ -23,6 +23,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from notso.documents.values import unreadable
 from notso.plugins.process import Plugins
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
@@ -56,6 +57,7 @@ from notso.web.values.wording import (
     number,
     rate_of,
     separators,
+    translated,
     words,
 )
 
@@ -163,6 +165,8 @@ class Pages:
             duration=human_duration,
             count=human_count,
             number=number,
+            translated=translated,
+            unreadable=unreadable,
             rate=rate_of,
             by_day=by_day,
             iso_time=iso_time,

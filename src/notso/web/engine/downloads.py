@@ -137,7 +137,7 @@ class _Run:
         except _Stop:
             end = replace(end, phase="stopped", done_bytes=self._done_bytes)
         except DownloadError as error:
-            end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=str(error))
+            end = replace(end, phase="failed", done_bytes=self._done_bytes, failure=error.sentence)
         except Exception:
             logger.exception("a download failed")
             failure = "internal error; see the server's log"

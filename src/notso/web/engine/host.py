@@ -317,7 +317,7 @@ class EngineHost:
         try:
             engine = await self._loaded_engine(served)
         except NotsoError as error:
-            failure = str(error)
+            failure = error.sentence
         except Exception:
             logger.exception("the engine could not be loaded")
             failure = "the model could not be loaded; see the server's log"

@@ -13,7 +13,7 @@ from notso.web.engine.host import EngineHost, ServedModel
 from notso.web.engine.models import Installed, ModelRegistry, take_inventory
 from notso.web.engine.port import ChatEngine
 from notso.web.values.errors import Problem
-from notso.web.values.wording import ordinal, words
+from notso.web.values.wording import ordinal, translated, words
 
 FAMILY = "smollm3"
 """Fallback name of the default model, unless a file has that name; it claims no size."""
@@ -187,7 +187,7 @@ async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: s
             raise Problem(400, words["error_model_gone"].format(name=name))
         choice = found
     if host.model(choice.model) is host.default and host.state in ("failed", "stopped"):
-        raise Problem(503, words["error_not_loaded"].format(reason=host.failure))
+        raise Problem(503, words["error_not_loaded"].format(reason=translated(host.failure)))
     return choice
 
 

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from notso.smollm3 import Message
+from notso.smollm3 import Message, Sentence
 from notso.web.store.documents import Citation, DocumentStore, Library
 from notso.web.store.records import ApiRecords
 
@@ -25,6 +25,8 @@ MAX_MEMORIES, MAX_MEMORY_CHARACTERS = 50, 4_000
 """Limits of an owner's memory: entries, and characters of all of them."""
 MOST_SHOWN = 1000
 """Maximum messages of a chat that one page begins with."""
+FAILED = Sentence("conversations cannot be read or written at the moment", "storage_failed")
+DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "storage_disk_full")
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
 # An unfinished turn belongs to the process that computes it. A process that has not renewed its lease for
 # LEASE_SECONDS, by the clock of the database, is gone: the next heartbeat of another process interrupts its turns.

@@ -27,7 +27,7 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
 from notso.web.values.errors import NotsoError, StorageError
 from notso.web.values.fair_queue import FairQueue
-from notso.web.values.wording import words
+from notso.web.values.wording import translated, words
 
 logger = logging.getLogger("notso.web.turns")
 
@@ -462,7 +462,7 @@ class TurnConsumer:
         if isinstance(self._failure, InvalidRequestError) and self._failure.param == "replay":
             return "interrupted", ""  # another model, adapter or conversation: Continue writes on from the text
         if isinstance(self._failure, NotsoError):
-            return "failed", str(self._failure)
+            return "failed", translated(self._failure)
         if self._failure is not None:
             return "failed", words["failed_inside"]
         whole = self.finish_reason in ("stop", "length", "tool_calls")

@@ -18,6 +18,7 @@ NotsoError
 from __future__ import annotations
 
 from notso.smollm3 import NotsoError as NotsoError
+from notso.smollm3 import Sentence as Sentence
 
 
 class WebError(NotsoError):

@@ -47,6 +47,9 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 
 RIGHT_TO_LEFT = frozenset({"ar"})
 
+FAILURE = "failure_"
+"""Prefix of translations of errors, before the error's code. Their English stands where they are raised."""
+
 FOR_THE_MODEL = "tool_says_"
 """Prefix of strings that the model reads, which are never translated."""
 
@@ -157,7 +160,23 @@ words: Mapping[str, str] = _Words()
 
 def missing(code: str) -> list[str]:
     """Return the strings of the pages that a language lacks; they are shown in English."""
-    return [name for name in table("en") if name not in table(code) and not name.startswith(FOR_THE_MODEL)]
+    known = {name: name for other in LANGUAGES for name in table(other)}
+    return [name for name in known if code != "en" and name not in table(code) and not name.startswith(FOR_THE_MODEL)]
+
+
+def translated(said: object) -> str:
+    """Return an error or its sentence in the current language; English where `failure_` and its code are missing."""
+    said = getattr(said, "sentence", said)
+    code = getattr(said, "code", "")
+    phrase = table(language.get()).get(f"{FAILURE}{code}") if code else None
+    if phrase is None:
+        return str(said)
+    values = getattr(said, "values", {})
+    shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
+    try:
+        return Phrase(phrase).format(**shown)
+    except KeyError:  # a figure that another release, or a damaged child, did not send
+        return str(said)
 
 
 def localised(figure: str) -> str:

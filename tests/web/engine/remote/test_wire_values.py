@@ -41,6 +41,7 @@ from notso.smollm3 import (
     RequestOptions,
     Role,
     SamplingParams,
+    Sentence,
     TokenLogprob,
     ToolCall,
     ToolName,
@@ -252,6 +253,7 @@ class DeviceDiedError(EngineError):
         (OutOfMemoryError("no", needed_bytes=9, available_bytes=8), OutOfMemoryError),
         (DeviceDiedError("line\nbreak" + "x" * 999), EngineError),
         (ModelFileError("no"), ModelFileError),
+        (EngineError(Sentence("9 are waiting", "engine_many_waiting", limit=9)), EngineError),
         (StorageError("elsewhere"), NotsoError),
     ],
 )
@@ -262,6 +264,8 @@ def test_an_error_is_the_same_or_the_nearest_above_it(error: NotsoError, kind: t
     ):
         assert type(back) is kind and str(back) == str(error)
         assert vars(back) == vars(error)
+        ways = [(getattr(each.sentence, "code", ""), getattr(each.sentence, "values", {})) for each in (back, error)]
+        assert ways[0] == ways[1]
 
 
 def test_every_error_of_the_model_is_known() -> None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from notso.documents.values import MAX_FILE_BYTES, MIB
+from notso.documents.values import MAX_FILE_BYTES, MIB, unreadable
 from notso.web.api.request_fields.fields import (
     Fields,
     Hint,
@@ -300,7 +300,9 @@ def _described(library: Library, counts: Mapping[str, int], size: int) -> dict[s
 
 
 def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
-    error = {"code": "invalid_file", "message": document.reason} if document.state == "failed" else None
+    error = (
+        {"code": "invalid_file", "message": str(unreadable(document.reason))} if document.state == "failed" else None
+    )
     return {
         "id": file_id,
         "object": "vector_store.file",

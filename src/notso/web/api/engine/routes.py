@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, cast
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from notso.smollm3 import EngineError, NotsoError
+from notso.smollm3 import EngineError, NotsoError, Sentence
 from notso.web.api.shared.services import ApiServices
 from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
 from notso.web.engine.port import (
@@ -35,6 +35,7 @@ from notso.web.engine.running import OffLoop, RunningRequest
 from notso.web.values.errors import Problem
 from notso.web.values.json_steps import json_bytes
 
+STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
 """Time without connection before a session and its answers end; longer than a front end waits."""
@@ -106,7 +107,7 @@ class Session:
         if answer is None:
             shared = self._among.services.shared
             if shared.stopping:
-                raise EngineError("the engine is stopping")
+                raise EngineError(STOPPING)
             if self._open >= MOST_OPEN:
                 raise EngineError(f"this front end already has {MOST_OPEN} running responses")
             observe = self._among.services.metrics.observe
@@ -207,7 +208,12 @@ class Session:
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
         if self._among.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
-            return [*events[:-1], Event("error", error=EngineError("the engine stopped during this response"))]
+            return [
+                *events[:-1],
+                Event(
+                    "error", error=EngineError(Sentence("the engine stopped during this response", "engine_stopped"))
+                ),
+            ]
         return events
 
     def _drop(self, number: int) -> None:
@@ -258,7 +264,7 @@ class FrontEnds:
         """Return the default engine, held by a request. Raise ModelError."""
         engine = await running.load()
         if engine is None:
-            raise EngineError("the engine is stopping")
+            raise EngineError(STOPPING)
         return engine
 
     async def prepare(self, asked: Asked, off_loop: OffLoop) -> str:
@@ -459,4 +465,4 @@ async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
         return _json({"error": packed_error(EngineError("the front end sent an invalid request"))}, 400)
     except Exception:
         logger.exception("a front end's request failed")
-        return _json({"error": packed_error(EngineError("the engine failed; see its log"))})
+        return _json({"error": packed_error(EngineError(Sentence("the engine failed; see its log", "engine_failed")))})

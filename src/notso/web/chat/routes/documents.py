@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, RedirectResponse
 from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
 from notso.documents.reading import DocumentReader
-from notso.documents.values import Document, UnreadableError
+from notso.documents.values import Document, UnreadableError, unreadable
 from notso.web.chat.library import is_open, shown_name
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
@@ -27,7 +27,7 @@ from notso.web.turns.documents import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
 from notso.web.values.child_work import child_work
 from notso.web.values.errors import Problem, StorageError
 from notso.web.values.ids import is_id
-from notso.web.values.wording import number, words
+from notso.web.values.wording import number, translated, words
 
 attachments_router = APIRouter()
 
@@ -45,7 +45,7 @@ async def read_attachment(
                 DocumentReader.read,
             )
     except UnreadableError as error:
-        return _problem(422, f"{error}.")
+        return _problem(422, words["attach_unreadable"].format(reason=translated(error)))
     except Problem as problem:
         return _problem(problem.status, problem.sentence)
     text = document.text
@@ -135,7 +135,7 @@ async def upload(
             owner, target.id, shown_name(name.replace("\\", "/").rpartition("/")[2]), data
         )
     except StorageError as error:
-        return JSONResponse({"problem": str(error)}, 507)
+        return JSONResponse({"problem": translated(error)}, 507)
     services.library.wake()
     return JSONResponse(_state(document), 201)
 
@@ -206,7 +206,7 @@ async def page_image(services: Services, owner: Owner, document_id: str, page: i
         async with services.documents.turn(owner):
             image = await services.library.page_image(owner, document, page)
     except UnreadableError as error:
-        raise Problem(422, words["document_failed"].format(name=document.name, reason=error)) from error
+        raise Problem(422, words["document_failed"].format(name=document.name, reason=translated(error))) from error
     return Response(image, media_type="image/png")
 
 
@@ -254,7 +254,8 @@ def facts_of(document: StoredDocument) -> str:
 
 
 def _state(document: StoredDocument) -> dict[str, str]:
-    reason = f"{document.reason}." if document.reason else ""
+    reason = translated(unreadable(document.reason))
+    reason = words["attach_unreadable"].format(reason=reason) if reason else ""
     return {
         "id": document.id,
         "name": document.name,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
-from notso.smollm3 import EngineError, EngineLostError, Generation
+from notso.smollm3 import EngineError, EngineLostError, Generation, Sentence
 from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo, Progress, PromptEstimate, Usage
 from notso.web.engine.remote.wire_values import unpacked, unpacked_error
 
@@ -46,7 +46,6 @@ MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
 """Idle connections are reused within this time, as servers close idle ones."""
-NOT_UNDERSTOOD = "sent an invalid message: use the same release for both"
 FAILURES = (OSError, http.client.HTTPException)
 
 
@@ -98,7 +97,7 @@ class EngineLink:
         self._closed = False
         self._tried = False
         self.is_up = False
-        self.trouble = f"{self.name} has not been connected yet"
+        self.trouble: str = f"{self.name} has not been connected yet"
         self.about = About()
         self.stats = EngineStats()
 
@@ -123,6 +122,14 @@ class EngineLink:
             if self.is_up and about.can_answer:
                 return about
             raise EngineError(self.trouble if not self.is_up else f"{self.name} cannot answer: {self._why}")
+
+    def _silent(self, error: Exception) -> Sentence:
+        return Sentence(f"{self.name} does not respond: {_reason(error)}", "remote_silent", name=self.name)
+
+    @property
+    def _not_understood(self) -> Sentence:
+        said = f"{self.name} sent an invalid message: use the same release for both"
+        return Sentence(said, "remote_release", name=self.name)
 
     @property
     def _settled(self) -> bool:
@@ -198,7 +205,7 @@ class EngineLink:
             self._spare.append((connection, time.monotonic()))
         except FAILURES as error:
             connection.close()
-            raise EngineError(f"{self.name} does not respond: {_reason(error)}") from None
+            raise EngineError(self._silent(error)) from None
         except BaseException:
             connection.close()
             raise
@@ -208,7 +215,7 @@ class EngineLink:
             answer = _object(told)
             failure = unpacked_error(answer["error"]) if "error" in answer else None
         except (ValueError, RecursionError):
-            raise EngineError(f"{self.name} {NOT_UNDERSTOOD}") from None
+            raise EngineError(self._not_understood) from None
         if failure is not None:
             raise failure
         return answer.get("result")
@@ -242,7 +249,7 @@ class EngineLink:
         try:
             return self._connect(CALL_SECONDS), True
         except FAILURES as error:
-            raise EngineError(f"{self.name} does not respond: {_reason(error)}") from None
+            raise EngineError(self._silent(error)) from None
 
     def _connect(self, silence_s: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -280,20 +287,21 @@ class EngineLink:
     def _follow(self) -> None:
         broken = time.monotonic()
         while not self._closed:
-            began, trouble, is_final = time.monotonic(), f"{self.name} has closed the connection", False
+            began, is_final = time.monotonic(), False
+            trouble: str = Sentence(f"{self.name} has closed the connection", "remote_closed", name=self.name)
             try:
                 for line in self._lines():
                     self._take(line)
                     broken = 0.0
             except FAILURES as error:
-                trouble = f"{self.name} does not respond: {_reason(error)}"
+                trouble = self._silent(error)
             except RefusedError as error:
-                trouble, is_final = str(error), True
+                trouble, is_final = error.sentence, True
             except EngineError as error:
-                trouble = str(error)
+                trouble = error.sentence
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 logger.warning("invalid message from %s: %s: %.200s", self.name, type(error).__name__, error)
-                trouble, is_final = f"{self.name} {NOT_UNDERSTOOD}", True
+                trouble, is_final = self._not_understood, True
             broken = broken or time.monotonic()
             if not self._closed:
                 self._note_trouble(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
@@ -379,7 +387,8 @@ class EngineLink:
     def _end_unknown(self, known: set[int]) -> None:
         for number, entry in list(self._open.items()):
             if entry.begun and number not in known and self._open.pop(number, None) is not None:
-                _end(entry, f"{self.name} was restarted, and its running responses are lost")
+                lost = f"{self.name} was restarted, and its running responses are lost"
+                _end(entry, Sentence(lost, "remote_restarted", name=self.name))
 
     def _end_all(self, why: str) -> None:
         for number in list(self._open):

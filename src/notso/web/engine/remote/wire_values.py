@@ -23,6 +23,7 @@ from notso.smollm3 import (
     ModelFileError,
     NotsoError,
     OutOfMemoryError,
+    Sentence,
     TemplateError,
 )
 from notso.web.engine.port import ChatEngine
@@ -72,7 +73,10 @@ def unpacked(hint: Any, given: Any) -> Any:
 
 def packed_error(error: NotsoError) -> dict[str, Any]:
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, NotsoError)]
-    return {"kinds": kinds, "message": str(error)} | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
+    told: dict[str, Any] = {"kinds": kinds, "message": str(error)}
+    if isinstance(error.sentence, Sentence):
+        told |= {"code": error.sentence.code, "values": dict(error.sentence.values)}
+    return told | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
 
 
 def unpacked_error(given: Any) -> NotsoError:
@@ -81,6 +85,11 @@ def unpacked_error(given: Any) -> NotsoError:
         raise ValueError("no error")
     kind = next((ERRORS[each] for each in given["kinds"] if each in ERRORS), EngineError)
     message = str(given.get("message"))
+    if "code" in given:
+        values = given.get("values")
+        if not isinstance(values, dict) or not all(isinstance(each, str | int) for each in values.values()):
+            raise ValueError("no values of a sentence")
+        message = Sentence(message, str(given["code"]), **values)
     told = {name: given.get(name) for name in _TOLD}
     if kind is ContextLengthError:
         numbers = (unpacked(int, told["needed_tokens"]), unpacked(int, told["context_tokens"]))

@@ -28,10 +28,16 @@ from psycopg.types.string import StrDumperUnknown
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from notso.web.store.postgres.migrations import MIGRATIONS, REINDEXES, SCHEMA_VERSION
-from notso.web.store.protocol import LEASE_SECONDS, MOST_TRIES, Heartbeat, Orphan, StoredMessage
+from notso.web.store.protocol import DISK_FULL, FAILED, LEASE_SECONDS, MOST_TRIES, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.search_words import Term, tsquery, vector_of
-from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import (
+    DataDirectoryNewerError,
+    Sentence,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+)
 
 FORGOTTEN_DAYS = 30  # the disk cache of a process away for longer is left to its operator
 
@@ -266,8 +272,7 @@ HANG_SECONDS = 1.5  # without an answer to a heartbeat by then, database or netw
 MOST_SECONDS = 35.0  # of work on a connection; statement_timeout is 30 s
 MIGRATION_LOCK = 0x6E6F74736F  # arbitrary, but the same in every release
 
-AWAY = "the database is not responding: nothing was lost, please try again"
-FAILED = "conversations cannot be read or written at the moment"
+AWAY = Sentence("the database is not responding: nothing was lost, please try again", "storage_away")
 
 _SETTINGS = (
     f"SET search_path = {SCHEMA}",
@@ -520,7 +525,7 @@ def storage_errors() -> Iterator[None]:
 def _storage_error(error: psycopg.Error) -> StorageError:
     match error:
         case errors.DiskFull() | errors.OutOfMemory():
-            return StorageFullError("the database's disk is full: free some space; nothing was lost")
+            return StorageFullError(DISK_FULL)
         case errors.DataCorrupted() | errors.IndexCorrupted():
             return StorageDamagedError("the database is damaged: restore a backup")
         case errors.ReadOnlySqlTransaction():

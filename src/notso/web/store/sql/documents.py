@@ -37,7 +37,7 @@ from notso.web.store.records import PART_BYTES
 from notso.web.store.sql.database import Database
 from notso.web.store.sql.passage_index import Row, TextIndex, index_of, query_words, ranked
 from notso.web.store.sql.records import Run
-from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
 STALE_DAYS = 30  # of a shared database: the disk cache of a server away for longer is left to its operator
@@ -185,8 +185,13 @@ class SQLDocuments:
                 return StoredDocument(**known)
             if held["n"] >= MAX_DOCUMENTS_OF_OWNER or held["bytes"] + made.size > MAX_DOCUMENT_BYTES_OF_OWNER:
                 raise StorageFullError(
-                    f"a user may keep {MAX_DOCUMENTS_OF_OWNER:,} documents and {MAX_DOCUMENT_BYTES_OF_OWNER:,} bytes in"
-                    " them; delete some"
+                    Sentence(
+                        f"a user may keep {MAX_DOCUMENTS_OF_OWNER:,} documents and {MAX_DOCUMENT_BYTES_OF_OWNER:,}"
+                        " bytes in them; delete some",
+                        "storage_documents",
+                        documents=MAX_DOCUMENTS_OF_OWNER,
+                        bytes=MAX_DOCUMENT_BYTES_OF_OWNER,
+                    )
                 )
             names = ("id", "library_id", "name", "sha256", "size", "created_ms", "reading_day", "state")
             added = db.execute(

@@ -55,7 +55,7 @@ from notso.web.store.sql.rows import (
 from notso.web.store.sql.search_words import Term, similar_terms, snippet_of, terms_of
 from notso.web.store.sql.tree_writes import forget_conversations, remove_piece
 from notso.web.store.tree import branch, end_of, line_to, shown_path
-from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.json_steps import json_steps
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ P = ParamSpec("P")
 SOURCES_AT_ONCE = 200  # of a query for imported chats
 RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
 
-_TOO_SLOW = "storing the chats took too long and was rolled back: please try again"
+_TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _ORDERS = {"used": "updated_ms", "title": "lower(title)", "messages": "messages", "size": "size_bytes"}
@@ -552,7 +552,11 @@ class SQLStore(ABC):
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
                 raise StorageFullError(
-                    f"your chats have reached the limit of {most:,} characters: delete some and try again"
+                    Sentence(
+                        f"your chats have reached the limit of {most:,} characters: delete some and try again",
+                        "storage_quota",
+                        limit=most,
+                    )
                 )
             return result
 

@@ -364,7 +364,7 @@ def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
 
 
 def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> str | None:
-    trash_id = _throw(db, owner, chat_id, "messages")
+    trash_id = _throw(db, owner, chat_id, "messages", with_settings=reset)
     if trash_id is not None:
         db.execute(
             "UPDATE messages SET trash_id = ? WHERE chat_id = ? AND owner = ? AND trash_id IS NULL",
@@ -451,10 +451,11 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
             "UPDATE messages SET trash_id = NULL WHERE chat_id = ? AND trash_id = ? AND owner = ?",
             (chat_id, trash_id, owner),
         )
-        db.execute(
-            "UPDATE chats SET settings = ?, chosen_root = ? WHERE id = ? AND owner = ?",
-            (row["settings"], row["chosen_root"], chat_id, owner),
-        )
+        sql = "UPDATE chats SET chosen_root = ? WHERE id = ? AND owner = ?"
+        db.execute(sql, (row["chosen_root"], chat_id, owner))
+        if row["settings"]:  # unless others were chosen since
+            sql = "UPDATE chats SET settings = ? WHERE id = ? AND owner = ? AND settings = ?"
+            db.execute(sql, (row["settings"], chat_id, owner, settings_text({})))
         if top is not None:
             _choose(db, owner, chat_id, top["id"])
     db.execute("DELETE FROM trash WHERE id = ? AND owner = ?", (trash_id, owner))
@@ -523,7 +524,7 @@ def _row(db: Database, owner: str, trash_id: str) -> Any:
     return db.execute("SELECT * FROM trash WHERE id = ? AND owner = ?" + db.for_update, (trash_id, owner)).fetchone()
 
 
-def _throw(db: Database, owner: str, chat_id: str, kind: str) -> str | None:
+def _throw(db: Database, owner: str, chat_id: str, kind: str, *, with_settings: bool = False) -> str | None:
     chat = db.execute(
         "SELECT settings, chosen_root FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update,
         (chat_id, owner),
@@ -531,9 +532,18 @@ def _throw(db: Database, owner: str, chat_id: str, kind: str) -> str | None:
     if chat is None:
         return None
     trash_id = uuid.uuid4().hex
+    settings = chat["settings"] if with_settings else ""
     db.execute(
         "INSERT INTO trash (id, owner, chat_id, kind, settings, chosen_root, thrown_ms) VALUES (?,?,?,?,?,?,?)",
-        (trash_id, owner, chat_id, kind, chat["settings"], chat["chosen_root"], time.time_ns() // 1_000_000),
+        (
+            trash_id,
+            owner,
+            chat_id,
+            kind,
+            settings,
+            chat["chosen_root"],
+            time.time_ns() // 1_000_000,
+        ),
     )
     return trash_id
 

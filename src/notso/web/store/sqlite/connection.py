@@ -22,12 +22,13 @@ from datetime import datetime
 from pathlib import Path
 
 from notso.system.files import lock, sync, sync_folder
-from notso.web.store.protocol import Damage
+from notso.web.store.protocol import DISK_FULL, FAILED, Damage
 from notso.web.store.sql.search_words import indexed_text
 from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import (
     DataDirectoryBusyError,
     DataDirectoryNewerError,
+    Sentence,
     StorageDamagedError,
     StorageError,
     StorageFullError,
@@ -37,9 +38,10 @@ logger = logging.getLogger("notso.web.store")
 
 BUSY_MS = 5000  # how long one connection waits for the other
 
-DAMAGED = (
+DAMAGED = Sentence(
     "the database of conversations is damaged and was left unchanged: restore a backup, or move away all files"
-    " whose names begin with notso.db to start with an empty database, or choose another data directory"
+    " whose names begin with notso.db to start with an empty database, or choose another data directory",
+    "storage_damaged",
 )
 
 
@@ -126,8 +128,8 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 @contextlib.contextmanager
 def storage_errors(
     damaged: str = DAMAGED,
-    failed: str = "conversations cannot be read or written at the moment",
-    busy: str = "the database is locked by another program: try again in a moment",
+    failed: str = FAILED,
+    busy: str = Sentence("the database is locked by another program: try again in a moment", "storage_locked"),
 ) -> Iterator[None]:
     """Translate sqlite3.Error and OSError into StorageError, without paths or SQL."""
     try:
@@ -136,7 +138,7 @@ def storage_errors(
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
         if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the WAL index
-            raise StorageFullError("the disk is full: free some space; nothing was lost") from error
+            raise StorageFullError(DISK_FULL) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(damaged) from error
         raise StorageError(busy if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else failed) from error
@@ -262,9 +264,10 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + "-commits")
 
 
-LOST = (
+LOST = Sentence(
     "the database of conversations lacks the latest commits and was left unchanged: stop the server, then restore a"
-    " backup, or remove notso.db-commits to continue with the data that is left"
+    " backup, or remove notso.db-commits to continue with the data that is left",
+    "storage_lost",
 )
 
 

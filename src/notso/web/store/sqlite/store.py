@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from notso.web.store.documents import DocumentText
-from notso.web.store.protocol import MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
+from notso.web.store.protocol import FAILED, MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import Database, Rows, Value
 from notso.web.store.sql.documents import text_of
 from notso.web.store.sql.rows import message_of
@@ -205,7 +205,7 @@ class SQLiteStore(SQLStore):
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
         if self._writer is None:
-            raise StorageError("conversations cannot be read or written at the moment")
+            raise StorageError(FAILED)
         return self._writer
 
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
