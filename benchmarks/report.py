@@ -318,7 +318,7 @@ def page_typing(result: dict[str, Any]) -> str:
             result["machine"],
             f"Chromium {result['chromium']}",
             f"{result['messages']} messages shown",
-            f"a load of {result['load_before']:.2f} before",
+            f"a load of {result['load_before']:.2f} before" + (", real-time priority" if result["real_time"] else ""),
         )
         + "\n"
         + table(["from a key to the frame that shows it", "ms"], rows)
