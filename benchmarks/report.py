@@ -309,6 +309,23 @@ def stream_readers(result: dict[str, Any]) -> str:
     )
 
 
+def page_typing(result: dict[str, Any]) -> str:
+    """benchmarks/page_typing.py."""
+    rows = [[name, f"{ms:.1f}"] for name, ms in result["key_ms"].items()]
+    return (
+        "## Typing in a long chat\n\n"
+        + about(
+            result["machine"],
+            f"Chromium {result['chromium']}",
+            f"{result['messages']} messages shown",
+            f"a load of {result['load_before']:.2f} before" + (", real-time priority" if result["real_time"] else ""),
+        )
+        + "\n"
+        + table(["from a key to the frame that shows it", "ms"], rows)
+        + f"\n{result['keys']} keys, one every 80 ms.\n"
+    )
+
+
 def chats(result: dict[str, Any]) -> str:
     """benchmarks/chats.py."""
     rows, machines = [], set()
@@ -432,7 +449,7 @@ def main() -> None:
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + readme_table() + END + rest.partition(END)[2])
     order = ("threads", "types", "scores", "chats", "speculation", "server")
-    order += ("stream_readers", "simulation", "kernels", "kv")
+    order += ("stream_readers", "typing", "simulation", "kernels", "kv")
     parts: dict[str, list[str]] = {kind: [] for kind in ("bench", *order)}
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
@@ -456,6 +473,8 @@ def main() -> None:
             parts["speculation"].append(speculation(result))
         elif "gap_ms" in result:
             parts["stream_readers"].append(stream_readers(result))
+        elif "key_ms" in result:
+            parts["typing"].append(page_typing(result))
         elif "readers" in result:
             parts["server"].append(server(result))
         elif "bandwidth_gb_s" in result:

@@ -64,6 +64,28 @@ def violations(page: Page, *, of_colours: bool = False) -> list[str]:
     return found
 
 
+SIZE = "heading => parseFloat(getComputedStyle(heading).fontSize)"
+OUTLINE = """() => [...document.querySelectorAll("main :is(h1, h2, h3, h4, h5, h6)")]
+    .filter((heading) => heading.checkVisibility()).map((heading) => [heading.tagName, heading.textContent.trim()])"""
+
+
+def test_an_answers_headings_are_below_its_own(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    levels = ["One", "two", "three", "four", "five", "six"]
+    demo.dictate("\n\n".join(f"{'#' * level} {name}" for level, name in enumerate(levels, start=1)) + "\n\nBelow.")
+    page = open_page(serve(demo.load).url, permissions=["clipboard-read", "clipboard-write"])
+    begin(page, "Show me")
+    own = [["H3", "One"], ["H4", "two"], ["H5", "three"], ["H6", "four"], ["H6", "five"], ["H6", "six"]]
+    assert page.evaluate(OUTLINE) == [["H1", "Show me"], ["H2", words["you"]], ["H2", words["assistant"]], *own]
+    sizes = [float(page.locator(f".answer {level}").first.evaluate(SIZE)) for level in ("h3", "h4", "h5")]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2]
+    page.locator("article.assistant [data-copy]").click()
+    expect(page.locator("#announcer")).to_have_text(words["copied"])
+    html = page.evaluate("async () => (await (await navigator.clipboard.read())[0].getType('text/html')).text()")
+    assert [html.count(f"<h{level}") for level in range(1, 7)] == [1, 1, 1, 3, 0, 0], "as the answer has them"
+
+
 @pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long("page"))])
 def test_nothing_is_out_of_reach(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, size: str

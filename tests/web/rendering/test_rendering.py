@@ -120,7 +120,7 @@ def test_a_document_streamed_byte_by_byte_is_the_document() -> None:
     whole, streamed = whole_and_streamed(DOCUMENT, list(range(len(DOCUMENT))))
     assert streamed == whole
     for needed in (
-        "<h1>",
+        "<h3>",
         '<table dir="auto">',
         "<strong>",
         "<ol>",
@@ -219,7 +219,7 @@ def test_highlighting_knows_every_language_offered() -> None:
 
 ALLOWED_ATTRIBUTES = {"class", "href", "rel", "target", "start", "type", "tabindex", "dir"}
 ALLOWED_TAGS = {
-    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h3", "h4", "h5", "h6"),
     *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
     *("details", "ins", "kbd", "mark", "sub", "summary", "sup"),
 }
@@ -431,7 +431,7 @@ def test_nothing_is_lost_in_the_deep_nor_behind_it(depth: int, shape: str) -> No
     text = f"before\n\n{deep}\n# Title\n\nafter **it**\n"
     html = render_markdown(text)
     assert html.count("innermost") == 1
-    assert html.endswith("<h1>Title</h1>\n<p>after <strong>it</strong></p>\n")
+    assert html.endswith("<h3>Title</h3>\n<p>after <strong>it</strong></p>\n")
     if shape == "lists":
         assert all(f"level {level}" in html for level in range(depth))
     assert html.count("<li>") + html.count("<blockquote>") == min(depth, 32 if shape == "quotes" else 16)

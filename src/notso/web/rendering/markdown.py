@@ -38,7 +38,7 @@ from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formul
 from notso.web.values.wording import words
 
 _TAGS = {
-    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h3", "h4", "h5", "h6"),
     *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
     *("details", "ins", "kbd", "mark", "sub", "summary"),
 }
@@ -94,7 +94,7 @@ class _AttributeCheck(HTMLParser):
                 raise UnsafeHTMLError("an htmx attribute survived")
 
 
-RENDERER_VERSION = 8  # increase when the HTML of a text changes, so that stored HTML is rendered again
+RENDERER_VERSION = 9  # increase when the HTML of a text changes, so that stored HTML is rendered again
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
@@ -117,6 +117,11 @@ class _LongParagraphError(Exception):
     pass
 
 
+def _outlined(tag: str) -> str:
+    # Below the page's h1 and the h2 of each message, as screen readers list headings.
+    return f"h{min(6, int(tag[1:]) + 2)}"
+
+
 class _Renderer(RendererHTML):
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         deadline, colour = env["deadline"], bool(env["colour"])
@@ -127,6 +132,12 @@ class _Renderer(RendererHTML):
 
     def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return code_block(tokens[idx].content, "", deadline=env["deadline"], colour=False)
+
+    def heading_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return f"<{_outlined(tokens[idx].tag)}>"
+
+    def heading_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return f"</{_outlined(tokens[idx].tag)}>\n"
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         source = str(tokens[idx].attrs.get("src", ""))

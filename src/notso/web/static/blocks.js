@@ -87,6 +87,11 @@
   const richText = (answer) => {
     const whole = answer.cloneNode(true);
     for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
+    for (const heading of whole.querySelectorAll("h3, h4, h5, h6")) { // on the page they are below the message's own
+      const own = document.createElement(`h${heading.tagName[1] - 2}`);
+      own.append(...heading.childNodes);
+      heading.replaceWith(own);
+    }
     for (const each of [whole, ...whole.querySelectorAll("*")]) {
       for (const { name } of [...each.attributes]) if (/^(id|class|data-.*|hx-.*|tabindex)$/.test(name)) each.removeAttribute(name);
     }
