@@ -19,6 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_suffix(".json")
 
+FORMATS_AND_DEVICES = (
+    "tests/smollm3/engine/test_answers_across_devices.py",
+    "tests/smollm3/engine/test_cuda_bits.py",
+    "tests/smollm3/engine/test_device_choice.py",
+    "tests/smollm3/model/test_backends.py",
+    "tests/smollm3/model/test_every_format.py",
+)
+"""Whole models on every device and in every format: due with the kernels and with the engine."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "native": (
         "native",
@@ -32,9 +41,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/engine/test_answers_on_aarch64.py",
         "tests/qtensor/test_cuda_machine_code.py",
         "tests/qtensor/test_cuda_nvrtc.py",
+        "benchmarks/cuda_bits.py",
+        "src/notso/qtensor/backends/cuda",
         "tests/qtensor/test_emulated_cuda.py",
+        "tests/qtensor/test_kernels_attention_bytes.py",
         "tests/qtensor/test_kernels_matmul.py",
         "tests/qtensor/test_neon.py",
+        *FORMATS_AND_DEVICES,
         "tests/stub_gpu",
     ),
     "engine": (
@@ -46,13 +59,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "src/notso/smollm3/diagnostics",
         "tests/smollm3/diagnostics/test_engine_meter.py",
         "tests/smollm3/diagnostics/test_goldens.py",
+        "benchmarks/cuda_bits.py",
+        *FORMATS_AND_DEVICES,
         "tests/smollm3/engine/test_engine_stress.py",
+        "tests/smollm3/engine/test_library.py",
+        "tests/smollm3/engine/test_memory_plan.py",
         "tests/smollm3/engine/test_one_generation.py",
         "tests/smollm3/engine/test_prefix_warmup.py",
         "tests/smollm3/engine/test_reread.py",
         "tests/smollm3/kv/test_conversation_log.py",
         "tests/smollm3/model/test_accuracy.py",
-        "tests/smollm3/model/test_backends.py",
+        "tests/smollm3/sampling/test_patterns.py",
+        "tests/smollm3/sampling/test_token_limit.py",
+        "tests/smollm3/scheduling/test_scheduler.py",
     ),
     "quotes": (
         "src/notso/documents/citations.py",
@@ -106,6 +125,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "supply/ray.txt",
         "tests/cluster",
     ),
+    "programs": (
+        "src/notso/smollm3/output",
+        "src/notso/smollm3/sampling",
+        "src/notso/smollm3/text",
+        "src/notso/web/api",
+        "tests/strangers",
+    ),
     "page": (
         "src/notso/web/rendering",
         "src/notso/web/static",
@@ -127,6 +153,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "supply/plant.py",
         "supply/routes.py",
         "tests/architecture/test_plants.py",
+        "tests/smollm3/engine/test_library.py",
     ),
 }
 """Group -> files and folders that its tests look at."""

@@ -381,6 +381,7 @@ def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: 
     ledger.note("holes", "calls that an engine answers without end", tried, failed, figures)
 
 
+@pytest.mark.long("chaos")
 def test_imports_beyond_the_address_space(started: Callable[..., Rival], ledger: Ledger) -> None:
     """The limit is set while the server runs and has all its threads: 300 MB more than it has then."""
     rival = started()

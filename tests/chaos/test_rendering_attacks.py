@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim, Witness
 
@@ -66,6 +67,7 @@ def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: L
     ledger.note("clients", "answers that are slow to read as Markdown", tried, len(looks) - 1, figures)
 
 
+@pytest.mark.long("chaos")
 def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Written at the same time, each with readers that come back until it is done."""
     chats = len(SHAPES) if LONG else 2

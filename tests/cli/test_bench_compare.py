@@ -140,8 +140,9 @@ def test_an_unknown_peer_is_refused() -> None:
     assert run.returncode == 2 and "llama.cpp" in run.stderr
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
+@pytest.mark.parametrize(
+    ("library", "kind"), [("CDLL", signal.SIGTERM), ("PyDLL", signal.SIGKILL), ("PyDLL", signal.SIGINT)]
+)
 def test_the_peer_ends_with_us_however_we_end(tmp_path: Path, kind: signal.Signals, library: str) -> None:
     """Also in the middle of a step that would take an hour, be it one (PyDLL) that keeps the interpreter to itself."""
     step = f"open('at_work', 'w').write(str(os.getpid())); ctypes.{library}(None).sleep(3600)"

@@ -27,6 +27,39 @@ from notso.web.values.settings import Settings
 SESSIONS = sessions()
 SEED = 1
 PROGRAMS = {each["program"] for each in SESSIONS}
+TYPED = ("type", "role", "tool_choice", "format", "stream", "think")
+"""Fields whose values are kinds of requests."""
+
+
+def _fields(value: Any, path: str, depth: int = 4) -> Iterator[str]:
+    if isinstance(value, dict) and depth:
+        for name, each in value.items():
+            yield f"{path}/{name}"
+            if name in TYPED and isinstance(each, str | bool):
+                yield f"{path}/{name}={each}"
+            if name not in ("tools", "functions", "properties", "schema", "arguments", "input_schema"):
+                yield from _fields(each, f"{path}/{name}", depth - 1)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _fields(each, path, depth)
+
+
+def _named(session: Mapping[str, Any]) -> Any:
+    return f"{session['program']}: {session['session']}"
+
+
+def _by_default() -> Iterator[Any]:
+    """Sessions that use an address, a field or a kind of message that none before them uses; the others where the
+    APIs have changed."""
+    seen = set[str]()
+    for session in sorted(SESSIONS, key=lambda each: -len(each["turns"])):
+        fields = set[str]()
+        for turn in session["turns"]:
+            path = f"{turn['method']} {turn['address']}"
+            fields |= {path, *_fields(turn.get("body"), path), *(f"{path} {each}" for each in turn["expected"])}
+        marks = [] if fields - seen else [pytest.mark.long("programs")]
+        yield pytest.param(session, id=_named(session), marks=marks)
+        seen |= fields
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +129,7 @@ def check(turn: Mapping[str, Any], body: Mapping[str, Any], whole: Whole, answer
     assert not expected, f"nothing checks {sorted(expected)}"
 
 
-@pytest.mark.parametrize("session", SESSIONS, ids=lambda each: f"{each['program']}: {each['session']}")
+@pytest.mark.parametrize("session", _by_default())
 def test_each_turn_is_answered_with_what_it_asks_for(addresses: Mapping[str, str], session: dict[str, Any]) -> None:
     answers: list[Whole] = []
     for turn in session["turns"]:

@@ -1,4 +1,5 @@
-"""Whole answers of the demo model on the CPU and the emulated GPU: 20 chats, alone, in threes, sixteen at a time."""
+"""Whole answers of the demo model on the CPU and the emulated GPU: alone and in threes, and sixteen at a time where
+kernels or the engine have changed."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ from datetime import date
 
 import numpy as np
 import pytest
+from long_tests import is_long
 from stub_gpu.gpu import installed
 
 from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 
 pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
 
-BATCHES = (1, 3, 16)
+IS_LONG = is_long("native") or is_long("engine")
+BATCHES = (1, 3, 16) if IS_LONG else (1, 3)
 WORDS = ("Who are you?", "What is 12 + 30?", "Tell me of NoPE.", "List three colours.", "Is water wet?")
-TOKENS = 6
+TOKENS = 6 if IS_LONG else 3
 
 
 def chat(number: int) -> tuple[list[Message], SamplingParams, RequestOptions]:
@@ -31,12 +34,12 @@ def answers(device: str) -> list[str]:
         for size in BATCHES:
             running = [engine.submit(*chat(len(found) + number)) for number in range(size)]
             found += ["".join(event.text for event in each.events()) for each in running]
-        logits = engine.logits(np.random.default_rng(2).integers(100, 3000, 64).tolist())
+        logits = engine.logits(np.random.default_rng(2).integers(100, 3000, 64 if IS_LONG else 17).tolist())
     return [*found, logits.tobytes().hex()]
 
 
 def test_every_answer_is_the_same() -> None:
     with installed():
         ours, theirs = (answers(device) for device in ("cpu", "cuda"))
-    assert len(ours) == sum(BATCHES) + 1 and len(set(ours)) > len(WORDS)
+    assert len(ours) == sum(BATCHES) + 1 and len(set(ours)) > sum(BATCHES) // 4
     assert ours == theirs

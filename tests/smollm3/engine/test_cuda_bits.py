@@ -28,6 +28,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.long("native", "engine")
 def test_kernels_and_answers_are_equal(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "ANSWER_TOKENS", 4)
     monkeypatch.setattr(script, "ROUNDS", 1)

@@ -1,6 +1,6 @@
 """Thousands of answers begun and given up in every way there is: nothing is lost, mixed up or left behind.
 
-150 of each kind by default, 500 where the engine has changed, 10,000 with `make fuzz`. A failure prints its seed:
+100 of two kinds by default, 500 where the engine has changed, 10,000 with `make fuzz`. A failure prints its seed:
 `FUZZ_SEED=<n>` begins alike, though threads meet as they like.
 
 Many threads at once submit, follow, stop, disconnect, forget and come back, over fewer blocks than they want, so that
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import threading
@@ -32,7 +33,9 @@ from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.output.generation import Generation
 
 SMALL = RandomModel(seed=5, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400)
-ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500 if is_long("engine") else 150
+ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500 if is_long("engine") else 100
+CROWDS = itertools.product(("k8v8", "k4v3"), (False, True)) if ANSWERS > 100 else (("k8v8", False), ("k4v3", True))
+"""Formats of the cache, with and without files for what is evicted."""
 CLIENTS = 12
 SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
 
@@ -158,7 +161,7 @@ class Client:
         assert late == generation.read(after) == list(generation.events())[after:]
 
 
-@pytest.fixture(params=[("k8v8", False), ("k8v8", True), ("k4v3", False), ("k4v3", True)], ids=str)
+@pytest.fixture(params=CROWDS, ids=str)
 def crowded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_drafts: None
 ) -> Iterator[Engine]:

@@ -84,6 +84,7 @@ def test_every_setting_has_a_type() -> None:
     assert set(EngineSettings.__annotations__) == {each.name for each in fields(EngineConfig)} - {"model"}
 
 
+@pytest.mark.long("engine", "plants")
 def test_a_type_checker_finds_unknown_settings(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -295,7 +295,13 @@ FORMATS_OF_FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mix", FORMATS_OF_FILES)
+@pytest.mark.parametrize(
+    "mix",
+    [
+        mix if mix in ("Q4_K_M", "F16") else pytest.param(mix, marks=pytest.mark.long("engine"))
+        for mix in FORMATS_OF_FILES
+    ],
+)
 def test_the_format_goes_by_the_file_and_is_kept_in_the_folder(tmp_path: Path, mix: str) -> None:
     model, cache = tmp_path / "model.gguf", tmp_path / "kv"
     convert(write_folder(SMALL, tmp_path / "folder"), model, mix)

@@ -27,13 +27,13 @@ from notso.smollm3.scheduling.sequence import BlockCopy, Chunk, Sequence
 BACKENDS: list[Callable[[], Backend]] = [CPU, NumpyBackend, emulated_gpu]
 BLOCKS = 6
 LENGTHS = (TILE_POSITIONS + 20, 70, 9)
-SHORT = ("k8v8", "k4v3")
+SHORT = ("k4v3",)
 RNG = np.random.default_rng(7)
 
 
 def long(*values: object) -> Any:
     """A case that says little beside the others, and takes its time."""
-    return pytest.param(*values, marks=pytest.mark.long("engine"))
+    return pytest.param(*values, marks=pytest.mark.long("engine", "native"))
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def test_every_step_of_the_demo_model_has_the_same_bits(kv_format: KVFormat) -> 
 def test_float_weights_have_the_same_bits(tmp_path: Path) -> None:
     """Random weights in F32, whose products are no integers."""
     path, results = RANDOM.write(tmp_path / "random.gguf"), []
-    ids = RANDOM.prompts(1, 12)[-1]
+    ids = RANDOM.prompts(1, 5)[-1]
     for make in BACKENDS:
         with runner_of(path, make(), "f16") as runner:
             sequence = Sequence(ids)
@@ -141,9 +141,10 @@ PROMPT = RNG.integers(100, 3000, 150).tolist()
 @pytest.mark.parametrize(
     ("kv", "first", "then"),
     [
-        *(("k8v8", first, then) for first, then in ((0, 1), (1, 0), (0, 2), (2, 0))),
-        *(long("k8v4", first, then) for first, then in ((0, 1), (1, 0))),
-        *(("k8v4", first, then) for first, then in ((0, 2), (2, 0))),
+        ("k8v8", 1, 0),
+        ("k8v4", 0, 2),
+        *(long("k8v8", first, then) for first, then in ((0, 1), (0, 2), (2, 0))),
+        *(long("k8v4", first, then) for first, then in ((0, 1), (1, 0), (2, 0))),
     ],
 )
 def test_what_one_backend_wrote_to_the_disk_another_goes_on_with(

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from notso.qtensor import FORMATS
+from notso.qtensor import FORMATS_BY_NAME
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine, RequestOptions, SamplingParams
 from notso.smollm3.diagnostics.synth import write_synthetic
 
 SIZES = {"layers": 4, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 1, "vocab": 1300}
+SHORT = ("Q4_K", "Q8_0", "BF16")
+LONG = pytest.mark.long("engine", "native")
 
 
-@pytest.mark.parametrize("name", [format.name for format in FORMATS.values()])
+@pytest.mark.parametrize(
+    "name", [each if each in SHORT else pytest.param(each, marks=LONG) for each in FORMATS_BY_NAME]
+)
 def test_a_model_answers_alike_in_every_family(name: str, tmp_path: Path, small_metadata: dict[str, Any]) -> None:
     path = tmp_path / f"{name}.gguf"
     write_synthetic(path, **SIZES, formats=name, tokenizer=small_metadata, template="{{ messages[-1].content }}")

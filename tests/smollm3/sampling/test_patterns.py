@@ -195,7 +195,9 @@ def is_writable(text: str) -> bool:
 
 
 @pytest.mark.skipif(NODE is None, reason="node, which judges them, is not installed (Debian: apt-get install nodejs)")
-@pytest.mark.parametrize(("seed", "looks"), [(SEED, 0.0), (SEED + 1, 0.8)])
+@pytest.mark.parametrize(
+    ("seed", "looks"), [pytest.param(SEED, 0.0, marks=pytest.mark.long("engine")), (SEED + 1, 0.8)]
+)
 def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
     writer, rows = Writer(seed, looks), []
     for _ in range(PATTERNS):

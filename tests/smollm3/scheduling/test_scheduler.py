@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import is_long
 
 from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
 from notso.smollm3.scheduling.block_pool import ANONYMOUS, BLOCK_TOKENS, BlockPool, CacheSalt, block_hash, cache_salt
@@ -210,7 +211,7 @@ prompts = st.tuples(st.integers(0, 2), st.sampled_from([1, 5, 60, 127, 128, 129,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100 if is_long("engine") else 25, deadline=None)
 @given(
     blocks=st.integers(6, 24),
     slots=st.integers(1, 5),
@@ -247,7 +248,7 @@ def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
     assert machine.pool.available == blocks
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50 if is_long("engine") else 12, deadline=None)
 @given(blocks=st.integers(8, 24), seed=st.integers(0, 1 << 30), has_windows=st.booleans())
 def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, seed: int, has_windows: bool) -> None:
     machine = Machine(blocks, 3, windows=WINDOW_BLOCKS * 3 + STEP_WINDOW_BLOCKS if has_windows else None)
@@ -273,7 +274,7 @@ def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, 
     assert pool.blank == blocks and not pool.windows
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50 if is_long("engine") else 12, deadline=None)
 @given(seed=st.integers(0, 1 << 30), damage=st.booleans())
 def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bool) -> None:
     """Conversations whose blocks were all put on the disk, some of them damaged since, some of them in memory too."""
