@@ -74,13 +74,13 @@
     keepQueue();
     text.focus();
   });
-  const advance = (isElsewhere = false) => {
+  const advance = () => {
     const next = queue.querySelector("li");
     if (!next || form.querySelector("[data-stop]") || pending?.isConnected || sent) return;
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
     if (last?.ariaBusy === "true") return; // its end is not shown yet
     const state = last?.dataset.state;
-    if (isElsewhere || state !== "done") { // another branch, stopped or failed: the writer decides
+    if (state !== "done") { // stopped or failed: the writer decides
       text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
       queue.replaceChildren();
     } else {
@@ -92,10 +92,16 @@
     keepQueue();
     keep();
   };
-  try { for (const message of JSON.parse(drafts?.getItem(line) ?? "[]")) addToQueue(message); } catch { /* not ours */ }
+  let waited = [];
+  try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* not ours */ }
+  if (/[?&]at=/.test(location.search) && waited.length) { // a hit of the search, perhaps in another branch: the writer decides
+    text.value = [...waited, text.value].filter(Boolean).join("\n\n");
+    keepQueue();
+    keep();
+  } else for (const message of waited) addToQueue(message);
   new MutationObserver(() => setTimeout(advance)).observe(document.getElementById("composer-controls"), { childList: true });
   document.addEventListener("htmx:after:swap", () => setTimeout(advance));
-  addEventListener("load", () => setTimeout(advance, 0, /[?&]at=/.test(location.search))); // a hit of the search
+  addEventListener("load", () => setTimeout(advance));
   form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
   document.addEventListener("click", (event) => { // how a question may begin, before what is typed already
     const { start } = event.target.closest("[data-start]")?.dataset ?? {};
