@@ -141,6 +141,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/browser/test_accessibility.py",
         "tests/browser/test_hostile.py",
         "tests/browser/test_budget.py",
+        "tests/browser/test_random_operations.py",
         "tests/web/rendering/test_rendering.py",
     ),
     "plants": (

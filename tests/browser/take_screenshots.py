@@ -108,6 +108,7 @@ def unfold(page: Page) -> None:
     summary = page.locator("article.assistant").last.locator(".reasoning summary")
     if summary.is_visible():
         summary.click()
+        page.wait_for_timeout(300)  # until it is open
     page.evaluate("document.getElementById('scroller').scrollTop = 1e6")
     page.wait_for_timeout(200)
 

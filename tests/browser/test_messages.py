@@ -256,6 +256,34 @@ def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     expect(questions(page).first).to_contain_text("A question before the summary")
 
 
+def test_a_queued_message_is_not_sent_into_the_branch_of_a_search_hit(
+    serve: Serve, open_page: Open, numbered: DemoEngine
+) -> None:
+    page = open_page(serve(numbered.load).url)
+    begin(page, "An old walrus")
+    questions(page).locator(".bubble").hover()
+    questions(page).get_by_role("link", name="Edit").click()
+    page.locator("#edit-text").fill("A new seal")
+    with numbered.held("answer", 1):
+        page.get_by_role("button", name=words["edit_send"]).click()
+        expect(last_answer(page)).to_have_attribute("aria-busy", "true")
+        ask(page, "Where does the seal live?")
+        expect(page.locator("#queued .what")).to_have_text("Where does the seal live?")
+        chat = page.url
+        page.locator("#new-chat").click()
+        page.wait_for_url(re.compile(r"/$"))
+    expect(page.locator("#chat-list .mark.unread")).to_be_visible()
+    page.locator("#sidebar [commandfor=search]").click()
+    page.locator("#search-text").fill("walrus")
+    page.locator("#search-results a[href*='?at=']").first.click()
+    page.wait_for_url("**?at=*")
+    expect(questions(page)).to_contain_text("An old walrus")
+    expect(page.locator("#text")).to_have_value("Where does the seal live?")
+    expect(page.locator("#queued li")).to_have_count(0)
+    page.goto(chat)
+    expect(questions(page)).to_have_count(1)
+
+
 def test_suggestions_come_when_idle_and_can_be_asked(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:

@@ -659,7 +659,10 @@ class Operator:
         above = node
         while above.children:
             above = above.chosen if above.chosen in above.children else above.children[-1]
-        waits = self.tab.queues.get(chat.path) or self.tab.files.get(chat.path)
+        if queue := self.tab.queues.pop(chat.path, []):  # written for another branch, perhaps: back in the input
+            self.tab.drafts[chat.path] = "\n\n".join([*queue, *filter(None, [self.tab.drafts.get(chat.path, "")])])
+            expect(self.page.locator("#text")).to_have_value(self.tab.drafts[chat.path])
+        waits = self.tab.files.get(chat.path)
         if waits or self.maybe() or len(chat.line()) >= MOST_MESSAGES:
             self.go(chat.path)
             return True
@@ -831,7 +834,9 @@ class Operator:
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Lines of JSON that only one of them has."""
-    before, after = (json.dumps(each, indent=1, ensure_ascii=False).splitlines() for each in (wanted, found))
+    before, after = (
+        json.dumps(each, indent=1, ensure_ascii=False, sort_keys=True).splitlines() for each in (wanted, found)
+    )
     return "\n".join(difflib.unified_diff(before, after, "wanted", "found", n=4, lineterm=""))
 
 

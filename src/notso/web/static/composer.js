@@ -92,7 +92,13 @@
     keepQueue();
     keep();
   };
-  try { for (const message of JSON.parse(drafts?.getItem(line) ?? "[]")) addToQueue(message); } catch { /* not ours */ }
+  let waited = [];
+  try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* not ours */ }
+  if (/[?&]at=/.test(location.search) && waited.length) { // a hit of the search, perhaps in another branch: the writer decides
+    text.value = [...waited, text.value].filter(Boolean).join("\n\n");
+    keepQueue();
+    keep();
+  } else for (const message of waited) addToQueue(message);
   new MutationObserver(() => setTimeout(advance)).observe(document.getElementById("composer-controls"), { childList: true });
   document.addEventListener("htmx:after:swap", () => setTimeout(advance));
   addEventListener("load", () => setTimeout(advance));
