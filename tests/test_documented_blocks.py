@@ -34,6 +34,7 @@ from notso.web.values.sign_in import read_sign_in
 
 ROOT = Path(__file__).parents[1]
 MOST_NOT_RUN = 10
+LONG = pytest.mark.long("docs")
 PORTS = ("3000", "3001", "11434")
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVER = re.compile(r"^(?:\w+=\S+ )*(?:notso(?: serve\b.*)?|make run)\s*(?:#.*)?$")
@@ -69,6 +70,15 @@ BLOCKS = blocks()
 def runnable(*languages: str) -> list[Any]:
     chosen = [each for each in BLOCKS if each.language in languages and each.missing is None]
     return [pytest.param(each, id=each.name) for each in chosen]
+
+
+def shell_blocks() -> list[Any]:
+    """Return README's blocks and the first of each other page; the others, which start programs, run where the
+    documentation or the commands have changed."""
+    chosen = [each for each in BLOCKS if each.language == "sh" and each.missing is None]
+    first = {each.page: each for each in reversed(chosen)}
+    marks = [[] if each is first[each.page] or each.page == "README.md" else [LONG] for each in chosen]
+    return [pytest.param(each, id=each.name, marks=mark) for each, mark in zip(chosen, marks, strict=True)]
 
 
 def test_every_block_has_a_test() -> None:
@@ -222,7 +232,7 @@ def is_healthy(address: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("block", runnable("sh"))
+@pytest.mark.parametrize("block", shell_blocks())
 def test_a_shell_block_runs(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     for program in ("curl", "make"):
         if re.search(rf"^{program} ", block.body, re.MULTILINE) and shutil.which(program) is None:

@@ -37,11 +37,21 @@ ARGUMENTS = [
 ]
 
 
+WHOLE = ("hostile", "safety")
+"""Files that run whole by default: what a text or a site may do to a person."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    """Run the first test of each file by default, and the others where the page or its server has changed: a browser
+    takes two CPU seconds a test."""
+    here, seen = Path(__file__).parent, set[Path]()
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            if item.path in seen and item.path.stem.removeprefix("test_") not in WHOLE:
+                item.add_marker(pytest.mark.long("page"))
+            seen.add(item.path)
 
 
 expect.set_options(timeout=WAIT_MS)

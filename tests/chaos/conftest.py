@@ -11,10 +11,11 @@ from chaos.ledger import Ledger
 from chaos.victim import Victim
 
 LONG = (
-    *("body_attacks", "cluster", "crowded", "failing_disk", "full_queue", "hostile_mcp", "hostile_schemas"),
-    *("model_files", "soak", "stopping_under_load", "two_browsers"),
+    *("body_attacks", "clock_jumps", "cluster", "crowded", "failing_disk", "full_queue", "hostile_mcp"),
+    *("hostile_schemas", "killed_documents", "model_files", "soak", "stopped_peers", "stopping_under_load"),
+    *("trap_documents", "two_browsers", "unread"),
 )
-"""What takes ten seconds or more runs where the server has changed."""
+"""What takes seconds of two processors, or waits for many, runs where the server has changed."""
 
 
 @pytest.hookimpl(tryfirst=True)
