@@ -44,7 +44,7 @@ struct SlabTask {
   int64_t m;
   float* y;
   int64_t y_stride;
-  float* sums;  // kSlabRows * m, for this worker alone; begins at a cache line
+  float* sums;  // [batch row][kSlabRows], for this worker alone; begins at a cache line
 };
 
 // Activations are packed before a product by tiles or with a packed weight.

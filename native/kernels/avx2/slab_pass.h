@@ -209,7 +209,6 @@ struct alignas(4096) SlabPass {
   alignas(64) uint8_t kept[2][32][kSlabParts][32];  // [A, B][four][part]
   const uint8_t* later;                             // memory to ask for, so many lines of 64 bytes with each pair
   int64_t asked;
-  int64_t m;
 };
 
 template <class Block, bool IN_ORDER>
@@ -330,7 +329,7 @@ QTENSOR_INLINE void in_memory(Vector& value) {
   __asm__("" : "+m"(value));
 }
 
-// acc[part][j] = fma(f, d of batch row j, acc[part][j]) of M batch rows, where acc is [part][m][8 rows].
+// acc[part][j] = fma(f, d of batch row j, acc[part][j]) of M batch rows, where acc is [j][part][8 rows] of a slab.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
@@ -405,7 +404,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
           mins = _mm256_add_epi32(mins, _mm256_madd_epi16(h.min[two], dword_to_all(x[j].sums32 + 2 * two)));
         f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), h.dmin, f);
       }
-      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_fmadd_ps(f, _mm256_set1_ps(x[j].d), _mm256_load_ps(to)));
     }
 }

@@ -258,7 +258,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   for (int k = 0; k < kParts; k++)
 #pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
-      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), f[k][j]));
     }
 }
@@ -293,7 +293,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
 #pragma GCC unroll 4
     for (int j = 0; j < M; j++) {
       const __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), t.header[first + k].d);
-      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_fmadd_ps(f, _mm256_set1_ps(x[j].d), _mm256_load_ps(to)));
     }
 }
