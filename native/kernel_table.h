@@ -198,6 +198,7 @@ struct KernelTable {
 extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAmxKernels;            // what tiles do otherwise; null where AVX-512's entry serves as well
 extern const TileKernel kAmxKernelsWithMins[2];  // tiles of Q4_K and Q5_K, which take as long to compile as all else
