@@ -2,8 +2,8 @@
 // four bytes at a time. A line of 32 rows is four registers that share each broadcast. Products of two neighbors are
 // summed in words for as many steps as surely fit, then meet their scale in vpmaddwd; AVX-VNNI sums in dwords.
 //
-// Eight sums are what sixteen registers hold: of A and B with one batch row, else of A first, then of B, with two batch
-// rows and a whole line, or with four and half a line.
+// Sixteen registers hold eight sums of A and B with one batch row, else of A first, then of B, with two batch rows and
+// a whole line; or twelve sums with six batch rows and half a line.
 #pragma once
 
 #include <immintrin.h>
@@ -117,7 +117,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
       return _mm256_or_si256(bits_of(low, 15), bits_of(_mm256_srli_epi16(high, 2), 48));
     };
     const __m256i low = bits_of(scales, 63), high = joined(rest, scales);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < 4; i++) {
       h.scale[i] = scale_of_byte(low, i, false);
       h.scale[4 + i] = scale_of_byte(high, i, false);
@@ -154,7 +154,6 @@ struct SlabPairs<BlockQ4_K> : SlabWithMins {
 template <>
 struct SlabPairs<BlockQ5_K> : SlabWithMins {
   static constexpr bool alike = false, keeps_apart = true;
-  static constexpr int64_t most_unpacking = 2;
   static constexpr int steps = 4;  // 31 * 127 * 8 = 31,496
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int pair, int four) {
@@ -182,10 +181,10 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader& h) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < 4; i++) {
       const __m256i four = line(w, i);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < 4; k++) h.scale[4 * i + k] = scale_of_byte(four, k, true);
     }
     h.d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)w.halves));
@@ -206,7 +205,7 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   }
 };
 
-constexpr int kMostAtOnce = 4, kMostAsking = 512;
+constexpr int kMostAtOnce = 6, kMostAsking = 512;
 
 template <class Block, bool IN_ORDER = false>
 struct alignas(4096) SlabPass {
@@ -233,7 +232,7 @@ struct UnsignedProducts {
   }
 };
 
-// Sums of M batch rows and as many registers of rows as go with them: eight at most.
+// Sums of M batch rows and as many registers of rows as go with them: twelve at most.
 constexpr int parts_with(int m) { return m <= 2 ? 4 : 2; }
 template <int M>
 using SlabSums = __m256i[parts_with(M)][M];
@@ -269,7 +268,7 @@ __attribute__((noinline)) void keep_values(SlabPass<Block>& t) {
   each_pair<P, P::alike>([&](int pair) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int four = 0; four < P::fours; four++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int part = 0; part < kSlabParts; part++) {
         const RawValues raw = P::raw(t.lines[part], pair, four);
         const int at = pair * P::fours + four;
@@ -299,7 +298,7 @@ QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const 
     __m256i v[M];
 #pragma GCC unroll 2
     for (int j = 0; j < M; j++) v[j] = of_batch(j);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int k = 0; k < kParts; k++) {
       const __m256i w = of_weight(k);
 #pragma GCC unroll 2
@@ -307,7 +306,7 @@ QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const 
     }
   } else {
     const __m256i w[2] = {of_weight(0), of_weight(1)};
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256i v = of_batch(j);
 #pragma GCC unroll 2
@@ -321,7 +320,7 @@ QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch&
                                       SlabSums<1>& sum_a, SlabSums<1>& sum_b) {
   using P = SlabPairs<Block>;
   const __m256i x_a = dword_to_all(x.q + P::a(pair, four)), x_b = dword_to_all(x.q + P::b(pair, four));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int part = 0; part < kSlabParts; part++) {
     const RawValues raw = P::raw(t.lines[part], pair, four);
     Products::add(sum_a[part][0], P::values_a(raw, pair, four), x_a);
@@ -343,15 +342,15 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   constexpr int kParts = parts_with(M), kSteps = kDwordSums ? P::fours : P::steps;
   const __m256i zero = _mm256_setzero_si256();
   SlabSums<M> total;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) total[k][j] = zero;
   const auto begin = [&](SlabSums<M>& sum, int scale) __attribute__((always_inline)) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256i start = P::has_start ? dword_to_all(x[j].start[scale]) : zero;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
   };
@@ -366,7 +365,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
 #pragma GCC unroll 8
         for (int four = run; four < run + kSteps; four++)
           add_both_products<Block, Products>(t, *x, pair, four, sum_a, sum_b);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int k = 0; k < kParts; k++) {
           const SlabHeader& h = t.header[k];
           total[k][0] = add_scaled(total[k][0], sum_a[k][0], h.scale[P::scale_a(pair)]);
@@ -385,9 +384,9 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
 #pragma GCC unroll 8
           for (int four = run; four < run + kSteps; four++)
             add_products<Block, Products, M, SOURCE>(t, first, x, pair, four, second, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
           for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int j = 0; j < M; j++) {
               total[k][j] = add_scaled(total[k][j], sum[k][j], t.header[first + k].scale[scale]);
               in_memory(total[k][j]);
@@ -395,15 +394,15 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
         }
     }
   });
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const SlabHeader& h = t.header[first + k];
       __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), h.d);
       if constexpr (P::has_min) {
         __m256i mins = zero;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int two = 0; two < 4; two++)
           mins = add_word_products(mins, h.min[two], dword_to_all(x[j].sums32 + 2 * two));
         f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), h.dmin, f);
@@ -422,7 +421,7 @@ __attribute__((noinline, noclone)) void half_a_line(SlabPass<Block>& t, int firs
 template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const Batch* x, float* acc) {
   using P = SlabPairs<Block>;
-  if constexpr (SOURCE == Source::unpacked_and_kept && P::keeps_apart) {
+  if constexpr (P::keeps_apart && (SOURCE == Source::unpacked_and_kept || (SOURCE == Source::unpacked && M > 2))) {
     keep_values(t);
     slab_batch_rows<Block, M, Source::kept>(t, x, acc);
   } else if constexpr (M <= 2) {

@@ -211,12 +211,12 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, int first, const Ba
   using Products = typename SlabPairs<Block>::Products;
   if (first == 0) ask(t, s);
   if constexpr (M == 1 && SOURCE == Source::unpacked) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < 4; i++) add_both_products<Block, Products>(t, *x, s, i, sum, sum);
   } else {
 #pragma GCC unroll 2
     for (int second = 0; second < 2; second++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int i = 0; i < 4; i++) add_products<Block, Products, M, SOURCE>(t, first, x, s, i, second, sum);
   }
 }
@@ -227,26 +227,26 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   using P = SlabPairs<Block>;
   constexpr int kParts = parts_with(M), kFrom = kDwordSums ? P::middle : P::from;
   __m256 f[kParts][M];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) f[k][j] = _mm256_setzero_ps();
   each_pair<P, (M > 2)>([&](int s) __attribute__((always_inline)) {
     SlabSums<M> sum;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       __m256i start = _mm256_setzero_si256();
       if (kFrom > 0) start = dword_to_all(kDwordSums ? (const void*)(x[j].sums + s) : x[j].start[s]);
       if (kDwordSums) start = _mm256_madd_epi16(start, _mm256_set1_epi32(uint16_t(-kFrom)));
       if (!kDwordSums && kFrom == 8) start = _mm256_srai_epi16(start, 1);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
     sums_of_32<Block, M, SOURCE>(t, first, x, s, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256 d = _mm256_set1_ps(x[j].d[s]);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) {
         const SlabHeader32& h = t.header[first + k];
         __m256i dwords = P::Products::in_words ? as_dwords(sum[k][j]) : sum[k][j];
@@ -257,9 +257,9 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
       }
     }
   });
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), f[k][j]));
@@ -272,32 +272,32 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   constexpr int kParts = parts_with(M);
   const __m256i zero = _mm256_setzero_si256();
   SlabSums<M> total;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) total[k][j] = zero;
   each_pair<SlabPairs<Block>, (M > 2)>([&](int s) __attribute__((always_inline)) {
     SlabSums<M> sum;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       // The second word is another sum, or a part of d.
       const __m256i start =
           _mm256_madd_epi16(dword_to_all(x[j].sums32 + s), _mm256_set1_epi32(uint16_t(-kAboveSigned)));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) sum[k][j] = kAboveSigned > 0 ? start : zero;
     }
     sums_of_32<Block, M, SOURCE>(t, first, x, s, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int j = 0; j < M; j++) {
         total[k][j] = _mm256_add_epi32(total[k][j], _mm256_mullo_epi32(sum[k][j], t.header[first + k].scale[s]));
         in_memory(total[k][j]);
       }
   });
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), t.header[first + k].d);
       float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);

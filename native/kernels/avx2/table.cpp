@@ -41,8 +41,7 @@ Tiles tiles(Format format, int64_t m) {
   }
 }
 
-Slabs slabs(Format format, int64_t m) {
-  if (m > kMostOfSlabs) return {};
+Slabs slabs(Format format, int64_t) {
   return with_packing(
       format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
       [] { return Slabs(); });
@@ -51,6 +50,7 @@ Slabs slabs(Format format, int64_t m) {
 constexpr KernelTable entries(const char* name) {
   KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
   t.slabs = slabs;
+  t.packs_by_default = true;
   return t;
 }
 
