@@ -208,8 +208,7 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 constexpr int kMostAtOnce = 6, kMostAsking = 512;
 
 template <class Block, bool IN_ORDER = false>
-struct alignas(4096) SlabPass {
-  uint8_t apart[IN_ORDER ? 1 : 1088];  // its place in a page: two threads at any place took up to 166 ns, here 132
+struct SlabPass {
   Lines<IN_ORDER> lines[kSlabParts];
   typename SlabPairs<Block>::Header header[kSlabParts];
   alignas(64) uint8_t kept[2][32][kSlabParts][32];  // [A, B][four][part]
