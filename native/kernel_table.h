@@ -44,7 +44,7 @@ struct SlabTask {
   int64_t m;
   float* y;
   int64_t y_stride;
-  float* sums;  // kSlabRows * m, for this worker alone; begins at a cache line
+  float* sums;  // [batch row][kSlabRows], for this worker alone; begins at a cache line
 };
 
 // Activations are packed before a product by tiles or with a packed weight.
@@ -198,6 +198,7 @@ struct KernelTable {
 extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAmxKernels;            // what tiles do otherwise; null where AVX-512's entry serves as well
 extern const TileKernel kAmxKernelsWithMins[2];  // tiles of Q4_K and Q5_K, which take as long to compile as all else

@@ -13,6 +13,7 @@ set(EXACT ${QTENSOR_OPTIMISE} -ffp-contract=off -fno-fast-math -Wall -Wextra -Wn
 include_directories(${CMAKE_CURRENT_LIST_DIR})
 set(GENERIC_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/generic)
 set(AVX2_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx2)
+set(AVXVNNI_HEADERS ${AVX2_HEADERS})
 set(AVX512_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx512)
 set(NEON_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/neon)
 set(AMX_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/amx ${AVX512_HEADERS})
@@ -21,11 +22,13 @@ set(KERNELS)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   set(X86 ON)
   set(AVX2 -mavx2 -mfma -mf16c)
+  set(AVXVNNI ${AVX2} -mavxvnni)
   set(AVX512 ${AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512)
   set(AMX ${AVX512} -mavx512vbmi -mamx-tile -mamx-int8 -mamx-bf16)
-  foreach(family amx avx512 avx2)  # what takes longest is begun first
+  foreach(family amx avx512 avxvnni avx2)  # what takes longest is begun first
     string(TOUPPER ${family} flags)
-    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/kernels/${family}/*.cpp)
+    list(GET ${flags}_HEADERS 0 folder)
+    file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
     list(REVERSE sources)  # of AMX the longest comes first
     add_library(kernels_${family} OBJECT ${sources})
     target_compile_options(kernels_${family} PRIVATE ${EXACT} ${${flags}})

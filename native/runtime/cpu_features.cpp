@@ -68,6 +68,8 @@ CpuFeatures detect_cpu_features() {
   const bool ymm = (state & 0x6) == 0x6, zmm = saves_zmm(state), tiles = (state & 0x60000) == 0x60000;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && fma && f16c && bit(b, 5);
+  uint32_t a1, b1, c1, d1;
+  f.avx_vnni = f.avx2 && a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && bit(a1, 4);
   f.avx512_vnni = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
   f.amx_int8 = f.avx512_vnni && bit(c, 1) && tiles && bit(d, 24) && bit(d, 25) && bit(d, 22) && tiles_granted();
   return f;
@@ -92,6 +94,7 @@ CpuFeatures detect_cpu_features() { return {}; }
 std::vector<std::string> CpuFeatures::names() const {
   std::vector<std::string> all;
   if (avx2) all.emplace_back("avx2");
+  if (avx_vnni) all.emplace_back("avx_vnni");
   if (avx512_vnni) all.emplace_back("avx512_vnni");
   if (amx_int8) all.emplace_back("amx_int8");
   if (dotprod) all.emplace_back("dotprod");

@@ -44,6 +44,7 @@ const std::vector<Family>& families() {
 #if defined(QTENSOR_X86)
         {&amx, cpu.amx_int8},
         {&kAvx512Kernels, cpu.avx512_vnni},
+        {&kAvxVnniKernels, cpu.avx_vnni},
         {&kAvx2Kernels, cpu.avx2},
 #endif
 #if defined(QTENSOR_ARM64)

@@ -18,7 +18,14 @@ from notso.qtensor.errors import KernelChoiceError
 ROOT = Path(__file__).parents[2]
 
 # Families in the order of preference, and the name under which cpu_features lists what each needs.
-NEEDS = {"amx": "amx_int8", "avx512": "avx512_vnni", "avx2": "avx2", "neon_i8mm": "i8mm", "neon": "dotprod"}
+NEEDS = {
+    "amx": "amx_int8",
+    "avx512": "avx512_vnni",
+    "avxvnni": "avx_vnni",
+    "avx2": "avx2",
+    "neon_i8mm": "i8mm",
+    "neon": "dotprod",
+}
 
 
 def test_generic_is_always_there_and_last() -> None:
@@ -41,6 +48,7 @@ def test_features_agree_with_the_system() -> None:
     flags = set(re.findall(r"^(?:flags|Features)\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[:1] or [""])
     words = set(" ".join(flags).split())
     assert ("avx2" in kernel_choice.cpu_features()) == ({"avx2", "fma", "f16c"} <= words)
+    assert ("avx_vnni" in kernel_choice.cpu_features()) == ({"avx2", "fma", "f16c", "avx_vnni"} <= words)
     vnni = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
     assert ("avx512_vnni" in kernel_choice.cpu_features()) == (vnni <= words and "avx2" in words)
     assert ("dotprod" in kernel_choice.cpu_features()) == ("asimddp" in words)
@@ -139,7 +147,7 @@ def test_kernel_objects_share_nothing(family: str) -> None:
 
 
 # Registers and instructions that a family may not contain, because its CPUs may not have them.
-TABOO = {"generic": "ymm|zmm|tmm", "avx2": "zmm|tmm|k[1-7]}", "avx512": "tmm"}
+TABOO = {"generic": "ymm|zmm|tmm", "avx2": "zmm|tmm|k[1-7]}", "avxvnni": "zmm|tmm|k[1-7]}", "avx512": "tmm"}
 
 
 @pytest.mark.parametrize("family", TABOO)
@@ -154,6 +162,18 @@ def test_kernel_objects_keep_to_their_instructions(family: str) -> None:
         if family == "generic":
             vex = re.findall(r"^\s*[0-9a-f]+:\s+(v[a-z]+\S*)", code, re.M)
             assert not [name for name in vex if name not in ("verr", "verw")], f"{path.name}: {vex[:3]}"
+
+
+@pytest.mark.parametrize(("family", "are_there"), [("avx2", False), ("avxvnni", True)])
+def test_vnni_products_are_where_they_belong(family: str, are_there: bool) -> None:
+    """AVX-VNNI and AVX-512 VNNI encode the same instructions differently."""
+    if family not in _native.known_kernels():
+        pytest.skip(f"{family} is not compiled for this processor")
+    for path in objects(family):
+        code = output_of("objdump", "-d", "--no-show-raw-insn", str(path))
+        found = re.findall(r"(\{vex\} )?(vpdpbusd|vpdpwssd)\b", code)
+        assert {name for _, name in found} == ({"vpdpbusd", "vpdpwssd"} if are_there else set())
+        assert all(vex for vex, _ in found), f"{path.name} has products that AVX-512 encodes"
 
 
 def test_everything_but_the_kernels_is_plain() -> None:

@@ -1,5 +1,5 @@
-// Eight batch rows in the lanes of one ymm register: see kernels/portable/batch_lanes.h. Products of two neighbours are
-// summed in 16 bits for as many steps as surely fit, then meet their scale in vpmaddwd.
+// Eight batch rows in the lanes of one ymm register: see kernels/portable/batch_lanes.h. Products of two neighbors are
+// summed in 16 bits for as many steps as surely fit, then meet their scale in vpmaddwd; AVX-VNNI sums in 32 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -10,6 +10,7 @@
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/portable/batch_lanes.h"
+#include "products.h"
 #include "row_blocks.h"
 
 namespace qtensor {
@@ -52,7 +53,7 @@ struct BatchLanes256 {
   template <class Rows, int ROWS, int HALVES>
   static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedBatch& x, float* acc) {
     constexpr int fit = 32767 / (2 * Rows::largest * 127);  // vpmaddubsw results that 16 bits hold
-    constexpr int steps = fit >= 8 && Rows::group == 32 ? 8 : fit >= 4 ? 4 : 2;
+    constexpr int steps = kDwordSums ? Rows::group / 4 : fit >= 8 && Rows::group == 32 ? 8 : fit >= 4 ? 4 : 2;
     static_assert(fit >= 2 && Rows::group / 4 % steps == 0);
     __m256i total[ROWS][HALVES];
     for (auto& halves : total)
@@ -76,16 +77,14 @@ struct BatchLanes256 {
             const __m256i w = _mm256_set1_epi32(dword_at(rows.q[row + r], k + i));
 #pragma GCC unroll 2
             for (int h = 0; h < HALVES; h++) {
-              const __m256i products = _mm256_maddubs_epi16(w, xv[h]);
-              sum[r][h] = i == 0 ? products : _mm256_add_epi16(sum[r][h], products);
+              sum[r][h] = add_to_sums(i == 0 ? _mm256_setzero_si256() : sum[r][h], w, xv[h]);
               in_register(sum[r][h]);
             }
           }
         }
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++)
-          for (int h = 0; h < HALVES; h++)
-            total[r][h] = _mm256_add_epi32(total[r][h], _mm256_madd_epi16(sum[r][h], scale[r]));
+          for (int h = 0; h < HALVES; h++) total[r][h] = add_scaled(total[r][h], sum[r][h], scale[r]);
       }
     }
     for (int r = 0; r < ROWS; r++)
@@ -99,8 +98,7 @@ struct BatchLanes256 {
     for (int i = 0; i < (Rows::group == 32 ? 4 : 8); i++) {
       const int16_t* pairs = Rows::group == 32 ? rows.min_pairs[row] : rows.scale_pairs[row];
       const auto* sums = Rows::group == 32 ? (const __m256i*)x.sums32[i] : (const __m256i*)x.sums16[i];
-      side =
-          _mm256_add_epi32(side, _mm256_madd_epi16(_mm256_load_si256(sums + h), _mm256_set1_epi32(dword_at(pairs, i))));
+      side = add_word_products(side, _mm256_load_si256(sums + h), _mm256_set1_epi32(dword_at(pairs, i)));
     }
     const __m256 d = _mm256_set1_ps(rows.d[row]);
     __m256 f;

@@ -1,6 +1,6 @@
 // Tiles of weights in blocks of 32: eight batch rows in the lanes of one ymm register, see
 // kernels/portable/batch_lanes.h. A block's sum is scaled as soon as it is complete. Unsigned weights are summed in 16
-// bits for as many steps as surely fit; signed ones give their sign to the activations.
+// bits for as many steps as surely fit; signed ones give their sign to the activations. AVX-VNNI sums both in 32 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -19,7 +19,7 @@ namespace qtensor {
 namespace {
 
 struct alignas(64) RowBlocks32 {
-  uint8_t q[kTileRows][256];     // magnitudes, if there are signs
+  uint8_t q[kTileRows][256];     // of signed values see unsigned_of
   int8_t signs[kTileRows][256];  // numbers of that sign
   float d[8][kTileRows], m[8][kTileRows];
 };
@@ -30,6 +30,8 @@ struct Rows32 : SubBlock<Block> {
   using Unpacked = RowBlocks32;
   using Sub = SubBlock<Block>;
   static constexpr int64_t bytes = 8 * Sub::bytes;
+  static constexpr bool is_signed = Sub::largest == 0, has_signs = is_signed && !kDwordSums;
+  static constexpr int offset = is_signed ? kAboveSigned : Sub::offset;
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks32& to) {
     for (int j = 0; j < 8; j++) {
       const uint8_t* block[kTileRows];
@@ -38,8 +40,8 @@ struct Rows32 : SubBlock<Block> {
       if (Sub::has_min) _mm_store_ps(to.m[j], load_halves(block, Sub::min_at));
       for (int r = 0; r < kTileRows; r++) {
         const __m256i q = Sub::values(block[r]);
-        _mm256_store_si256((__m256i*)(to.q[r] + 32 * j), Sub::largest == 0 ? _mm256_abs_epi8(q) : q);
-        if (Sub::largest == 0) _mm256_store_si256((__m256i*)(to.signs[r] + 32 * j), q);
+        _mm256_store_si256((__m256i*)(to.q[r] + 32 * j), is_signed ? unsigned_of(q) : q);
+        if (has_signs) _mm256_store_si256((__m256i*)(to.signs[r] + 32 * j), q);
       }
     }
   }
@@ -111,12 +113,11 @@ struct BatchLanes32 {
 
   template <class Rows, int HALVES, class BLOCKS, class PACKED>
   static QTENSOR_INLINE void block_sums(const BLOCKS& rows, const PACKED& x, int j, __m256i (&sum)[kTileRows][HALVES]) {
-    constexpr int fit = Rows::largest == 0 ? 1 : 32767 / (2 * Rows::largest * 127);  // results that 16 bits hold
-    constexpr int steps = fit >= 8 ? 8 : fit >= 4 ? 4 : 1;
-    const __m256i ones = _mm256_set1_epi16(1);
+    constexpr int fit = Rows::is_signed ? 1 : 32767 / (2 * Rows::largest * 127);  // results that 16 bits hold
+    constexpr int steps = fit >= 8 || kDwordSums ? 8 : fit >= 4 ? 4 : 1;
 #pragma GCC unroll 8
     for (int part = 0; part < 8; part += steps) {
-      __m256i words[kTileRows][HALVES];
+      __m256i some[kTileRows][HALVES];
 #pragma GCC unroll 8
       for (int i = 0; i < steps; i++) {
         const int k = part + i;
@@ -128,20 +129,19 @@ struct BatchLanes32 {
 #pragma GCC unroll 4
         for (int r = 0; r < kTileRows; r++) {
           const __m256i w = _mm256_set1_epi32(dword_at(rows.q[r] + 32 * j, k));
-          const __m256i sign = _mm256_set1_epi32(Rows::largest == 0 ? dword_at(rows.signs[r] + 32 * j, k) : 0);
+          const __m256i sign = _mm256_set1_epi32(Rows::has_signs ? dword_at(rows.signs[r] + 32 * j, k) : 0);
 #pragma GCC unroll 2
           for (int h = 0; h < HALVES; h++) {
-            const __m256i products =
-                _mm256_maddubs_epi16(w, Rows::largest == 0 ? _mm256_sign_epi8(xv[h], sign) : xv[h]);
-            words[r][h] = i == 0 ? products : _mm256_add_epi16(words[r][h], products);
-            in_register(words[r][h]);
+            const __m256i factors = Rows::has_signs ? _mm256_sign_epi8(xv[h], sign) : xv[h];
+            some[r][h] = add_to_sums(i == 0 ? _mm256_setzero_si256() : some[r][h], w, factors);
+            in_register(some[r][h]);
           }
         }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kTileRows; r++)
         for (int h = 0; h < HALVES; h++) {
-          const __m256i more = _mm256_madd_epi16(words[r][h], ones);
+          const __m256i more = as_dwords(some[r][h]);
           sum[r][h] = part == 0 ? more : _mm256_add_epi32(sum[r][h], more);
         }
     }

@@ -1,32 +1,38 @@
-// The ceiling of byte products with AVX2 (generic/byte_peak.h tells what for): vpmaddubsw, vpmaddwd, vpaddd.
+// The ceiling of byte products (generic/byte_peak.h tells what for): vpmaddubsw, vpmaddwd and vpaddd, or vpdpbusd.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
+#include "products.h"
+
 namespace qtensor {
 namespace {
 
-constexpr int kPeakOperands = 8;
+constexpr int kPeakOperands = kDwordSums ? 12 : 8, kPeakSums = kDwordSums ? 12 : 4;  // vpdpbusd takes 4 to 5 cycles
 constexpr int64_t kPeakProducts = 32 * kPeakOperands;
 
 inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i a[kPeakOperands], sums[4] = {};
-  for (int i = 0; i < kPeakOperands; i++) a[i] = _mm256_loadu_si256((const __m256i*)(random + 32 * i));
+  __m256i sums[kPeakSums] = {};
   __m256i b = _mm256_loadu_si256((const __m256i*)random);
+  const __m256i step = b;
   for (int64_t r = 0; r < rounds; r++) {
-    for (int i = 0; i < kPeakOperands; i++)
-      sums[i % 4] = _mm256_add_epi32(sums[i % 4], _mm256_madd_epi16(_mm256_maddubs_epi16(a[i], b), ones));
-    b = _mm256_add_epi8(b, a[0]);  // or every product of a round would be that of the round before
+#pragma GCC unroll 12
+    for (int i = 0; i < kPeakOperands; i++) {
+      const __m256i a = _mm256_loadu_si256((const __m256i*)(random + 32 * i));
+      sums[i % kPeakSums] = add_byte_products(sums[i % kPeakSums], b, a);
+      in_register(sums[i % kPeakSums]);
+    }
+    b = _mm256_add_epi8(b, step);  // or every product of a round would be that of the round before
   }
+  __m256i all = _mm256_setzero_si256();
+#pragma GCC unroll 12
+  for (const __m256i& sum : sums) all = _mm256_add_epi32(all, sum);
+  alignas(32) int32_t lanes[8];
+  _mm256_store_si256((__m256i*)lanes, all);
   int32_t total = 0;
-  for (const __m256i& sum : sums) {
-    alignas(32) int32_t lanes[8];
-    _mm256_store_si256((__m256i*)lanes, sum);
-    for (const int32_t lane : lanes) total = int32_t(uint32_t(total) + uint32_t(lane));
-  }
+  for (const int32_t lane : lanes) total = int32_t(uint32_t(total) + uint32_t(lane));
   return total;
 }
 

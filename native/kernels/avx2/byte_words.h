@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/portable/always_inline.h"
+#include "products.h"
 #include "vec16.h"
 
 namespace qtensor {
@@ -97,8 +98,8 @@ struct DotSums {
     for (int i = 0; i < QUERIES; i++) {
       const __m256i x = w_ints(four_bytes_at(a[i] + 4 * group)), y = w_ints(four_bytes_at(a[i] + 4 * group + 2));
       for (int v = 0; v < VECTORS; v++) {
-        sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_madd_epi16(even[v], x));
-        sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_madd_epi16(odd[v], y));
+        sum[i][v] = add_word_products(sum[i][v], even[v], x);
+        sum[i][v] = add_word_products(sum[i][v], odd[v], y);
       }
     }
   }

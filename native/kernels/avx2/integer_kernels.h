@@ -1,5 +1,5 @@
 // K-quant dot products with AVX2: vpmaddubsw gives sums of two products, which fit 16 bits for every format here, and
-// vpmaddwd multiplies them by their sub-block scale. All exact.
+// vpmaddwd or vpdpwssd multiplies them by their sub-block scale. All exact.
 #pragma once
 
 #include <immintrin.h>
@@ -8,18 +8,14 @@
 #include <cstdint>
 
 #include "blocks.h"
+#include "kernels/avx2/products.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/x86/rows.h"
 
 namespace qtensor {
 namespace {
 
-// The value is in a register here. Left alone, gcc adds products up as a tree and keeps its leaves on the stack.
-inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
-
-inline __m256i dot_u8_s8(__m256i u, __m256i s) {
-  return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
-}
+inline __m256i dot_u8_s8(__m256i u, __m256i s) { return add_byte_products(_mm256_setzero_si256(), u, s); }
 
 // A format gives two sub-blocks at a time, unpacked (pair<C>), and scale<J>: the 16-bit scales of sub-block J in the
 // lanes of its products. Sub-blocks are used up as they are unpacked: sixteen registers do not hold a block.
@@ -31,9 +27,8 @@ QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales&
   const __m256i scale0 = Quant::template scale<2 * C>(scales), scale1 = Quant::template scale<2 * C + 1>(scales);
   for (int j = 0; j < M; j++) {
     const auto* q = (const __m256i*)x[j * stride].q + 2 * C;
-    const __m256i a = _mm256_madd_epi16(Quant::products(even, _mm256_load_si256(q)), scale0);
-    const __m256i b = _mm256_madd_epi16(Quant::products(odd, _mm256_load_si256(q + 1)), scale1);
-    sum[j] = _mm256_add_epi32(sum[j], _mm256_add_epi32(a, b));
+    sum[j] = add_word_products(sum[j], Quant::products(even, _mm256_load_si256(q)), scale0);
+    sum[j] = add_word_products(sum[j], Quant::products(odd, _mm256_load_si256(q + 1)), scale1);
     in_register(sum[j]);
   }
 }

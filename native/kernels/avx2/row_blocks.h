@@ -9,6 +9,7 @@
 #include "blocks.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/x86/rows.h"
+#include "products.h"
 #include "vec16.h"
 
 namespace qtensor {
@@ -17,16 +18,15 @@ namespace {
 constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
   uint8_t q[kTileRows][256];
-  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16, in both words
+  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16; for sums of words in both words
   int16_t scale_pairs[kTileRows][16];  // the same, two to a dword; or the mins of groups of 16
   int16_t min_pairs[kTileRows][8];
   float d[kTileRows], dmin[kTileRows];
 };
 
-// vpmaddwd wants a scale in both words.
 inline void store_scales(__m128i words, int32_t* to) {
-  const __m256i dwords = _mm256_cvtepu16_epi32(words);
-  _mm256_store_si256((__m256i*)to, _mm256_or_si256(dwords, _mm256_slli_epi32(dwords, 16)));
+  const __m256i dwords = kDwordSums ? _mm256_cvtepi16_epi32(words) : _mm256_cvtepu16_epi32(words);
+  _mm256_store_si256((__m256i*)to, kDwordSums ? dwords : _mm256_or_si256(dwords, _mm256_slli_epi32(dwords, 16)));
 }
 
 template <class Quant, int C>

@@ -1,9 +1,9 @@
 // Products of packed K-quants (packed_weights.h): eight rows of the weight are the lanes, and batch rows are broadcast,
-// four bytes at a time. A line of 32 rows is four registers that share each broadcast. Products of two neighbours are
-// summed in words for as many steps as surely fit, then meet their scale in vpmaddwd.
+// four bytes at a time. A line of 32 rows is four registers that share each broadcast. Products of two neighbors are
+// summed in words for as many steps as surely fit, then meet their scale in vpmaddwd; AVX-VNNI sums in dwords.
 //
-// Eight sums are what sixteen registers hold: of A and B with one batch row, else of A first, then of B, with two batch
-// rows and a whole line, or with four and half a line.
+// Sixteen registers hold eight sums of A and B with one batch row, else of A first, then of B, with two batch rows and
+// a whole line; or twelve sums with six batch rows and half a line.
 #pragma once
 
 #include <immintrin.h>
@@ -14,6 +14,7 @@
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/x86/slab_source.h"
+#include "products.h"
 
 namespace qtensor {
 namespace {
@@ -23,18 +24,19 @@ constexpr int64_t kSlabLanes = 8, kSlabParts = kGroupRows / kSlabLanes;
 // One block of a batch row, and what its sums begin with.
 struct alignas(64) SlabBatchBlock {
   int8_t q[256];
-  int16_t start[16][2];  // -32 times the sums of sixteen, of the first and of the second two of each four: Q6_K
+  int16_t start[16][2];  // -32 times the sums of sixteen as add_to_sums has them: Q6_K
   int16_t sums32[8];
   float d;
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
-// Of each sixteen bytes the words that vpmaddubsw's sums add up to: those of the first two of each four, and the
+// Of each sixteen bytes what add_to_sums adds up to: a dword, or the words of the first two of each four and of the
 // others.
-QTENSOR_INLINE __m256i sums_as_words(__m256i q) {
-  __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-  words = _mm256_add_epi16(words, _mm256_shuffle_epi32(words, 0x4e));
-  return _mm256_add_epi16(words, _mm256_shuffle_epi32(words, 0xb1));
+QTENSOR_INLINE __m256i sums_of_16(__m256i q) {
+  const auto both = [](__m256i a, __m256i b) { return kDwordSums ? _mm256_add_epi32(a, b) : _mm256_add_epi16(a, b); };
+  const __m256i fours = add_to_sums(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+  const __m256i eights = both(fours, _mm256_shuffle_epi32(fours, 0x4e));
+  return both(eights, _mm256_shuffle_epi32(eights, 0xb1));
 }
 
 void pack_slab_batch_row(const PackTask& t, int64_t row) {
@@ -44,7 +46,9 @@ void pack_slab_batch_row(const PackTask& t, int64_t row) {
     for (int c = 0; c < 8; c++) {
       const __m256i v = _mm256_load_si256((const __m256i*)(x->q + 32 * c));
       _mm256_store_si256((__m256i*)(to.q + 32 * c), v);
-      const __m256i start = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(sums_as_words(v), 5));
+      const __m256i sums = sums_of_16(v), zero = _mm256_setzero_si256();
+      const __m256i start = kDwordSums ? _mm256_sub_epi32(zero, _mm256_slli_epi32(sums, 5))
+                                       : _mm256_sub_epi16(zero, _mm256_slli_epi16(sums, 5));
       const __m128i two = _mm_unpacklo_epi32(_mm256_castsi256_si128(start), _mm256_extracti128_si256(start, 1));
       _mm_storel_epi64((__m128i*)to.start[2 * c], two);
     }
@@ -78,17 +82,20 @@ QTENSOR_INLINE __m256i bits_of(__m256i v, int mask) { return _mm256_and_si256(v,
 QTENSOR_INLINE __m256i moved(__m256i v, int from, int to) {
   return from < to ? _mm256_slli_epi16(v, to - from) : from > to ? _mm256_srli_epi16(v, from - to) : v;
 }
-// Byte `at` of each dword as both words of it, in the lower or the upper half of the words.
-QTENSOR_INLINE __m256i byte_as_words(__m256i dwords, int at, bool upper) {
+// Byte `at` of each dword as a scale for add_scaled: as that dword, or as both words of it.
+QTENSOR_INLINE __m256i scale_of_byte(__m256i dwords, int at, bool is_signed) {
+  if (kDwordSums && is_signed) return _mm256_srai_epi32(_mm256_slli_epi32(dwords, 24 - 8 * at), 24);
+  if (kDwordSums) return _mm256_and_si256(_mm256_srli_epi32(dwords, 8 * at), _mm256_set1_epi32(255));
   const char b = char(at), none = -1;
   const char c = char(at + 4), d = char(at + 8), e = char(at + 12);
-  const __m128i order = upper ? _mm_setr_epi8(none, b, none, b, none, c, none, c, none, d, none, d, none, e, none, e)
-                              : _mm_setr_epi8(b, none, b, none, c, none, c, none, d, none, d, none, e, none, e, none);
-  return _mm256_shuffle_epi8(dwords, _mm256_broadcastsi128_si256(order));
+  const __m128i upper = _mm_setr_epi8(none, b, none, b, none, c, none, c, none, d, none, d, none, e, none, e);
+  const __m128i lower = _mm_setr_epi8(b, none, b, none, c, none, c, none, d, none, d, none, e, none, e, none);
+  const __m256i words = _mm256_shuffle_epi8(dwords, _mm256_broadcastsi128_si256(is_signed ? upper : lower));
+  return is_signed ? _mm256_srai_epi16(words, 8) : words;
 }
 
 struct SlabHeader {
-  __m256i scale[16], min[4];  // [group of values]: a scale in both words of a row; [two]: two mins for each row
+  __m256i scale[16], min[4];  // [group of values]: scales for add_scaled; [two]: two mins for each row
   __m256 d, dmin;
 };
 // The dwords of a line, or of two, from which the values of A and B come.
@@ -110,10 +117,10 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
       return _mm256_or_si256(bits_of(low, 15), bits_of(_mm256_srli_epi16(high, 2), 48));
     };
     const __m256i low = bits_of(scales, 63), high = joined(rest, scales);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < 4; i++) {
-      h.scale[i] = byte_as_words(low, i, false);
-      h.scale[4 + i] = byte_as_words(high, i, false);
+      h.scale[i] = scale_of_byte(low, i, false);
+      h.scale[4 + i] = scale_of_byte(high, i, false);
     }
     // The first two bytes of each dword as words, and the others.
     const auto split = [](__m256i bytes, __m256i* to) __attribute__((always_inline)) {
@@ -132,7 +139,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
 };
 
 template <class Block>
-struct SlabPairs;  // `steps`: so many products of fours fit a word; `alike`: pairs are unpacked by the same code
+struct SlabPairs;  // `steps`: sums of so many fours fit a word; `alike`: pairs are unpacked by the same code
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
   static constexpr bool alike = true, keeps_apart = false;
@@ -147,7 +154,6 @@ struct SlabPairs<BlockQ4_K> : SlabWithMins {
 template <>
 struct SlabPairs<BlockQ5_K> : SlabWithMins {
   static constexpr bool alike = false, keeps_apart = true;
-  static constexpr int64_t most_unpacking = 2;
   static constexpr int steps = 4;  // 31 * 127 * 8 = 31,496
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int pair, int four) {
@@ -175,11 +181,11 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader& h) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < 4; i++) {
       const __m256i four = line(w, i);
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) h.scale[4 * i + k] = _mm256_srai_epi16(byte_as_words(four, k, true), 8);
+#pragma GCC unroll 6
+      for (int k = 0; k < 4; k++) h.scale[4 * i + k] = scale_of_byte(four, k, true);
     }
     h.d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)w.halves));
   }
@@ -199,17 +205,15 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   }
 };
 
-constexpr int kMostAtOnce = 4, kMostAsking = 512;
+constexpr int kMostAtOnce = 6, kMostAsking = 512;
 
 template <class Block, bool IN_ORDER = false>
-struct alignas(4096) SlabPass {
-  uint8_t apart[IN_ORDER ? 1 : 1088];  // its place in a page: two threads at any place took up to 166 ns, here 132
+struct SlabPass {
   Lines<IN_ORDER> lines[kSlabParts];
   typename SlabPairs<Block>::Header header[kSlabParts];
   alignas(64) uint8_t kept[2][32][kSlabParts][32];  // [A, B][four][part]
   const uint8_t* later;                             // memory to ask for, so many lines of 64 bytes with each pair
   int64_t asked;
-  int64_t m;
 };
 
 template <class Block, bool IN_ORDER>
@@ -219,16 +223,15 @@ QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
     for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
 }
 
-// Unsigned values, whose sums are words.
 struct UnsignedProducts {
-  static constexpr bool in_words = true;
+  static constexpr bool in_words = !kDwordSums;
   QTENSOR_INLINE static void add(__m256i& sum, __m256i w, __m256i x) {
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+    sum = add_to_sums(sum, w, x);
     in_register(sum);
   }
 };
 
-// Sums of M batch rows and as many registers of rows as go with them: eight at most.
+// Sums of M batch rows and as many registers of rows as go with them: twelve at most.
 constexpr int parts_with(int m) { return m <= 2 ? 4 : 2; }
 template <int M>
 using SlabSums = __m256i[parts_with(M)][M];
@@ -264,7 +267,7 @@ __attribute__((noinline)) void keep_values(SlabPass<Block>& t) {
   each_pair<P, P::alike>([&](int pair) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int four = 0; four < P::fours; four++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int part = 0; part < kSlabParts; part++) {
         const RawValues raw = P::raw(t.lines[part], pair, four);
         const int at = pair * P::fours + four;
@@ -294,7 +297,7 @@ QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const 
     __m256i v[M];
 #pragma GCC unroll 2
     for (int j = 0; j < M; j++) v[j] = of_batch(j);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int k = 0; k < kParts; k++) {
       const __m256i w = of_weight(k);
 #pragma GCC unroll 2
@@ -302,7 +305,7 @@ QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const 
     }
   } else {
     const __m256i w[2] = {of_weight(0), of_weight(1)};
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256i v = of_batch(j);
 #pragma GCC unroll 2
@@ -316,7 +319,7 @@ QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch&
                                       SlabSums<1>& sum_a, SlabSums<1>& sum_b) {
   using P = SlabPairs<Block>;
   const __m256i x_a = dword_to_all(x.q + P::a(pair, four)), x_b = dword_to_all(x.q + P::b(pair, four));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int part = 0; part < kSlabParts; part++) {
     const RawValues raw = P::raw(t.lines[part], pair, four);
     Products::add(sum_a[part][0], P::values_a(raw, pair, four), x_a);
@@ -330,23 +333,23 @@ QTENSOR_INLINE void in_memory(Vector& value) {
   __asm__("" : "+m"(value));
 }
 
-// acc[part][j] = fma(f, d of batch row j, acc[part][j]) of M batch rows, where acc is [part][m][8 rows].
+// acc[part][j] = fma(f, d of batch row j, acc[part][j]) of M batch rows, where acc is [j][part][8 rows] of a slab.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
   using Products = UnsignedProducts;
-  constexpr int kParts = parts_with(M);
+  constexpr int kParts = parts_with(M), kSteps = kDwordSums ? P::fours : P::steps;
   const __m256i zero = _mm256_setzero_si256();
   SlabSums<M> total;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) total[k][j] = zero;
   const auto begin = [&](SlabSums<M>& sum, int scale) __attribute__((always_inline)) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256i start = P::has_start ? dword_to_all(x[j].start[scale]) : zero;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
   };
@@ -354,19 +357,18 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
     if (first == 0) ask(t, pair);
     if constexpr (M == 1 && SOURCE == Source::unpacked) {
 #pragma GCC unroll 2
-      for (int run = 0; run < P::fours; run += P::steps) {
+      for (int run = 0; run < P::fours; run += kSteps) {
         SlabSums<1> sum_a, sum_b;
         begin(sum_a, P::scale_a(pair));
         begin(sum_b, P::scale_b(pair));
 #pragma GCC unroll 8
-        for (int four = run; four < run + P::steps; four++)
+        for (int four = run; four < run + kSteps; four++)
           add_both_products<Block, Products>(t, *x, pair, four, sum_a, sum_b);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int k = 0; k < kParts; k++) {
           const SlabHeader& h = t.header[k];
-          const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(sum_a[k][0], h.scale[P::scale_a(pair)]),
-                                                _mm256_madd_epi16(sum_b[k][0], h.scale[P::scale_b(pair)]));
-          total[k][0] = _mm256_add_epi32(total[k][0], both);
+          total[k][0] = add_scaled(total[k][0], sum_a[k][0], h.scale[P::scale_a(pair)]);
+          total[k][0] = add_scaled(total[k][0], sum_b[k][0], h.scale[P::scale_b(pair)]);
           in_memory(total[k][0]);
         }
       }
@@ -374,38 +376,37 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
 #pragma GCC unroll 2
       for (int second = 0; second < 2; second++)
 #pragma GCC unroll 2
-        for (int run = 0; run < P::fours; run += P::steps) {
+        for (int run = 0; run < P::fours; run += kSteps) {
           const int scale = second ? P::scale_b(pair) : P::scale_a(pair);
           SlabSums<M> sum;
           begin(sum, scale);
 #pragma GCC unroll 8
-          for (int four = run; four < run + P::steps; four++)
+          for (int four = run; four < run + kSteps; four++)
             add_products<Block, Products, M, SOURCE>(t, first, x, pair, four, second, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
           for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int j = 0; j < M; j++) {
-              const __m256i scaled = _mm256_madd_epi16(sum[k][j], t.header[first + k].scale[scale]);
-              total[k][j] = _mm256_add_epi32(total[k][j], scaled);
+              total[k][j] = add_scaled(total[k][j], sum[k][j], t.header[first + k].scale[scale]);
               in_memory(total[k][j]);
             }
         }
     }
   });
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const SlabHeader& h = t.header[first + k];
       __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), h.d);
       if constexpr (P::has_min) {
         __m256i mins = zero;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int two = 0; two < 4; two++)
-          mins = _mm256_add_epi32(mins, _mm256_madd_epi16(h.min[two], dword_to_all(x[j].sums32 + 2 * two)));
+          mins = add_word_products(mins, h.min[two], dword_to_all(x[j].sums32 + 2 * two));
         f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), h.dmin, f);
       }
-      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_fmadd_ps(f, _mm256_set1_ps(x[j].d), _mm256_load_ps(to)));
     }
 }
@@ -419,7 +420,7 @@ __attribute__((noinline, noclone)) void half_a_line(SlabPass<Block>& t, int firs
 template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const Batch* x, float* acc) {
   using P = SlabPairs<Block>;
-  if constexpr (SOURCE == Source::unpacked_and_kept && P::keeps_apart) {
+  if constexpr (P::keeps_apart && (SOURCE == Source::unpacked_and_kept || (SOURCE == Source::unpacked && M > 2))) {
     keep_values(t);
     slab_batch_rows<Block, M, Source::kept>(t, x, acc);
   } else if constexpr (M <= 2) {

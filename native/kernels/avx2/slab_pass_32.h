@@ -1,6 +1,6 @@
 // Products of packed weights whose sums of 32 are scaled one by one: blocks of 32 as floats, IQ4_XS as integers. A is
 // values 0 to 15 of 32, B the others. Unsigned values are summed as words, about their middle where they have five
-// bits; those with a sign give it to the activations, and fit for one step only.
+// bits; those with a sign give it to the activations, and fit for one step only. AVX-VNNI sums all as dwords.
 #pragma once
 
 #include <immintrin.h>
@@ -15,7 +15,7 @@
 namespace qtensor {
 namespace {
 
-// BlockQ8x32 with its sums as floats, for mins, and what sums about the middle of five bits begin with.
+// BlockQ8x32 with its sums as floats, for mins, and what sums of words about the middle of five bits begin with.
 struct alignas(64) SlabBatchBlock32 {
   int8_t q[256];
   float d[8];
@@ -32,7 +32,7 @@ void pack_slab_batch_row_32(const PackTask& t, int64_t row) {
     for (int c = 0; c < 8; c++) {
       const __m256i v = _mm256_load_si256((const __m256i*)(x->q + 32 * c));
       _mm256_store_si256((__m256i*)(to.q + 32 * c), v);
-      const __m256i words = sums_as_words(v);
+      const __m256i words = sums_of_16(v);
       const __m128i both = _mm_add_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
       const int start = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), _mm_slli_epi16(both, 4)));
       __builtin_memcpy(to.start[c], &start, 4);
@@ -47,14 +47,16 @@ void pack_slab_batch_row_32(const PackTask& t, int64_t row) {
 template <>
 constexpr SlabPacking kSlabPacking<SlabBatchBlock32>{sizeof(SlabBatchBlock32), pack_slab_batch_row_32};
 
-// Values with a sign: sums are dwords.
+// Values with a sign, which stand 128 above zero with AVX-VNNI: sums are dwords.
 struct SignedProducts {
   static constexpr bool in_words = false;
   QTENSOR_INLINE static void add(__m256i& sum, __m256i w, __m256i x) {
-    sum = _mm256_add_epi32(sum, dot_u8_s8(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
+    sum =
+        kDwordSums ? add_byte_products(sum, w, x) : add_byte_products(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     in_register(sum);
   }
 };
+QTENSOR_INLINE __m256i signed_value(__m256i v) { return kDwordSums ? unsigned_of(v) : v; }
 
 struct SlabHeader32 {
   __m256 d[8], m[8];
@@ -135,7 +137,7 @@ struct NibblesOfIQ4 : Nibbles<FIRST, 4> {
   using Products = SignedProducts;
   QTENSOR_INLINE static __m256i level(__m256i nibble) {
     const __m128i table = _mm_loadu_si128((const __m128i*)kLevelsIQ4);
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibble);
+    return _mm256_shuffle_epi8(signed_value(_mm256_broadcastsi128_si256(table)), nibble);
   }
   QTENSOR_INLINE static __m256i values_a(RawValues v, int, int) { return level(bits_of(v.low, 15)); }
   QTENSOR_INLINE static __m256i values_b(RawValues v, int, int) {
@@ -143,11 +145,12 @@ struct NibblesOfIQ4 : Nibbles<FIRST, 4> {
   }
 };
 
-// `middle`: values are meant to be so much less, `from`: and sums begin with so many times those of the activations.
+// `middle`: values are meant to be so much less, `from`: sums of words begin with so many times those of the
+// activations, sums of dwords with `middle` times those.
 template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32 {
   using Products = SignedProducts;
-  static constexpr int middle = 0, from = 0;
+  static constexpr int middle = kAboveSigned, from = 0;
   static constexpr bool keeps_apart = false;
   static constexpr int64_t most_unpacking = 1000;  // there is nothing to unpack
   template <bool IN_ORDER>
@@ -155,8 +158,8 @@ struct SlabPairs<BlockQ8_0> : SlabOf32 {
     const __m256i a = line(w, 8 * s + 2 * i);
     return {a, line(w, 8 * s + 2 * i + 1)};
   }
-  QTENSOR_INLINE static __m256i values_a(RawValues v, int, int) { return v.low; }
-  QTENSOR_INLINE static __m256i values_b(RawValues v, int, int) { return v.high; }
+  QTENSOR_INLINE static __m256i values_a(RawValues v, int, int) { return signed_value(v.low); }
+  QTENSOR_INLINE static __m256i values_b(RawValues v, int, int) { return signed_value(v.high); }
 };
 template <>
 struct SlabPairs<BlockQ4_0> : SlabOf32, Nibbles<0, 4> {
@@ -164,7 +167,7 @@ struct SlabPairs<BlockQ4_0> : SlabOf32, Nibbles<0, 4> {
 };
 template <>
 struct SlabPairs<BlockIQ4_NL> : SlabOf32, NibblesOfIQ4<0> {
-  static constexpr int middle = 0, from = 0;
+  static constexpr int middle = kAboveSigned, from = 0;
 };
 template <>
 struct SlabPairs<BlockQ4_1> : SlabOf32WithMins, Nibbles<8, 4> {
@@ -208,12 +211,12 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, int first, const Ba
   using Products = typename SlabPairs<Block>::Products;
   if (first == 0) ask(t, s);
   if constexpr (M == 1 && SOURCE == Source::unpacked) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < 4; i++) add_both_products<Block, Products>(t, *x, s, i, sum, sum);
   } else {
 #pragma GCC unroll 2
     for (int second = 0; second < 2; second++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int i = 0; i < 4; i++) add_products<Block, Products, M, SOURCE>(t, first, x, s, i, second, sum);
   }
 }
@@ -222,43 +225,43 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, int first, const Ba
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock32* x, float* acc) {
   using P = SlabPairs<Block>;
-  constexpr int kParts = parts_with(M);
+  constexpr int kParts = parts_with(M), kFrom = kDwordSums ? P::middle : P::from;
   __m256 f[kParts][M];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) f[k][j] = _mm256_setzero_ps();
   each_pair<P, (M > 2)>([&](int s) __attribute__((always_inline)) {
     SlabSums<M> sum;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       __m256i start = _mm256_setzero_si256();
-      if (P::from > 0) start = dword_to_all(x[j].start[s]);
-      if (P::from == 8) start = _mm256_srai_epi16(start, 1);
-#pragma GCC unroll 4
+      if (kFrom > 0) start = dword_to_all(kDwordSums ? (const void*)(x[j].sums + s) : x[j].start[s]);
+      if (kDwordSums) start = _mm256_madd_epi16(start, _mm256_set1_epi32(uint16_t(-kFrom)));
+      if (!kDwordSums && kFrom == 8) start = _mm256_srai_epi16(start, 1);
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) sum[k][j] = start;
     }
     sums_of_32<Block, M, SOURCE>(t, first, x, s, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256 d = _mm256_set1_ps(x[j].d[s]);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int k = 0; k < kParts; k++) {
         const SlabHeader32& h = t.header[first + k];
-        __m256i dwords = sum[k][j];
-        if (P::Products::in_words) dwords = _mm256_madd_epi16(dwords, _mm256_set1_epi16(1));
-        if (P::from > P::middle) dwords = _mm256_add_epi32(dwords, _mm256_slli_epi32(dword_to_all(x[j].sums + s), 4));
+        __m256i dwords = P::Products::in_words ? as_dwords(sum[k][j]) : sum[k][j];
+        if (kFrom > P::middle) dwords = _mm256_add_epi32(dwords, _mm256_slli_epi32(dword_to_all(x[j].sums + s), 4));
         f[k][j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dwords), _mm256_mul_ps(h.d[s], d), f[k][j]);
         if (P::has_min) f[k][j] = _mm256_fmadd_ps(_mm256_set1_ps(x[j].of_mins[s]), h.m[s], f[k][j]);
         in_memory(f[k][j]);
       }
     }
   });
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
-      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_add_ps(_mm256_load_ps(to), f[k][j]));
     }
 }
@@ -269,31 +272,35 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
   constexpr int kParts = parts_with(M);
   const __m256i zero = _mm256_setzero_si256();
   SlabSums<M> total;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) total[k][j] = zero;
   each_pair<SlabPairs<Block>, (M > 2)>([&](int s) __attribute__((always_inline)) {
     SlabSums<M> sum;
-#pragma GCC unroll 4
-    for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
-      for (int j = 0; j < M; j++) sum[k][j] = zero;
+#pragma GCC unroll 6
+    for (int j = 0; j < M; j++) {
+      // The second word is another sum, or a part of d.
+      const __m256i start =
+          _mm256_madd_epi16(dword_to_all(x[j].sums32 + s), _mm256_set1_epi32(uint16_t(-kAboveSigned)));
+#pragma GCC unroll 6
+      for (int k = 0; k < kParts; k++) sum[k][j] = kAboveSigned > 0 ? start : zero;
+    }
     sums_of_32<Block, M, SOURCE>(t, first, x, s, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int j = 0; j < M; j++) {
         total[k][j] = _mm256_add_epi32(total[k][j], _mm256_mullo_epi32(sum[k][j], t.header[first + k].scale[s]));
         in_memory(total[k][j]);
       }
   });
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int k = 0; k < kParts; k++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
       const __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[k][j]), t.header[first + k].d);
-      float* const to = acc + kSlabLanes * (t.m * (first + k) + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * (first + k);
       _mm256_store_ps(to, _mm256_fmadd_ps(f, _mm256_set1_ps(x[j].d), _mm256_load_ps(to)));
     }
 }

@@ -1,4 +1,4 @@
-// Kernels for AVX2 with FMA and F16C.
+// Kernels for AVX2 with FMA and F16C, and, compiled once more, with AVX-VNNI.
 #include "batch_lanes.h"
 #include "batch_lanes_32.h"
 #include "integer_kernels.h"
@@ -41,21 +41,25 @@ Tiles tiles(Format format, int64_t m) {
   }
 }
 
-Slabs slabs(Format format, int64_t m) {
-  if (m > kMostOfSlabs) return {};
+Slabs slabs(Format format, int64_t) {
   return with_packing(
       format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
       [] { return Slabs(); });
 }
 
-constexpr KernelTable avx2_entries() {
-  KernelTable t = table_entries("avx2", tiles, tile_scratch_bytes);
+constexpr KernelTable entries(const char* name) {
+  KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
   t.slabs = slabs;
+  t.packs_by_default = true;
   return t;
 }
 
 }  // namespace
 
-constinit const KernelTable kAvx2Kernels = avx2_entries();
+#if defined(__AVXVNNI__)
+constinit const KernelTable kAvxVnniKernels = entries("avxvnni");
+#else
+constinit const KernelTable kAvx2Kernels = entries("avx2");
+#endif
 
 }  // namespace qtensor

@@ -12,8 +12,6 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
 constexpr int kBatchGroup = 4;
 // From which M on tiles are faster than rows.
 constexpr int64_t kTilesFromM = 6;
-// Up to which M packed weights are multiplied as they are; tiles of more take rows out of them.
-constexpr int64_t kMostOfSlabs = 32;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

@@ -9,6 +9,7 @@
 #include "kernel_table.h"
 #include "kernels/avx2/batch_lanes.h"
 #include "kernels/avx2/batch_lanes_32.h"
+#include "kernels/avx2/products.h"
 #include "kernels/avx2/row_blocks.h"
 #include "kernels/avx2/unpacked_formats.h"
 #include "kernels/portable/ahead_in_order.h"
@@ -20,7 +21,7 @@ namespace qtensor {
 namespace {
 
 struct alignas(64) LevelBlocks {
-  uint8_t q[kTileRows][256];     // magnitudes
+  uint8_t q[kTileRows][256];     // see unsigned_of
   int8_t signs[kTileRows][256];  // numbers of that sign
   int32_t scale[kTileRows][8];
   float d[kTileRows];
@@ -32,6 +33,7 @@ struct LevelRows {
   using Format = Quant256<BlockIQ4_XS>;
   static constexpr int64_t bytes = Format::bytes;
   static constexpr int largest = 0;  // of signed values: see SubBlock
+  static constexpr bool is_signed = true, has_signs = !kDwordSums;
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, LevelBlocks& to) {
     _mm_store_ps(to.d, load_halves(place));
     for (int r = 0; r < kTileRows; r++) {
@@ -49,8 +51,8 @@ struct LevelRows {
     __m256i q[2];
     Format::pair<C>(block, q[0], q[1]);
     for (int i = 0; i < 2; i++) {
-      _mm256_store_si256((__m256i*)(to.q[row] + 64 * C + 32 * i), _mm256_abs_epi8(q[i]));
-      _mm256_store_si256((__m256i*)(to.signs[row] + 64 * C + 32 * i), q[i]);
+      _mm256_store_si256((__m256i*)(to.q[row] + 64 * C + 32 * i), unsigned_of(q[i]));
+      if (has_signs) _mm256_store_si256((__m256i*)(to.signs[row] + 64 * C + 32 * i), q[i]);
     }
   }
 };
@@ -76,12 +78,16 @@ struct LevelLanes256 : BatchLanes256 {
     for (int j = 0; j < 8; j++) {
       __m256i sum[kTileRows][HALVES];
       BatchLanes32::block_sums<LevelRows, HALVES>(rows, x, j, sum);
+      const __m256i middle = _mm256_set1_epi32(kAboveSigned << (j % 2 * 16));
+      for (int h = 0; h < HALVES; h++) {
+        const __m256i offset = _mm256_madd_epi16(_mm256_load_si256((const __m256i*)x.sums32[j / 2] + h), middle);
 #pragma GCC unroll 4
-      for (int r = 0; r < kTileRows; r++)
-        for (int h = 0; h < HALVES; h++) {
+        for (int r = 0; r < kTileRows; r++) {
+          if (kAboveSigned > 0) sum[r][h] = _mm256_sub_epi32(sum[r][h], offset);
           const __m256i scaled = _mm256_mullo_epi32(sum[r][h], _mm256_set1_epi32(rows.scale[r][j]));
           total[r][h] = _mm256_add_epi32(total[r][h], scaled);
         }
+      }
     }
     for (int r = 0; r < kTileRows; r++)
       for (int h = 0; h < HALVES; h++) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "blocks.h"
+#include "products.h"
 
 namespace qtensor {
 namespace {
@@ -132,11 +133,11 @@ inline V16 v_one_above(V16 a, V16 b) {
 // Sums of 16 consecutive bytes, 128 bytes at a time: each 16 are four dwords of one lane, and two horizontal additions
 // bring eight such lanes together.
 inline __m128i sums_of_128(const int8_t* q) {
-  const __m256i ones = _mm256_set1_epi16(1), unsigned_ones = _mm256_set1_epi8(1);
+  const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
   __m256i sum[4];
   for (int i = 0; i < 4; i++) {
     const __m256i bytes = _mm256_loadu_si256((const __m256i*)(q + 32 * i));
-    sum[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned_ones, bytes), ones);
+    sum[i] = add_byte_products(zero, ones, bytes);
   }
   const __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(sum[0], sum[1]), _mm256_hadd_epi32(sum[2], sum[3]));
   const __m128i even = _mm256_castsi256_si128(all), odd = _mm256_extracti128_si256(all, 1);

@@ -188,7 +188,6 @@ struct SlabPass {
   KeptValues kept[2];
   const uint8_t* later;  // memory to ask for, so many lines of 64 bytes with each pair
   int64_t asked;
-  int64_t m;
 };
 
 template <class Block, bool IN_ORDER>
@@ -198,7 +197,7 @@ QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
     for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
 }
 
-// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [half][m][16 rows].
+// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [j][half][16 rows] of a slab.
 // FITS: no sum outgrows a word.
 template <class Block, int M, bool FITS, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
@@ -271,7 +270,7 @@ QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBloc
           mins = _mm512_dpwssd_epi32(mins, t.header[g].min[pair], dword_to_all(x[j].sums32 + 2 * pair));
         f = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), t.header[g].dmin, f);
       }
-      float* const to = acc + 16 * (t.m * g + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * g;
       _mm512_store_ps(to, _mm512_fmadd_ps(f, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
     }
 }

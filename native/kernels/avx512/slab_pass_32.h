@@ -239,7 +239,7 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
   for (int g = 0; g < 2; g++)
 #pragma GCC unroll 8
     for (int j = 0; j < M; j++) {
-      float* const to = acc + 16 * (t.m * g + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * g;
       _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), f[g][j]));
     }
 }
@@ -277,7 +277,7 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
 #pragma GCC unroll 8
     for (int j = 0; j < M; j++) {
       const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(total[g][j]), t.header[g].d);
-      float* const to = acc + 16 * (t.m * g + j);
+      float* const to = acc + kSlabRows * j + kSlabLanes * g;
       _mm512_store_ps(to, _mm512_fmadd_ps(v, _mm512_set1_ps(x[j].d), _mm512_load_ps(to)));
     }
 }

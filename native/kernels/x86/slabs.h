@@ -34,13 +34,12 @@ QTENSOR_INLINE void pass_of(int64_t count, SlabPass<Block>& t, const BatchBlock<
 
 // Memory is read in order: a group's header before its values, not before the values of the group in front of it.
 template <class Block, bool IN_ORDER>
-QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* group, int64_t m) {
+QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* group) {
   for (int part = 0; part < kSlabParts; part++) {
     const int64_t first = kSlabLanes * part;
     pass.lines[part] = {group + Packing<Block>::lines_at + 4 * first, group + 2 * first};
     SlabPairs<Block>::header(pass.lines[part], pass.header[part]);
   }
-  pass.m = m;
 }
 
 // For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order. One
@@ -52,8 +51,8 @@ __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_
   int64_t g = 0;
 #pragma GCC unroll 1
   for (int64_t left = t.blocks * groups; left > 0; left--, slab += Packing<Block>::packed_bytes) {
-    begin_group(pass, slab, M);
-    slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * M * g);
+    begin_group(pass, slab);
+    slab_batch_rows<Block, M, Source::unpacked>(pass, x, t.sums + kGroupRows * g);
     if (++g < groups) continue;
     g = 0;
     x += M;
@@ -76,12 +75,12 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
       for (int64_t g = 0; g < groups; g++) {
         SlabPass<Block>& pass = each[g];
         if (left == passes) {
-          begin_group(pass, slab, m);
+          begin_group(pass, slab);
           pass.later = slab + kBlocksAhead * kBytes;
           pass.asked = m > kMostAsking ? 0 : asked;
           slab += kBytes;
         }
-        float* const sums = t.sums + kGroupRows * m * g + kSlabLanes * begin;
+        float* const sums = t.sums + kSlabRows * begin + kGroupRows * g;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
         if (passes <= SlabPairs<Block>::most_unpacking)
           pass_of<Block, Source::unpacked, kMostAtOnce>(count, pass, x + begin, sums);
@@ -102,24 +101,17 @@ void matmul_slabs(const SlabTask& t) {
   const int64_t in_order = in_order_up_to_m();
   for (int64_t row = 0; row < t.rows; row += kSlabRows, slab += t.slab_stride) {
     const int64_t rows = t.rows - row < kSlabRows ? t.rows - row : kSlabRows;
-    __builtin_memset(t.sums, 0, size_t(kGroupRows * groups_of(rows) * t.m) * sizeof(float));
+    // Batch row by batch row, in order: strides of a row's sums were fetched ahead past their end, out of another
+    // thread's.
+    __builtin_memset(t.sums, 0, size_t(kSlabRows * t.m) * sizeof(float));
     if (t.m == 1 && in_order >= 1)
       one_slab_in_order<Block, 1>(t, slab, groups_of(rows));
     else if (t.m == 2 && in_order >= 2)
       one_slab_in_order<Block, 2>(t, slab, groups_of(rows));
     else
       one_slab<Block>(t, slab, groups_of(rows));
-    const float* sums = t.sums;
-    for (int64_t at = 0; at < rows; at += kSlabLanes) {
-      const int64_t count = rows - at < kSlabLanes ? rows - at : kSlabLanes;
-      for (int64_t j = 0; j < t.m; j++, sums += kSlabLanes) {
-        float* const to = t.y + j * t.y_stride + row + at;
-        if (count == kSlabLanes)
-          __builtin_memcpy(to, sums, 4 * kSlabLanes);
-        else
-          for (int64_t i = 0; i < count; i++) to[i] = sums[i];
-      }
-    }
+    for (int64_t j = 0; j < t.m; j++)
+      __builtin_memcpy(t.y + j * t.y_stride + row, t.sums + kSlabRows * j, size_t(rows) * sizeof(float));
   }
 }
 

@@ -44,7 +44,7 @@ everything else to stderr. Colors, spinners and progress bars are disabled by `T
 between `[thinking]` and `[end of thinking]`. An error is one line on stderr that says what happened and how to fix it;
 `--debug` (or `NOTSO_DEBUG=1`) adds the traceback.
 
-`NOTSO_KERNELS=generic|avx2|avx512|amx|neon|neon_i8mm` selects a kernel family, and
+`NOTSO_KERNELS=generic|avx2|avxvnni|avx512|amx|neon|neon_i8mm` selects a kernel family, and
 `NOTSO_ATTENTION=vectors|tiles` the attention kernels for prompts on AMX. A choice that the CPU does not support is an
 error that lists the supported ones."""
 

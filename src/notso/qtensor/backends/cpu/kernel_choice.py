@@ -33,7 +33,7 @@ __all__ = [
 
 
 def cpu_features() -> list[str]:
-    """Return the instruction sets that the CPU and the operating system provide, such as avx2, amx_int8 or dotprod."""
+    """Return the instruction sets that the CPU and the operating system provide, such as avx2, avx_vnni or dotprod."""
     return list(native.cpu_features())
 
 
