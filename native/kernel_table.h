@@ -200,8 +200,11 @@ extern const KernelTable kGenericKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;            // what tiles do otherwise; null where AVX-512's entry serves as well
-extern const TileKernel kAmxKernelsWithMins[2];  // tiles of Q4_K and Q5_K, which take as long to compile as all else
+extern const KernelTable kAmxKernels;  // what tiles do otherwise; null where AVX-512's entry serves as well
+struct TileKernelsWithMins {
+  TileKernel q4_k, q5_k;
+};
+extern const TileKernelsWithMins kAmxKernelsWithMins;  // apart, for they take as long to compile as all else
 #endif
 #if defined(QTENSOR_ARM64)
 extern const KernelTable kNeonKernels;

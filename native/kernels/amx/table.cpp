@@ -41,9 +41,9 @@ Tiles tiles(Format format, int64_t m) {
   const TilePacking* const with_mins = m <= kMostMAsA ? &kPackedAsA : &kPackedAsB;
   switch (format) {
     case Format::Q4_K:
-      return {kAmxKernelsWithMins[0], with_mins};
+      return {kAmxKernelsWithMins.q4_k, with_mins};
     case Format::Q5_K:
-      return {kAmxKernelsWithMins[1], with_mins};
+      return {kAmxKernelsWithMins.q5_k, with_mins};
     case Format::Q6_K:
       return {tiles_q6_k, &kPackedAsB};
     default:

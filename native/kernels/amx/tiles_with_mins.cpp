@@ -20,7 +20,7 @@ void matmul_tiles(const TileTask& t) {
 
 }  // namespace
 
-constinit const TileKernel kAmxKernelsWithMins[2] = {matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>,
-                                                     matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>};
+constinit const TileKernelsWithMins kAmxKernelsWithMins = {.q4_k = matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>,
+                                                           .q5_k = matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>};
 
 }  // namespace qtensor
