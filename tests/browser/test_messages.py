@@ -256,6 +256,28 @@ def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     expect(questions(page).first).to_contain_text("A question before the summary")
 
 
+def test_a_page_listens_on_one_connection(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+    """Browsers open six to a server: a page that kept old ones would stop in the middle of a chat."""
+    page = open_page(serve(numbered.load).url)
+    begin(page)
+    open_feeds: set[Any] = set()
+    page.on("request", lambda request: open_feeds.add(request) if "/feed?" in request.url else None)
+    for end in ("requestfinished", "requestfailed"):
+        page.on(end, open_feeds.discard)
+    page.reload()
+    for count in range(2, 5):
+        page.get_by_role("button", name=words["regenerate"]).click()
+        expect(answers(page)).to_contain_text(f"{count}/{count}")
+        finished(page)
+        page.get_by_role("button", name=words["version_previous"]).click()
+        expect(answers(page)).to_contain_text(f"{count - 1}/{count}")
+    for _ in range(400):
+        if len(open_feeds) == 1:
+            break
+        page.wait_for_timeout(10)
+    assert len(open_feeds) == 1
+
+
 def test_a_queued_message_is_not_sent_into_the_branch_of_a_search_hit(
     serve: Serve, open_page: Open, numbered: DemoEngine
 ) -> None:
