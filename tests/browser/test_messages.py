@@ -256,6 +256,33 @@ def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     expect(questions(page).first).to_contain_text("A question before the summary")
 
 
+def test_a_page_listens_on_one_connection(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+    """Browsers open six to a server: a page that kept old ones would stop in the middle of a chat."""
+    page = open_page(serve(numbered.load).url)
+    begin(page)
+    open_feeds: set[Any] = set()
+    second = open_page(page.url, like=page)
+    for each in (page, second):
+        each.on("request", lambda request: open_feeds.add(request) if "/feed?" in request.url else None)
+        for end in ("requestfinished", "requestfailed"):
+            each.on(end, lambda request: open_feeds.discard(request))
+        each.reload()
+    page.get_by_role("button", name=words["regenerate"]).click()
+    expect(answers(page)).to_contain_text("2/2")
+    finished(page)
+    for way, shown in 3 * (("version_previous", "1/2"), ("version_next", "2/2")):
+        page.get_by_role("button", name=words[way]).click()
+        for each in (page, second):
+            expect(answers(each)).to_contain_text(shown)
+    page.get_by_role("button", name=words["regenerate"]).click()
+    expect(answers(second)).to_contain_text("3/3")
+    for _ in range(400):
+        if len(open_feeds) == 2:
+            break
+        page.wait_for_timeout(10)
+    assert len(open_feeds) == 2, "one for each page"
+
+
 def test_a_queued_message_is_not_sent_into_the_branch_of_a_search_hit(
     serve: Serve, open_page: Open, numbered: DemoEngine
 ) -> None:

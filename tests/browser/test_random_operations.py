@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.conversation import chat_row, more, show_settings, until
+from browser.conversation import more, show_settings, until
 from long_tests import is_long
 from playwright.sync_api import Error, Locator, Page, expect
 from scripted_engine import ScriptedEngine, say
@@ -532,6 +532,13 @@ class Operator:
     def one(self, chats: list[Chat]) -> Chat | None:
         return self.random.choice(chats) if chats else None
 
+    def menu(self, chat: Chat) -> Locator:
+        """Open the menu of a chat in the list."""
+        row = self.page.locator(f"#chat-list li:has(a[href='{chat.path}'])")
+        row.hover()
+        row.locator(".row-menu").click()
+        return row.locator("[popover]")
+
     def rename(self) -> bool:
         chat = self.one(self.listed())
         if chat is None:
@@ -543,7 +550,7 @@ class Operator:
             self.page.locator("#title").press("Enter")
             expect(self.page.locator("#chat-title")).to_have_text(title)
         else:
-            menu = chat_row(self.page, chat.title)
+            menu = self.menu(chat)
             menu.locator("input[name=title]").fill(title)
             menu.get_by_role("button", name=words["rename"]).click()
         chat.title = title
@@ -554,7 +561,7 @@ class Operator:
         if chat is None:
             return False
         label = words["unpin"] if chat.pinned else words["pin"]
-        chat_row(self.page, chat.title).get_by_role("button", name=label, exact=True).click()
+        self.menu(chat).get_by_role("button", name=label, exact=True).click()
         chat.pinned = not chat.pinned
         return True
 
@@ -562,7 +569,7 @@ class Operator:
         chat = self.one(self.listed())
         if chat is None:
             return False
-        chat_row(self.page, chat.title).get_by_role("button", name=words["archive_this"]).click()
+        self.menu(chat).get_by_role("button", name=words["archive_this"]).click()
         chat.archived = True
         if chat is self.chat:
             self.page.wait_for_url(re.compile(r"/$"))
@@ -577,7 +584,7 @@ class Operator:
         if node is not None and not self.talker.said.get(node.parent.content if node.parent else "", []):
             return False
         here = chat is self.chat
-        chat_row(self.page, chat.title).get_by_role("button", name=words["delete"]).click()
+        self.menu(chat).get_by_role("button", name=words["delete"]).click()
         undo = self.page.locator(".toast").filter(has_text=words["toast_deleted"]).last
         expect(undo).to_be_visible()
         del self.chats[chat.id]
