@@ -28,7 +28,7 @@ from notso.smollm3 import EngineError, Message
 from notso.web.engine.port import Event
 from notso.web.values.wording import words
 
-OPERATIONS = int(os.environ.get("OPERATIONS", "5000" if is_long("page") else "60"))
+OPERATIONS = int(os.environ.get("OPERATIONS", "200" if is_long("page") else "60"))
 MOST_CHATS, MOST_MESSAGES, NEWEST = 7, 16, 40
 WORDS = ("so", "und", "für", "שלום", "1 < 2", "{{ y }}", "日本", "a & b", "<i>", "naïve")
 PROJECT = "Birds"
@@ -751,6 +751,7 @@ class Operator:
             self.page.go_back()
         except Error as error:  # to what was a form's answer
             assert "ERR_CACHE_MISS" in str(error)
+            expect(self.page).to_have_url("chrome-error://chromewebdata/")  # a navigation meanwhile would be given up
             self.page.goto(self.url)
         path = "/" + self.page.url.split("/", 3)[3] if self.page.url.startswith(self.url) else ""
         known = path == "/" or path.removeprefix("/chats/") in self.chats
