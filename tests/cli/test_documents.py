@@ -71,6 +71,8 @@ def test_what_cannot_be_done_is_one_line(documents: Run, tmp_path: Path) -> None
     failed = documents("add", str(tmp_path / "scan.pdf"))
     assert failed.code != exit_codes.DONE and "1 of 1 documents cannot be read; they are kept" in failed.err
     assert "failed: it is damaged" in failed.out
+    (listed,) = json.loads(documents("list", "--json").out)
+    assert listed["reason"].startswith("is damaged")
     for arguments, sentence in (
         (("read", "scan.pdf"), "scan.pdf cannot be read: it is damaged"),
         (("rm", "nothing.pdf"), "there is no document called nothing.pdf"),

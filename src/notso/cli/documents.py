@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -143,18 +143,19 @@ def _files(path: Path) -> list[tuple[Path, str]]:
 
 
 async def _read(store: ChatStore, document: StoredDocument, page: int | None, as_json: bool) -> None:
+    from notso.documents.values import unreadable
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.values.errors import StorageError
 
     text = await store.documents.text(LOCAL_OWNER, document.id)
     if text is None:
-        raise StorageError(f"{document.name} cannot be read: it {document.reason or 'is not parsed yet'}")
+        raise StorageError(f"{document.name} cannot be read: it {unreadable(document.reason or 'is not parsed yet')}")
     if page is not None and page > len(text.pages):
         raise StorageError(f"{document.name} has {len(text.pages):,} page{'s' * (len(text.pages) != 1)}")
     ends = (*text.pages[1:], len(text.text))
     shown = text.text if page is None else text.text[text.pages[page - 1] : ends[page - 1]].strip()
     if as_json:
-        terminal.say_json(asdict(document) | {"text": shown})
+        terminal.say_json(_facts(document) | {"text": shown})
     else:
         terminal.say(shown)
 
@@ -169,13 +170,21 @@ def _named(known: Sequence[StoredDocument], item: str) -> StoredDocument:
     return found[0]
 
 
+def _facts(document: StoredDocument) -> dict[str, Any]:
+    from notso.documents.values import unreadable
+
+    return asdict(document) | {"reason": str(unreadable(document.reason))}
+
+
 def _show(found: Sequence[StoredDocument], as_json: bool) -> None:
+    from notso.documents.values import unreadable
+
     if as_json:
-        terminal.say_json([asdict(each) for each in found])
+        terminal.say_json([_facts(each) for each in found])
         return
     rows = [["name", "state", "pages", "characters", "id"]]
     for each in found:
-        state = f"{each.state}: it {each.reason}" if each.state == "failed" else each.state
+        state = f"{each.state}: it {unreadable(each.reason)}" if each.state == "failed" else each.state
         rows.append([each.name, state, f"{each.pages:,}", f"{each.characters:,}", each.id])
     for line in terminal.columns(rows) if found else ["No documents; add some with `notso documents add FILE`."]:
         terminal.say(line)
