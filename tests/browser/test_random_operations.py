@@ -211,7 +211,12 @@ class Operator:
             return
         assert node.parent is not None and node.parent.content is not None
         self.settle(chat)
-        node.state, node.content = "done", self.said(node)[-1]
+        node.state, [(node.content,)] = "done", self.newest("content", chat)
+        assert node.content in self.said(node)  # a copy of the chat may have been asked the same since
+
+    def newest(self, columns: str, chat: Chat) -> list[tuple[Any, ...]]:
+        newest = "WHERE chat_id = ? AND role = 'assistant' ORDER BY position DESC LIMIT 1"
+        return self.read(f"SELECT {columns} FROM messages {newest}", chat.id)
 
     def said(self, node: Node) -> list[str]:
         assert node.parent is not None and node.parent.content is not None
@@ -375,9 +380,8 @@ class Operator:
         """The store has a beginning of the answer."""
         self.settle(chat)
         assert node.parent is not None
-        newest = "WHERE chat_id = ? AND role = 'assistant' ORDER BY position DESC LIMIT 1"
-        [(content, state)] = self.read(f"SELECT content, state FROM messages {newest}", chat.id)
-        assert self.said(node)[-1].startswith(content) and state == "stopped"
+        [(content, state)] = self.newest("content, state", chat)
+        assert any(text.startswith(content) for text in self.said(node)) and state == "stopped"
         node.content, node.state = content, "stopped"
 
     def fail(self) -> bool:
@@ -700,6 +704,7 @@ class Operator:
         end = copied.root
         for each in above:
             end = copied.add(end, each.role, each.content, state=each.state, files=each.files)
+            end.rating = each.rating
         self.chats[copied.id] = copied
         return True
 
