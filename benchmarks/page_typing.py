@@ -11,7 +11,6 @@ the page estimates the draft's tokens meanwhile, as always. The server runs on t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -19,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
-from server import Server
+from server import Server, keep
 from stream_readers import quantile
 
-from notso import __version__
-from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. "
@@ -84,9 +82,7 @@ def main() -> None:
     finally:
         server.close()
     times.sort()
-    result: dict[str, Any] = {
-        "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
-        "version": __version__,
+    figures: dict[str, Any] = {
         "chromium": chromium,
         "messages": shown,
         "keys": len(times),
@@ -94,10 +90,7 @@ def main() -> None:
         "real_time": hasattr(os, "SCHED_FIFO") and os.sched_getscheduler(0) == os.SCHED_FIFO,
         "key_ms": {name: round(quantile(times, part), 1) for name, part in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))},
     }
-    print(json.dumps(result, indent=1))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(figures, stolen, given.out)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,16 @@ def rate(server: Server, readers: Readers, seconds: float) -> float:
     return (server.generated() - before) / (time.monotonic() - started)
 
 
+def keep(figures: dict[str, Any], stolen: StolenTime, out: Path | None) -> None:
+    """Print figures with the machine and the version, and write them to `out`."""
+    machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}
+    text = json.dumps({"machine": machine, "version": __version__, **figures}, indent=1)
+    print(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
@@ -157,9 +167,7 @@ def main() -> None:
     if not received:
         sys.exit("nothing came through the streams")
     measured = 2 * given.repeat * (given.seconds + WAIT_SECONDS)
-    result: dict[str, Any] = {
-        "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
-        "version": __version__,
+    figures: dict[str, Any] = {
         "readers": given.readers,
         "tok_s_alone": round(statistics.median(alone), 3),
         "tok_s_with_readers": round(statistics.median(watched), 3),
@@ -169,10 +177,7 @@ def main() -> None:
         "received_mb": round(received / 1e6, 2),
         "readers_cpu_percent": round(100 * own / measured, 2),
     }
-    print(json.dumps(result, indent=1))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(figures, stolen, given.out)
 
 
 if __name__ == "__main__":

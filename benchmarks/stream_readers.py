@@ -22,10 +22,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from server import Server
+from server import Server, keep
 
-from notso import __version__
-from notso.smollm3.diagnostics.benchmark import StolenTime, describe_machine
+from notso.smollm3.diagnostics.benchmark import StolenTime
 
 QUESTIONS = ("What is NoPE?", "Tell me of GGUF files.", "Who are you?", "Write a list of three things.")
 MOST_PIECES_READ = 24
@@ -147,9 +146,7 @@ def main() -> None:
     gaps = sorted(readers.gaps)
     if not gaps:
         sys.exit(f"nothing came through the streams: {dict(readers.seen)}")
-    result: dict[str, Any] = {
-        "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
-        "version": __version__,
+    figures: dict[str, Any] = {
         "model": given.file.name,
         "readers": given.readers,
         "seconds": given.seconds,
@@ -160,10 +157,7 @@ def main() -> None:
         "gaps": len(gaps),
         "gap_ms": {name: round(quantile(gaps, part), 1) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
     }
-    print(json.dumps(result, indent=1))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(figures, stolen, given.out)
 
 
 if __name__ == "__main__":

@@ -211,8 +211,10 @@ class Operator:
             return
         assert node.parent is not None and node.parent.content is not None
         self.settle(chat)
-        node.state, [(node.content,)] = "done", self.newest("content", chat)
-        assert node.content in self.said(node)  # a copy of the chat may have been asked the same since
+        there = {text for (text,) in self.read("SELECT content FROM messages WHERE chat_id = ?", chat.id)}
+        said = [text for text in self.said(node) if text in there]  # a copy of the chat may be asked the same
+        assert said, f"none of the answers to {node.parent.content} is stored"
+        node.state, node.content = "done", said[-1]
 
     def newest(self, columns: str, chat: Chat) -> list[tuple[Any, ...]]:
         newest = "WHERE chat_id = ? AND role = 'assistant' ORDER BY position DESC LIMIT 1"
@@ -492,6 +494,10 @@ class Operator:
         expect(article.get_by_role("button", name=words["rate_up"])).to_have_attribute("aria-pressed", pressed)
         return True
 
+    def clear_toasts(self) -> None:
+        """Without those of earlier deletions, the last toast is that of the next one."""
+        self.page.evaluate("document.querySelectorAll('.toast').forEach((toast) => toast.remove())")
+
     def delete_message(self) -> bool:
         found = self.turn()
         chat = self.chat
@@ -499,6 +505,7 @@ class Operator:
             return False
         node, article = found
         assert node.parent is not None
+        self.clear_toasts()
         if node.role == "user":
             article.locator(".toolbar").hover()
             article.get_by_role("button", name=words["delete_message"]).click()
@@ -588,6 +595,7 @@ class Operator:
         if node is not None and not self.talker.said.get(node.parent.content if node.parent else "", []):
             return False
         here = chat is self.chat
+        self.clear_toasts()
         self.menu(chat).get_by_role("button", name=words["delete"]).click()
         undo = self.page.locator(".toast").filter(has_text=words["toast_deleted"]).last
         expect(undo).to_be_visible()
