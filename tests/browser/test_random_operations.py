@@ -211,10 +211,13 @@ class Operator:
             return
         assert node.parent is not None and node.parent.content is not None
         self.settle(chat)
-        there = {text for (text,) in self.read("SELECT content FROM messages WHERE chat_id = ?", chat.id)}
-        said = [text for text in self.said(node) if text in there]  # a copy of the chat may be asked the same
-        assert said, f"none of the answers to {node.parent.content} is stored"
-        node.state, node.content = "done", said[-1]
+        sql = (
+            "SELECT answer.content FROM messages AS answer JOIN messages AS question ON question.id = answer.parent_id"
+            " WHERE answer.chat_id = ? AND question.content = ? ORDER BY answer.position DESC LIMIT 1"
+        )
+        [(content,)] = self.read(sql, chat.id, node.parent.content)  # a copy of the chat may be asked the same
+        assert content in self.said(node)
+        node.state, node.content = "done", content
 
     def newest(self, columns: str, chat: Chat) -> list[tuple[Any, ...]]:
         newest = "WHERE chat_id = ? AND role = 'assistant' ORDER BY position DESC LIMIT 1"
@@ -299,8 +302,9 @@ class Operator:
             chat = Chat(self.tab.path.removeprefix("/chats/"), text.splitlines()[0].strip())
             self.chats[chat.id] = chat
         elif self.maybe(0.3):  # typed on while the question is on its way
-            self.page.keyboard.insert_text("and more")
-            self.tab.drafts[self.tab.path] = "and more"
+            more = self.words("m")
+            self.page.keyboard.insert_text(more)
+            self.tab.drafts[self.tab.path] = more
         self.stored(chat, text)
         self.ask(chat, chat.line()[-1] if chat.line() else chat.root, text, files)
         return True
@@ -760,12 +764,7 @@ class Operator:
         return True
 
     def back(self) -> bool:
-        try:
-            self.page.go_back()
-        except Error as error:  # to what was a form's answer
-            assert "ERR_CACHE_MISS" in str(error)
-            expect(self.page).to_have_url("chrome-error://chromewebdata/")  # a navigation meanwhile would be given up
-            self.page.goto(self.url)
+        self.page.go_back()
         path = "/" + self.page.url.split("/", 3)[3] if self.page.url.startswith(self.url) else ""
         known = path == "/" or path.removeprefix("/chats/") in self.chats
         self.go("/") if not known else None

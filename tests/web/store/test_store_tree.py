@@ -102,19 +102,19 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.chats(OWNER) == [] and await store.chat(OWNER, chat.id) is None
         assert await store.search(OWNER, "walruses", 9) == []
         assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnRefused)
-        assert await store.restore("other", tree_writes) is None
-        assert await store.restore(OWNER, tree_writes) == chat.id
+        assert await store.restore("other", tree_writes) == []
+        assert await store.restore(OWNER, tree_writes) == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
         tree_writes = await store.trash_messages(OWNER, chat.id, reset=True)
         assert await shown(store, chat) == [] and await store.search(OWNER, "tusks", 9) == []
         assert (await store.chats(OWNER))[0].settings == {}
-        assert await store.restore(OWNER, tree_writes or "") == chat.id
+        assert await store.restore(OWNER, tree_writes or "") == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
         for reset in (False, True):  # what is chosen in the meantime stays
             tree_writes = await store.trash_messages(OWNER, chat.id, reset=reset)
             await store.update_chat(OWNER, chat.id, settings={"seed": 2})
-            assert await store.restore(OWNER, tree_writes or "") == chat.id
+            assert await store.restore(OWNER, tree_writes or "") == [chat.id]
             assert (await store.chats(OWNER))[0].settings == {"seed": 2}
         first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
@@ -126,11 +126,31 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert len(await store.thrown_away(0)) == 2
         assert await store.purge(60) == 0, "it is still young"
         assert await store.purge(0) == 2
-        assert await store.restore(OWNER, tree_writes or "") is None
+        assert await store.restore(OWNER, tree_writes or "") == []
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
             (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == 0, table
+
+    kept.run(work)
+
+
+def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        made = [a_chat(title) for title in ("Auks", "Gulls", "Terns", "Skuas")]
+        for chat in made:
+            await finished(store, a_turn(chat, "about birds"), "wings", chat)
+        before = await store.trash_chat(OWNER, made[3].id)
+        assert await store.trash_chats("other", [made[0].id]) == (None, 0)
+        trash_id, count = await store.trash_chats(OWNER, [made[3].id, *(chat.id for chat in made[:3])])
+        assert trash_id is not None and count == 3, "one was deleted before"
+        assert await store.chats(OWNER) == []
+        assert sorted(await store.restore(OWNER, trash_id)) == sorted(chat.id for chat in made[:3])
+        assert len(await store.chats(OWNER)) == 3
+        assert await store.restore(OWNER, before or "") == [made[3].id]
+        trash_id, _ = await store.trash_chats(OWNER, [chat.id for chat in made])
+        assert len(await store.thrown_away(0)) == 4
+        assert await store.purge(0) == 1 and await store.restore(OWNER, trash_id or "") == []
 
     kept.run(work)
 
@@ -142,7 +162,7 @@ def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(kept: Kept) ->
         tree_writes = await store.trash_messages(OWNER, chat.id, reset=False)
         await finished(store, a_turn(chat, "new"), "new answer")
         assert await shown(store, chat) == ["new", "new answer"]
-        assert await store.restore(OWNER, tree_writes or "") == chat.id
+        assert await store.restore(OWNER, tree_writes or "") == [chat.id]
         assert await shown(store, chat) == ["old", "old answer"]
         assert len(await store.messages(OWNER, chat.id)) == 4
 
@@ -155,7 +175,7 @@ def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer
         await store.add_turn(OWNER, a_turn(chat, "old"), chat)
         tree_writes = await store.trash_messages(OWNER, chat.id, reset=False)
         await store.add_turn(OWNER, a_turn(chat, "new"))
-        assert await store.restore(OWNER, tree_writes or "") == chat.id
+        assert await store.restore(OWNER, tree_writes or "") == [chat.id]
         unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
         assert len(unfinished) == 1, "the one that was asked for since"
 
@@ -462,7 +482,7 @@ def test_a_deep_chat_is_purged_in_parts_between_which_others_write(kept: Kept, m
     async def work(store: Any) -> None:
         def noted(db: Any, trash_id: str) -> bool:
             if order.count("piece") == 1:
-                assert tree_writes.restore(db, OWNER, trash_id) is None, "half of it must not come back"
+                assert not tree_writes.restore(db, OWNER, trash_id), "half of it must not come back"
             order.append("piece")
             return purge_piece(db, trash_id)
 

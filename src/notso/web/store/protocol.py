@@ -588,11 +588,14 @@ class ChatStore(Protocol):
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
         """Hide a chat, and return the id for `restore`."""
 
+    async def trash_chats(self, owner: str, chat_ids: Sequence[str]) -> tuple[str | None, int]:
+        """Hide chats under one id for `restore`, and return it with the number of chats hidden."""
+
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
         """Hide a chat's messages; `reset` also clears its settings."""
 
-    async def restore(self, owner: str, trash_id: str) -> str | None:
-        """Restore, returning the chat's id, or None if purged."""
+    async def restore(self, owner: str, trash_id: str) -> list[str]:
+        """Restore, and return the ids of the chats: none if purged."""
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         """Return the conversations that `purge` with these arguments deletes."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, get_args
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 from markupsafe import Markup, escape
@@ -52,14 +53,29 @@ PAGE_CHATS = 200
 MOST_CHOSEN = 2000
 MAX_FILTER_CHARACTERS = 200
 ORDERS = get_args(ChatOrder)
-ACTIONS = ("archive", "unarchive", "delete")
+ACTIONS = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete": "toast_deleted_many"}
+"""The message that reports each action."""
 
 
 @archive_router.get("/archive", dependencies=[GUARDED])
 async def show_all(
-    request: Request, services: Services, owner: Owner, page: str = "", sort: str = "", q: str = ""
+    request: Request,
+    services: Services,
+    owner: Owner,
+    page: str = "",
+    sort: str = "",
+    q: str = "",
+    did: str = "",
+    count: str = "",
+    undo: str = "",
 ) -> Response:
-    return await _page(request, services, owner, _Place(page, sort, q))
+    """Show a page of all chats; `did`, `count` and `undo` report the change that redirected here."""
+    toast = None
+    if did in ACTIONS and count.isdecimal() and len(count) < 9:
+        toast = {"text": words[ACTIONS[did]].format(count=int(count)), "undo_url": ""}
+        if is_generation_id(undo):
+            toast["undo_url"] = f"/archive/undo/{undo}"
+    return await _page(request, services, owner, _Place(page, sort, q), toast=toast)
 
 
 @archive_router.post("/archive", dependencies=[GUARDED])
@@ -72,32 +88,25 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
         raise Problem(400, words["error_form"])
     if not chosen:
         return await _page(request, services, owner, _place_in(fields), problem=words["archive_none"])
-    thrown: list[str] = []
-    done = 0
-    for chat_id in chosen:
-        if action == "delete":
+    done, undo = 0, None
+    if action == "delete":
+        for chat_id in chosen:
             services.turns.stop_chat(owner, chat_id)
-            trash_id = await services.shared.store.trash_chat(owner, chat_id)
-            thrown += [trash_id] if trash_id is not None else []
-            done += trash_id is not None
-        else:
+        undo, done = await services.shared.store.trash_chats(owner, chosen)
+    else:
+        for chat_id in chosen:
             done += await services.shared.store.update_chat(owner, chat_id, archived=action == "archive")
+    for chat_id in chosen:
         services.feed.announce(owner, chat_id, tab_of(request), turns=action == "delete")
-    name = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete": "toast_deleted_many"}[action]
-    toast: dict[str, Any] = {"text": words[name].format(count=done), "undo_url": ""}
-    if thrown:
-        toast |= {"undo_url": "/undo", "undo_fields": thrown}
-    return await _page(request, services, owner, _place_in(fields), toast=toast)
+    place = _place_in(fields)
+    shown = {"q": place.title, "sort": place.sort, "page": place.page, "did": action, "count": done, "undo": undo or ""}
+    return to_page(request, f"/archive?{urlencode(shown)}")
 
 
-@archive_router.post("/undo", dependencies=[GUARDED])
-async def undo_many(request: Request, services: Services, owner: Owner) -> Response:
-    fields = await read_form(request, most=MOST_CHOSEN)
-    restored = [await services.shared.store.restore(owner, trash_id) for trash_id in fields if trash_id != "key"]
-    if not any(restored):
-        raise Problem(404, words["error_too_late"])
-    for chat_id in filter(None, restored):
-        services.feed.announce(owner, chat_id, "")
+@archive_router.post("/archive/undo/{trash_id}", dependencies=[GUARDED])
+async def undo_many(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
+    await read_form(request)
+    await _restore(services, owner, trash_id)
     return to_page(request, "/archive")
 
 
@@ -292,11 +301,17 @@ async def reset(request: Request, services: Services, owner: Owner, chat_id: str
 @router.post("/undo/{trash_id}", dependencies=[GUARDED])
 async def undo(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
     await read_form(request)
-    chat_id = await services.shared.store.restore(owner, trash_id) if is_generation_id(trash_id) else None
-    if chat_id is None:
+    restored = await _restore(services, owner, trash_id)
+    return to_page(request, f"/chats/{restored[0]}")
+
+
+async def _restore(services: ChatServices, owner: str, trash_id: str) -> list[str]:
+    restored = await services.shared.store.restore(owner, trash_id) if is_generation_id(trash_id) else []
+    if not restored:
         raise Problem(404, words["error_too_late"])
-    services.feed.announce(owner, chat_id, "")
-    return to_page(request, f"/chats/{chat_id}")
+    for chat_id in restored:
+        services.feed.announce(owner, chat_id, "")
+    return restored
 
 
 @router.post("/chats/{chat_id}/summarize", dependencies=[GUARDED])

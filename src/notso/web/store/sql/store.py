@@ -385,6 +385,7 @@ class SQLStore(ABC):
     choose = _writing(tree_writes.choose)
     remove_summary = _writing(tree_writes.remove_summary)
     trash_chat = _writing(tree_writes.trash_chat)
+    trash_chats = _writing(tree_writes.trash_chats)
     trash_messages = _writing(tree_writes.trash_messages)
     trash_message = _writing(tree_writes.trash_message)
     rate_message = _writing(tree_writes.rate_message)
@@ -482,7 +483,7 @@ class SQLStore(ABC):
             if time.monotonic() - renewed > RENEW_SECONDS:
                 trash_id = await self.write(partial(tree_writes.renew, owner=owner, trash_id=trash_id), owner)
                 renewed = time.monotonic()
-        if await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner) is None:
+        if not await self.write(lambda db: tree_writes.restore(db, owner, trash_id), owner):
             raise StorageError(_TOO_SLOW)
 
     async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:

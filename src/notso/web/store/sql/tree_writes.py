@@ -363,6 +363,18 @@ def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
     return trash_id
 
 
+def trash_chats(db: Database, owner: str, chat_ids: Sequence[str]) -> tuple[str | None, int]:
+    trash_id, count = None, 0
+    for chat_id in chat_ids:
+        if trash_id is None:
+            trash_id = trash_chat(db, owner, chat_id)
+            count += trash_id is not None
+        else:
+            sql = "UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ? AND trash_id IS NULL"
+            count += db.execute(sql, (trash_id, chat_id, owner)).rowcount
+    return trash_id, count
+
+
 def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> str | None:
     trash_id = _throw(db, owner, chat_id, "messages", with_settings=reset)
     if trash_id is not None:
@@ -426,11 +438,12 @@ def renew(db: Database, owner: str, trash_id: str) -> str:
     return new
 
 
-def restore(db: Database, owner: str, trash_id: str) -> str | None:
+def restore(db: Database, owner: str, trash_id: str) -> list[str]:
     row = _row(db, owner, trash_id)
     if row is None:
-        return None
+        return []
     chat_id = str(row["chat_id"])
+    restored = [chat_id]
     db.execute("SELECT id FROM chats WHERE id = ? AND owner = ?" + db.for_update, (chat_id, owner))
     unfinished = "state IN ('queued', 'running') AND chat_id = ? AND owner = ?"
     db.execute(  # at most one unfinished turn per chat: the newer one continues
@@ -439,6 +452,8 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
         (trash_id, chat_id, owner, chat_id, owner),
     )
     if row["kind"] == "chat":
+        hidden = db.execute("SELECT id FROM chats WHERE trash_id = ? AND owner = ?", (trash_id, owner)).fetchall()
+        restored = [str(each["id"]) for each in hidden]
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
         # A single message, with what follows it, is chosen again.
@@ -459,7 +474,7 @@ def restore(db: Database, owner: str, trash_id: str) -> str | None:
         if top is not None:
             _choose(db, owner, chat_id, top["id"])
     db.execute("DELETE FROM trash WHERE id = ? AND owner = ?", (trash_id, owner))
-    return chat_id
+    return restored
 
 
 def due(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
