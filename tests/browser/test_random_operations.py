@@ -869,7 +869,10 @@ CHANCES = {
 
 
 @pytest.mark.timeout(0)  # bounded by its count of operations; what does not come fails at its own limit
-def test_nothing_is_lost(serve: Any, open_page: Callable[..., Page], tmp_path: Path) -> None:
+def test_nothing_is_lost(
+    serve: Any, open_page: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notso.web.app.UNDO_SECONDS", 3600.0)  # however busy the machine is
     seed = int(os.environ.get("SEED", "1"))
     talker = Talker()
     served = serve(talker.engine)
@@ -895,7 +898,7 @@ def test_nothing_is_lost(serve: Any, open_page: Callable[..., Page], tmp_path: P
                 continue
             operator.check()
         except Exception as error:
-            last = "\n".join(operator.log[-8:])
+            last = "\n".join(operator.log[-8:] + [f"shown: {tab.page.url}" for tab in operator.tabs])
             raise AssertionError(f"seed {seed}, operation {sum(done.values())}, the last of:\n{last}") from error
         done[name] = done.get(name, 0) + 1
     operator.finish()
