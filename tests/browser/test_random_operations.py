@@ -265,6 +265,8 @@ class Operator:
     # ---- operations; each returns False where it makes no sense
 
     def type(self) -> bool:
+        if len(self.tab.drafts.get(self.tab.path, "")) > 60:
+            return False  # a longer first line is cut to be the title
         added = self.words("d") + self.random.choice(("", "\n", " "))
         self.page.locator("#text").focus()
         self.page.keyboard.press("Control+End")
