@@ -311,6 +311,26 @@ def test_a_queued_message_is_not_sent_into_the_branch_of_a_search_hit(
     expect(questions(page)).to_have_count(1)
 
 
+def test_reloading_shows_the_branch_that_was_begun_at_a_search_hit(
+    serve: Serve, open_page: Open, numbered: DemoEngine
+) -> None:
+    page = open_page(serve(numbered.load).url)
+    begin(page)
+    expect(answers(page)).to_contain_text("Answer number 1.")
+    finished(page)
+    page.locator("#sidebar [commandfor=search]").click()
+    page.locator("#search-text").fill("number")
+    page.locator("#search-results a[href*='?at=']").first.click()
+    page.wait_for_url("**?at=*")
+    answers(page).hover()
+    page.get_by_role("button", name=words["regenerate"]).click()
+    expect(answers(page)).to_contain_text("Answer number 2.")
+    finished(page)
+    expect(page).to_have_url(re.compile(r"/chats/[^?]*$"))
+    page.reload()
+    expect(answers(page)).to_contain_text("Answer number 2.")
+
+
 def test_suggestions_come_when_idle_and_can_be_asked(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:

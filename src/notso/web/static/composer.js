@@ -94,7 +94,8 @@
   };
   let waited = [];
   try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* not ours */ }
-  if (/[?&]at=/.test(location.search) && waited.length) { // a hit of the search, perhaps in another branch: the writer decides
+  const atHit = () => /[?&]at=/.test(location.search);
+  if (atHit() && waited.length) { // a hit of the search, perhaps in another branch: the writer decides
     text.value = [...waited, text.value].filter(Boolean).join("\n\n");
     keepQueue();
     keep();
@@ -159,6 +160,8 @@
     if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });
   document.addEventListener("htmx:after:request", ({ detail: { ctx } }) => {
+    // What was done at a search hit began or chose another branch, which reloading is to show.
+    if (ctx.request.method === "POST" && ctx.response.status === 200 && atHit()) history.replaceState(history.state, "", location.pathname);
     if (ctx.sourceElement.matches(".edit") && ctx.response.status === 200) remember(ctx.sourceElement.action, "");
   });
   document.addEventListener("htmx:after:swap", restore);
