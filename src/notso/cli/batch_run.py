@@ -1,9 +1,8 @@
-"""Run a batch over its input and output files: keep the engine's slots full and write answers as they finish.
+"""Run a batch: keep the engine busy, and append answers to the output file as they are completed.
 
-A crash neither loses nor repeats a finished answer.
-
-Each output line is written whole and synced before the next. A line cut short by a crash is removed at the next
-start; all others are recognized by their id, a hash of the request's line.
+A crash neither loses nor repeats a completed answer: each output line is synced to disk before the next one is
+written. The next run removes a line that a crash has truncated, and recognizes answered requests by their id, a hash
+of the input line.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class BatchInput:
                 name = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
                 repeats = custom_id is not None and name in seen
                 seen.add(name)
-                # without a custom_id, the line number identifies a request
+                # Without a unique custom_id, the line number distinguishes identical requests.
                 place = b"line %d\0" % number if custom_id is None or repeats else b""
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
@@ -87,7 +86,7 @@ class BatchOutput:
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
-            # Ids already answered. A file with other lines is not an output of this batch and is left unchanged.
+            # A file with other lines is not an output of this batch and is left unchanged.
             self.done = self._take_stock(wanted)
         except BlockingIOError:
             self._file.close()
@@ -116,7 +115,7 @@ class BatchOutput:
         done: set[str] = set()
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # a crash cut this line short
+            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # truncated by a crash
                 break
             answer = _answer_in(line)
             found = str(answer.get("id", ""))
@@ -135,7 +134,7 @@ class BatchOutput:
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
     file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
-    # Longer lines yield None, and are never held in memory.
+    # Lines that are too long yield None and are never held in memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -162,7 +161,7 @@ def _answer_in(line: bytes) -> dict[str, Any]:
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
-    # `write` puts the id first, so a line that was cut short begins with one or is the beginning of one.
+    # `write` puts the id first, so a truncated line begins with an id, possibly an incomplete one.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
@@ -181,7 +180,7 @@ class Lines(Protocol):
 
 
 class Answers(Protocol):
-    """Sink for answers; `done` holds answered ids."""
+    """Sink for answers. `done`: ids of answered requests."""
 
     done: set[str]
 
@@ -192,7 +191,7 @@ class _Asked:
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
         self.request = request
-        # One per choice.
+        # One for each of the request's `n` choices
         self.generations: list[Generation] = []
 
     @property
@@ -256,7 +255,7 @@ class BatchRun:
                 asked.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
             if asked is not None:
-                asked.stop()  # choices submitted before one was rejected
+                asked.stop()  # stop choices submitted before the rejected one
             self._write(line, _failure(line, api_error_of(error)))
             return
         self._under_way[asked] = None
@@ -264,13 +263,13 @@ class BatchRun:
             generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
 
     def _finalise(self) -> None:
-        # A short wait, to notice Ctrl-C.
+        # The timeout lets the caller check for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=_LOOK_SECONDS)
         ended = [asked for asked in self._under_way if asked.finished]
         for asked in ended:
             if self._interruption.requested():
-                return  # stopped answers are incomplete
+                return  # stopped answers are incomplete, and are not written
             del self._under_way[asked]
             self._write(asked.line, self._answer(asked))
 
@@ -288,7 +287,7 @@ class BatchRun:
                 collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
             ]
         except NotsoError as error:
-            asked.stop()  # the other choices are useless
+            asked.stop()  # a failed choice fails the whole request
             return _failure(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
         answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}

@@ -71,7 +71,7 @@ def _visible(group: Any) -> list[str]:
 
 
 def _wanted(parameter: Any, value: Any) -> str | None:
-    # typer would convert nearly anything: `true` would become port 1. Only strings are parsed like arguments.
+    # typer converts nearly any type: without this check, `true` would become port 1. Strings are parsed like arguments.
     if parameter.multiple or parameter.nargs != 1:
         is_fit = isinstance(value, list) and all(_wanted_one(parameter, each) is None for each in value)
         return None if is_fit else "a list"
