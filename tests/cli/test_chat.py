@@ -86,7 +86,7 @@ def test_thinking_gets_a_budget(engine: Any, notso: Run) -> None:
 
     assert "Thinking is on, at most 256 tokens." in result.err
     assert engine.thinking == [True]
-    assert result.err.count("takes on, off, a number of tokens") == 3
+    assert result.err.count("takes on, off, hide, show or a number of tokens") == 3
 
 
 def test_thinking_can_be_hidden(engine: Any, notso: Run) -> None:
@@ -331,4 +331,4 @@ def test_an_adapter_stays_where_another_model_does_not_load_and_goes_with_its_mo
 
     assert opened == [["tone=a.gguf"], [], ["tone=a.gguf"], []]
     assert [each.adapter for each in engine.options] == ["tone", None]
-    assert "adapter tone belongs to the other model" in result.err + result.out
+    assert "adapter tone belongs to the previous model" in result.err + result.out

@@ -51,7 +51,7 @@ def documents(
         bool,
         typer.Option(
             "--unconfined-documents",
-            help="Parse PDF files and spreadsheets even if the parser cannot be sandboxed (no Landlock or seccomp).",
+            help="Parse PDF files and spreadsheets even without a sandbox (no Landlock or seccomp).",
         ),
     ] = False,
     data_dir: options.DataDir = None,

@@ -108,7 +108,7 @@ ChatTemplateFile = Annotated[
         "--chat-template-file",
         envvar="NOTSO_CHAT_TEMPLATE_FILE",
         metavar="FILE",
-        help="Jinja chat template to use instead of the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
+        help="Jinja template that replaces the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
         show_envvar=False,
         show_default=False,
     ),
@@ -124,8 +124,8 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="How to hold weights in memory: mmap maps the file; packed copies and repacks it for this CPU; auto "
-        "chooses by file size, free memory and CPU [env: NOTSO_WEIGHTS].",
+        help="Weights in memory: mmap (mapped file), packed (copied and repacked for this CPU) or auto "
+        "[env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
     ),
@@ -135,7 +135,7 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="KV cache type; auto chooses one based on model file, context length and memory [env: NOTSO_KV].",
+        help="KV cache type; auto chooses by model, context and memory [env: NOTSO_KV].",
         show_envvar=False,
         show_default=False,
     ),
@@ -172,7 +172,7 @@ LibraryDisk = Annotated[
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="Size limit of pinned documents in the on-disk prompt cache, in GB [env: NOTSO_LIBRARY_DISK].",
+        help="Size limit of cached documents on disk, in GB [env: NOTSO_LIBRARY_DISK].",
         show_envvar=False,
     ),
 ]

@@ -60,7 +60,7 @@ def serve(
     ] = None,
     show_config: Annotated[
         bool,
-        typer.Option("--show-config", help="Show each option with its value and the source of the value, and exit."),
+        typer.Option("--show-config", help="Show the value of each option and its source, and exit."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print startup information as JSON.")] = False,
     log_format: Annotated[

@@ -117,7 +117,7 @@ class Settings:
     )
     adapter_dir: Path | None = _setting(
         None,
-        help="Directory from which the API may load adapters.",
+        help="Directory the API may load adapters from.",
         metavar="DIR",
         is_folder=True,
         of_the_engine=True,
@@ -126,7 +126,7 @@ class Settings:
     # Negative: never unload. None: keep the default model, unload others after five minutes.
     keep_alive_seconds: float | None = _setting(
         None,
-        help="Unload models that have been idle for this long (30s, 5m; -1: never).",
+        help="Unload models idle for this long (30s, 5m; -1: never).",
         metavar="TIME",
         name="keep_alive",
         variable="NOTSO_KEEP_ALIVE",
@@ -176,7 +176,7 @@ class Settings:
     )
     valkey_url: str | None = _setting(  # for transient state
         None,
-        help="URL of the Valkey or Redis server that several notso servers share.",
+        help="URL of the Valkey or Redis server shared by several notso servers.",
         metavar="URL",
         variable="VALKEY_URL",
         secret=True,
@@ -187,7 +187,7 @@ class Settings:
     )
     base_path: str = _setting(
         "",
-        help="URL path under which a reverse proxy serves this server, such as /chat.",
+        help="URL path of this server behind a reverse proxy, such as /chat.",
         metavar="PATH",
         variable="NOTSO_BASE_PATH",
     )
@@ -221,12 +221,12 @@ class Settings:
     )
     unconfined_documents: bool = _setting(
         False,
-        help="Parse PDF files and spreadsheets even if the parser cannot be sandboxed (no Landlock or seccomp).",
+        help="Parse PDF files and spreadsheets even without a sandbox (no Landlock or seccomp).",
         after="documents",
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep the billing header that Claude Code adds to system prompts; it defeats the prompt cache.",
+        help="Keep Claude Code's billing header in system prompts; it defeats the prompt cache.",
         after="sign_in",
     )
     strict_fields: bool = _setting(
