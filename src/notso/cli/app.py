@@ -149,7 +149,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
-    """Insert `serve` if the line is empty or begins with an option of `serve`."""
+    # Insert `serve` if the line is empty or begins with an option of `serve`.
     if not given:
         return ["serve"]
     first = given[0]

@@ -1,8 +1,7 @@
 """Run a batch: keep the engine busy, and append answers to the output file as they are completed.
 
-A crash neither loses nor repeats a completed answer: each output line is synced to disk before the next one is
-written. The next run removes a line that a crash has truncated, and recognizes answered requests by their id, a hash
-of the input line.
+Each output line is synced to disk before the next one is written. The next run removes a line that a crash has
+truncated, and recognizes answered requests by their id, a hash of the input line.
 """
 
 from __future__ import annotations

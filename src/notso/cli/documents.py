@@ -1,4 +1,4 @@
-"""`notso documents`: manage the documents of a library, while no server uses the data directory."""
+"""`notso documents`: manage the documents of a library."""
 
 from __future__ import annotations
 

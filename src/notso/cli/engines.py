@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
     """Return the GGUF file to run, or None for the demo model.
 
-    A model on the Hub that is not installed is downloaded if `fetch` is set or the user confirms it. Raises the errors
-    of `resolve_model`, `convert` and `pull`.
+    A missing model on the Hub is downloaded if `fetch` is set or the user agrees. Raises the errors of `resolve_model`,
+    `convert` and `pull`.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
@@ -169,7 +169,7 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
 
 
 def check_model(path: Path | None) -> None:
-    """Check the headers of a file, or the demo model if None. Raises GGUFError, ModelFileError or OSError."""
+    """Check a file's headers (None: the demo model). Raises GGUFError, ModelFileError or OSError."""
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.hub.registry import demo_path

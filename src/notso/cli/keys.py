@@ -1,4 +1,4 @@
-"""`notso keys`: manage API keys and their limits, and remove users. A running server applies changes at once."""
+"""`notso keys`: manage API keys, and remove users."""
 
 from __future__ import annotations
 

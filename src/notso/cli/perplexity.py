@@ -35,9 +35,8 @@ def perplexity(
 ) -> None:
     """Measure a model's perplexity on a text file.
 
-    Uses the method of llama.cpp: the text is split into windows of 512 tokens, and the second half of each is scored.
-    With --kl, the model is also compared with a base model, by Kullback-Leibler divergence and by how often both rank
-    the same token first.
+    Like llama.cpp, scores the second half of each window of 512 tokens. With --kl, also compares the model with a base
+    model, by Kullback-Leibler divergence and by how often both rank the same token first.
     """
     from notso.smollm3.diagnostics.perplexity import divergence
     from notso.smollm3.diagnostics.perplexity import perplexity as measure

@@ -175,7 +175,7 @@ def serve(
 
 
 class Introduction(NamedTuple):
-    """Startup summary, as lines of text and as facts for --json (sizes in bytes)."""
+    """Startup summary as text, and as facts for --json (bytes)."""
 
     lines: list[str]
     facts: dict[str, Any]

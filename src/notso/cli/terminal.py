@@ -1,7 +1,6 @@
 """Terminal output: results on stdout; progress, reasoning and notices on stderr.
 
-Colors, spinners and progress bars appear only on interactive terminals that support them. NO_COLOR disables colors and
-spinners, but not progress bars.
+Colors, spinners and progress bars appear only on interactive terminals. NO_COLOR disables colors and spinners.
 """
 
 from __future__ import annotations

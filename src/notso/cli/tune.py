@@ -82,7 +82,7 @@ def tune(
     """Fine-tune a LoRA adapter on conversations.
 
     Trains LoRA on all weight matrices with TRL and PEFT (requires the extra tune). The loss covers only assistant
-    messages. If a run is interrupted, the same command continues from its checkpoint in the folder ADAPTER.gguf.tuning.
+    messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
     options.require_free_place(out, force, "--out")
     if merge is not None:

@@ -168,7 +168,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
 
 
 def _listed(told: Any) -> list[Any]:
-    """Return the receipts of a file: one for each round of tool calls, and one for the end."""
+    # A file has one receipt for each round of tool calls, and one for the end.
     return told if isinstance(told, list) and told else [told]
 
 
@@ -186,7 +186,7 @@ def _json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of a published file with the same size but another hash, if any."""
+    """Return the published file with the same size, if the hash differs."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
