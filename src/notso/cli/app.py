@@ -144,7 +144,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
             terminal.abandon_stdout()
             code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:
-        code = _tell(error, command)
+        code = _report_error(error, command)
     return _flush(code)
 
 
@@ -172,7 +172,7 @@ def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
     return exit_codes.Command(verb, frozenset(map(str, options)))
 
 
-def _tell(error: BaseException, command: exit_codes.Command) -> int:
+def _report_error(error: BaseException, command: exit_codes.Command) -> int:
     if isinstance(error, typer.TyperException):
         code, line = error.exit_code, _usage_line(error)
     elif isinstance(error, typer.Abort | KeyboardInterrupt):

@@ -84,7 +84,7 @@ def batch(
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if ray:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
-                told: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
+                tally: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
             else:
                 # Loaded only after the input is read: loading takes seconds, and a completed batch needs no engine.
                 engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
@@ -92,11 +92,11 @@ def batch(
                     notice = engines.demo_notice(engine.info)
                     if notice and not as_json:
                         terminal.note(notice)
-                    told = run = BatchRun(engine, source, sink, interruption, report)
+                    tally = run = BatchRun(engine, source, sink, interruption, report)
                     run.answer_all()
                 finally:
                     engine.close()
-        _report(source, there, told.answered, told.failed, as_json)
+        _report(source, there, tally.answered, tally.failed, as_json)
     if interruption.requested():
         terminal.note("Stopped. Run the same command again to continue.")
         raise typer.Exit(exit_codes.INTERRUPTED)
@@ -173,20 +173,20 @@ def answer_elsewhere(
     # A relative path would be resolved by each worker.
     options = {**chosen, "model": None if model is None else Path(model).absolute()}
     missing = [_text(line) for line in source.lines() if line.id not in sink.done]
-    told = Tally()
+    tally = Tally()
     report("answering", len(sink.done), len(source.ids))
     with control.connected(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
         for text in answers(missing, Member, options, engines=count, share=SHARE):
             answer = json.loads(text)
             sink.write(answer)
             if answer["error"] is None:
-                told.answered += 1
+                tally.answered += 1
             else:
-                told.failed += 1
+                tally.failed += 1
             report("answering", len(sink.done), len(source.ids))
             if interruption.requested():
                 break
-    return told
+    return tally
 
 
 def _text(line: RequestLine) -> str:

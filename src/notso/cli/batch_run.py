@@ -70,7 +70,7 @@ class BatchInput:
 
     def _contents(self, file: BinaryIO) -> Iterator[bytes | None]:
         try:
-            yield from _whole_lines(file)
+            yield from _lines_of(file)
         except NotTextError as error:
             raise _refusal(f"{self.path} {error}") from None
 
@@ -86,7 +86,7 @@ class BatchOutput:
         try:
             lock(self._file.fileno())
             # A file with other lines is not an output of this batch and is left unchanged.
-            self.done = self._take_stock(wanted)
+            self.done = self._read_answers(wanted)
         except BlockingIOError:
             self._file.close()
             raise _refusal(f"another process is writing {path}") from None
@@ -109,7 +109,7 @@ class BatchOutput:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _take_stock(self, wanted: set[str]) -> set[str]:
+    def _read_answers(self, wanted: set[str]) -> set[str]:
         self._file.seek(0)
         done: set[str] = set()
         end = 0
@@ -131,7 +131,7 @@ class BatchOutput:
         return done
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
+def _lines_of(file: BinaryIO) -> Iterator[bytes | None]:
     file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
     # Lines that are too long yield None and are never held in memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
@@ -168,8 +168,8 @@ def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
 _refusal = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
-_LOOK_SECONDS = 0.2  # poll interval for Ctrl-C
-_AHEAD = 2  # requests submitted per engine slot, so that the engine never idles
+_POLL_SECONDS = 0.2  # poll interval for Ctrl-C
+_REQUESTS_PER_SLOT = 2  # requests submitted per engine slot, so that the engine never idles
 
 
 class Lines(Protocol):
@@ -186,7 +186,7 @@ class Answers(Protocol):
     def write(self, answer: dict[str, Any]) -> None: ...
 
 
-class _Asked:
+class _Submitted:
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
         self.request = request
@@ -218,26 +218,26 @@ class BatchRun:
         self._sink = sink
         self._interruption = interruption
         self._report = report
-        self._under_way: dict[_Asked, None] = {}  # in submission order
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._running: dict[_Submitted, None] = {}  # in submission order
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
-        self._tell()
-        most = _AHEAD * max(1, self._engine.info.max_num_seqs)
+        self._report_progress()
+        most = _REQUESTS_PER_SLOT * max(1, self._engine.info.max_num_seqs)
         try:
-            for line in self._missing():
-                while len(self._under_way) >= most and not self._interruption.requested():
-                    self._finalise()
+            for line in self._unanswered():
+                while len(self._running) >= most and not self._interruption.requested():
+                    self._write_ended()
                 if self._interruption.requested():
                     return
                 self._ask(line)
-            while self._under_way and not self._interruption.requested():
-                self._finalise()
+            while self._running and not self._interruption.requested():
+                self._write_ended()
         finally:
-            for asked in self._under_way:
+            for asked in self._running:
                 asked.stop()
 
-    def _missing(self) -> Iterator[RequestLine]:
+    def _unanswered(self) -> Iterator[RequestLine]:
         return (line for line in self._source.lines() if line.id not in self._sink.done)
 
     def _ask(self, line: RequestLine) -> None:
@@ -246,7 +246,7 @@ class BatchRun:
 
         asked = None
         try:
-            asked = _Asked(line, read_request(line))
+            asked = _Submitted(line, read_request(line))
             request = asked.request
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
@@ -257,22 +257,22 @@ class BatchRun:
                 asked.stop()  # stop choices submitted before the rejected one
             self._write(line, _failure(line, api_error_of(error)))
             return
-        self._under_way[asked] = None
+        self._running[asked] = None
         for generation in asked.generations:
-            generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
+            generation.subscribe(lambda: self._ended.put(None) if asked.finished else None)
 
-    def _finalise(self) -> None:
+    def _write_ended(self) -> None:
         # The timeout lets the caller check for Ctrl-C.
         with contextlib.suppress(queue.Empty):
-            self._news.get(timeout=_LOOK_SECONDS)
-        ended = [asked for asked in self._under_way if asked.finished]
+            self._ended.get(timeout=_POLL_SECONDS)
+        ended = [asked for asked in self._running if asked.finished]
         for asked in ended:
             if self._interruption.requested():
                 return  # stopped answers are incomplete, and are not written
-            del self._under_way[asked]
+            del self._running[asked]
             self._write(asked.line, self._answer(asked))
 
-    def _answer(self, asked: _Asked) -> dict[str, Any]:
+    def _answer(self, asked: _Submitted) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect, fingerprint
@@ -300,9 +300,9 @@ class BatchRun:
             self.answered += 1
         else:
             self.failed += 1
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self._report("answering", len(self._sink.done), len(self._source.ids))
 
 

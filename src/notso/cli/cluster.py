@@ -87,7 +87,7 @@ def cluster(
     from notso.web.values.errors import SettingsError
 
     if action != "up":
-        _ask(action, address or "auto", as_json)
+        _stop_or_show(action, address or "auto", as_json)
         return
     path = model_file(model)
     plan = ClusterPlan(
@@ -161,7 +161,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
             control.end()
 
 
-def _ask(action: str, address: str, as_json: bool) -> None:
+def _stop_or_show(action: str, address: str, as_json: bool) -> None:
     control = ray_control()
     with control.connected(address, 1):
         if action == "down":

@@ -104,12 +104,12 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
     return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
 
 
-_MAKES_A_FILE = ("convert", "quantize", "quantise", "synth", "tune")
-_READS_A_FILE = ("inspect", "verify", *_MAKES_A_FILE)
+_WRITING_COMMANDS = ("convert", "quantize", "quantise", "synth", "tune")
+_READING_COMMANDS = ("inspect", "verify", *_WRITING_COMMANDS)
 
 
 def _other_file(command: Command) -> str:
-    if command.verb in _READS_A_FILE:  # the official file is no substitute for the file to inspect or convert
+    if command.verb in _READING_COMMANDS:  # the official file is no substitute for the file to inspect or convert
         return "Check the file: it must be a complete GGUF file of a supported type."
     return "Check the file, or download the official one with `notso pull`."
 
@@ -119,9 +119,9 @@ def _other_adapter(command: Command) -> str:
 
 
 def _other_model(command: Command) -> str:
-    if command.verb in _MAKES_A_FILE:
+    if command.verb in _WRITING_COMMANDS:
         return ""  # the message already names the setting or tensor
-    if command.verb in _READS_A_FILE:
+    if command.verb in _READING_COMMANDS:
         return "`notso list` shows installed models."
     return "`notso list` shows installed models; `notso pull` downloads one."
 
@@ -148,9 +148,9 @@ def _less_memory(command: Command) -> str:
     size = next((f"--{name}" for name in ("context", "window") if command.has(name)), "")
     ways = [f"reduce {size}"] if size else ["close other programs"]
     ways += ["avoid the GPU with --device cpu"] if command.has("device") else []
-    told = ", or ".join(ways)
+    joined = ", or ".join(ways)
     limits = "" if command.verb == "doctor" else "; `notso doctor` shows the memory limits"
-    return f"{told[0].upper()}{told[1:]}{limits}."
+    return f"{joined[0].upper()}{joined[1:]}{limits}."
 
 
 def _other_programs(command: Command) -> str:

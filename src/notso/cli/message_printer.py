@@ -35,7 +35,7 @@ class PrintedMessage:
     closed_at: list[int] = field(default_factory=list)  # indices at which the engine ended the reasoning
 
 
-_THINKING, _THOUGHT = "[thinking]", "[end of thinking]"
+_THINKING, _END_OF_THINKING = "[thinking]", "[end of thinking]"
 
 
 class MessagePrinter:
@@ -80,7 +80,7 @@ class MessagePrinter:
 
     def close_reasoning(self) -> None:
         if self._in_reasoning:
-            mark = "" if terminal.has_colour(self._err) else f"\n{_THOUGHT}"
+            mark = "" if terminal.has_colour(self._err) else f"\n{_END_OF_THINKING}"
             self._err.write(mark + ("\n\n" if terminal.is_terminal(self._err) else "\n"))
             self._err.flush()
             self._in_reasoning = False
@@ -98,7 +98,7 @@ def collect(
                 on_first = None
             if not answer.first_token_ms and event.kind in ("reasoning", "text", "tool_call"):
                 answer.first_token_ms = (time.perf_counter() - asked) * 1000
-            _take(event, answer, printer)
+            _apply(event, answer, printer)
     finally:
         # Closing an unfinished generator releases the engine's lock.
         if isinstance(events, Generator):
@@ -107,7 +107,7 @@ def collect(
     return answer
 
 
-def _take(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) -> None:
+def _apply(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) -> None:
     if event.kind == "reasoning":
         answer.reasoning += event.text
         if printer is not None:

@@ -21,7 +21,7 @@ from notso.text_file import SECRET_BYTES, NotTextError, decode_text
 from notso.web.values.settings import OPTIONS, Option, Settings
 
 
-def _remembered(variable: str) -> Callable[[bool], bool]:
+def _stored_in(variable: str) -> Callable[[bool], bool]:
     # The error handler reads the flag after the command's frame is gone, so it is kept as the environment variable.
     def remember(value: bool) -> bool:
         if value:
@@ -32,10 +32,10 @@ def _remembered(variable: str) -> Callable[[bool], bool]:
 
 
 Debug = Annotated[
-    bool, typer.Option("--debug", callback=_remembered("NOTSO_DEBUG"), help="Show the traceback of an error.")
+    bool, typer.Option("--debug", callback=_stored_in("NOTSO_DEBUG"), help="Show the traceback of an error.")
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", callback=_remembered("NOTSO_PLAIN"), help="Disable colors and progress bars.")
+    bool, typer.Option("--plain", callback=_stored_in("NOTSO_PLAIN"), help="Disable colors and progress bars.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Model = Annotated[
@@ -180,13 +180,13 @@ LibraryDisk = Annotated[
 
 def of_setting(name: str) -> Any:
     each = OPTIONS[name]
-    spelled = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
-    told = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
+    flags = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
+    help_text = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
     is_shown = isinstance(each.default, int | float | str) and bool(each.default)
     return typer.Option(
-        *spelled,
+        *flags,
         metavar=each.metavar or None,
-        help=told,
+        help=help_text,
         envvar=each.variable or None,
         min=each.low,
         max=each.high,
@@ -381,10 +381,10 @@ def _sampling_options() -> Iterator[tuple[str, inspect.Parameter]]:
     for name, each in PARAMETERS.items():
         if not each.help:
             continue
-        spelled = ["--" + name.replace("_", "-"), *filter(None, [each.short])]
+        flags = ["--" + name.replace("_", "-"), *filter(None, [each.short])]
         number = isinstance(each.default, int | float) and each.kind is not bool
-        told = f"{each.help} Default: {each.default:g}." if number else each.help
-        option = typer.Option(*spelled, metavar=each.metavar or None, help=told, show_default=False)
+        help_text = f"{each.help} Default: {each.default:g}." if number else each.help
+        option = typer.Option(*flags, metavar=each.metavar or None, help=help_text, show_default=False)
         if each.kind is bool:
             yield before, _parameter(name, bool, False, option)
         else:

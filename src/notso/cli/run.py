@@ -154,9 +154,9 @@ def _write_receipt(
     from notso.smollm3.values.request_options import Replay
 
     replay = Replay(tuple(answer.ids), tuple(answer.closed_at))
-    told = engine.receipt(messages, params, replace(options, replay=replay))
+    content = engine.receipt(messages, params, replace(options, replay=replay))
     try:
-        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--receipt") from None
 

@@ -116,12 +116,12 @@ def tune(
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
     before = _answers(base, None, questions, threads)
-    learnt, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
+    learned, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
     parameters = base_model.parameters_of(base)
     with terminal.progress(as_json=as_json) as report:
-        kept = [] if no_rehearsal else _kept(base, own, folder, recipe.max_tokens, day, threads, report)
+        kept = [] if no_rehearsal else _rehearsal(base, own, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in kept:
             with suppress(ValueError):  # the truncated conversation contains no answer
@@ -130,7 +130,7 @@ def tune(
         outcome = trainer.train(
             partial(base_model.load, source),
             recipe,
-            learnt,
+            learned,
             rehearsed,
             held_out,
             folder,
@@ -144,7 +144,7 @@ def tune(
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
     after = _answers(base, out, questions, threads)
-    _tell(out, merge, outcome, len(learnt), len(rehearsed), len(held_out), questions, before, after, as_json)
+    _show_outcome(out, merge, outcome, len(learned), len(rehearsed), len(held_out), questions, before, after, as_json)
     shutil.rmtree(folder)
 
 
@@ -176,7 +176,7 @@ def _text(events: Iterator[Event]) -> str:
     return "".join(event.text for event in events if event.kind == "text").strip()
 
 
-def _kept(
+def _rehearsal(
     base: Path,
     own: str,
     folder: Path,
@@ -203,11 +203,11 @@ def _kept(
     return found
 
 
-def _tell(
+def _show_outcome(
     out: Path,
     merge: Path | None,
     outcome: Outcome,
-    learnt: int,
+    learned: int,
     rehearsed: int,
     held_out: int,
     questions: Sequence[str],
@@ -224,7 +224,7 @@ def _tell(
             {
                 "adapter": str(out),
                 "merged": str(merge) if merge is not None else None,
-                "rows": learnt,
+                "rows": learned,
                 "rows_rehearsed": rehearsed,
                 "rows_held_out": held_out,
                 "steps": outcome.steps,
@@ -236,9 +236,11 @@ def _tell(
             }
         )
         return
-    went_on = f", resumed at step {outcome.resumed_at}" if outcome.resumed_at else ""
-    along = f" and {rehearsed:,} rehearsed rows" if rehearsed else ""
-    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; final loss {outcome.loss:.3f}")
+    resumption = f", resumed at step {outcome.resumed_at}" if outcome.resumed_at else ""
+    with_rehearsal = f" and {rehearsed:,} rehearsed rows" if rehearsed else ""
+    terminal.note(
+        f"{outcome.steps} steps over {learned:,} rows{with_rehearsal}{resumption}; final loss {outcome.loss:.3f}"
+    )
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(
             f"validation loss over {held_out:,} rows: {outcome.held_out_before:.3f} before, "

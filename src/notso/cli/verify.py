@@ -147,8 +147,8 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
             terminal.waiting("generating the answer again", silent=as_json),
         ):
             began = time.perf_counter()
-            for number, (told, whole) in enumerate(zip(receipts, wholes, strict=True), start=1):
-                found = engine.check_receipt(told, whole)
+            for number, (receipt, whole) in enumerate(zip(receipts, wholes, strict=True), start=1):
+                found = engine.check_receipt(receipt, whole)
                 problem, place = found.problem, found.place
                 if problem:
                     problem = problem if len(receipts) == 1 else f"receipt {number}: {problem}"
@@ -167,9 +167,9 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _listed(told: Any) -> list[Any]:
+def _listed(receipt: Any) -> list[Any]:
     # A file has one receipt for each round of tool calls, and one for the end.
-    return told if isinstance(told, list) and told else [told]
+    return receipt if isinstance(receipt, list) and receipt else [receipt]
 
 
 def _tokens_of(receipt: Any) -> int:
